@@ -1,0 +1,61 @@
+"""lmhead: the last step of a language model.
+
+Hidden state in; loss, log-probabilities and next token out, with no logits tensor in memory.
+
+>>> import torch, lmhead
+>>> head = lmhead.LMHead(64, 1000)
+>>> hidden, targets = torch.randn(8, 64), torch.randint(1000, (8,))
+>>> logits = head(hidden)  # computes nothing
+>>> loss = torch.nn.functional.cross_entropy(logits, targets)  # one sweep over the vocabulary
+>>> loss.backward()
+
+The public names are loaded on first use, so that `lmhead --help` need not load torch.
+"""
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmhead.errors import PerformanceWarning
+    from lmhead.functional import Answers, linear_cross_entropy, query
+    from lmhead.head import LMHead
+    from lmhead.logits import LazyLogits
+    from lmhead.tying import TyingAdvice, advise_tying
+
+__version__ = metadata.version("lmhead")
+
+# Each public name once, with the room it lives in.
+_ROOM = {
+    "Answers": "functional",
+    "LMHead": "head",
+    "LazyLogits": "logits",
+    "PerformanceWarning": "errors",
+    "TyingAdvice": "tying",
+    "advise_tying": "tying",
+    "linear_cross_entropy": "functional",
+    "query": "functional",
+}
+
+__all__ = [
+    "Answers",
+    "LMHead",
+    "LazyLogits",
+    "PerformanceWarning",
+    "TyingAdvice",
+    "__version__",
+    "advise_tying",
+    "linear_cross_entropy",
+    "query",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM:
+        raise AttributeError(f"module 'lmhead' has no attribute {name!r}")
+    value = getattr(import_module(f"lmhead.{_ROOM[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

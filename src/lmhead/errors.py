@@ -1,0 +1,9 @@
+"""What lmhead raises and warns of, beyond Python's own `ValueError` and `TypeError`.
+
+A user's mistake is a `ValueError` or a `TypeError` whose message names the argument, what it must
+be and what it was. The classes here are for the rest.
+"""
+
+
+class PerformanceWarning(UserWarning):
+    """The answer is right, but it took the memory or the time that lmhead exists to save."""

@@ -1,0 +1,106 @@
+"""Plain-terminal drawing: columns that line up in any script, and bars. Nothing but strings.
+
+A Chinese character takes two columns, so `len` does not line tables up; `columns` does.
+"""
+
+import sys
+import unicodedata
+from collections.abc import Sequence
+
+import click
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_PLAIN = str.maketrans("█▉▊▋▌▍▎▏│▲·×", "#####   |^*x")
+
+
+def columns(text: str) -> int:
+    """How many terminal columns the text takes, colours not counted.
+
+    >>> columns("love"), columns("爱"), columns(click.style("爱", bold=True))
+    (4, 2, 2)
+    """
+    wide = ("W", "F")
+    return sum(1 + (unicodedata.east_asian_width(c) in wide) for c in click.unstyle(text))
+
+
+def left(text: str, width: int) -> str:
+    """The text, filled up on the right.
+
+    >>> left("猫", 4) + "|"
+    '猫  |'
+    """
+    return text + " " * (width - columns(text))
+
+
+def right(text: str, width: int) -> str:
+    """The text, filled up on the left.
+
+    >>> right("猫", 4)
+    '  猫'
+    """
+    return " " * (width - columns(text)) + text
+
+
+def center(text: str, width: int) -> str:
+    """The text in the middle, or nothing where it does not fit.
+
+    >>> center("猫", 6), center("音乐", 3)
+    ('  猫  ', '   ')
+    """
+    if columns(text) > width:
+        return " " * width
+    before = (width - columns(text)) // 2
+    return left(" " * before + text, width)
+
+
+def table(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    """One line per row. A width below 0 aligns its column to the left; 0 lets it run free.
+
+    >>> table([["猫", "0.5", "██"], ["music", "10", "█"]], [-7, 4, 0])
+    ['猫      0.5   ██', 'music    10   █']
+    """
+    lines = []
+    for cells in rows:
+        line = ""
+        for cell, width in zip(cells, widths, strict=True):
+            if width > 0:
+                line += right(cell, width)
+            elif width < 0:
+                line += left(cell, -width)
+            else:
+                line += "   " + cell
+        lines.append(line.rstrip())
+    return lines
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of `share` of the width, drawn to an eighth of a column.
+
+    >>> bar(0.5, 8), bar(0.55, 8), bar(0.0, 8)
+    ('████', '████▍', '')
+    """
+    whole, eighth = divmod(round(share * width * 8), 8)
+    return "█" * whole + (_EIGHTHS[eighth] if eighth else "")
+
+
+def signed_bar(value: float, width: int) -> str:
+    """A bar to the left of an axis for a negative value, to the right for a positive one.
+
+    `value` is in [-1, 1]; each side has `width` columns.
+
+    >>> signed_bar(0.5, 4), signed_bar(-0.5, 4)
+    ('    │██', '  ██│')
+    """
+    if value < 0:  # there are no eighths that begin at the right
+        return right("█" * round(-value * width), width) + "│"
+    return " " * width + "│" + bar(value, width)
+
+
+def printable(text: str) -> str:
+    """The text as the terminal can show it: where it knows no such bars, plain ones."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    return text

@@ -1,0 +1,193 @@
+"""`LMHead`: the module that stands where a model had `nn.Linear(hidden_size, vocab_size)`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmhead import checks
+from lmhead.functional import autocast
+from lmhead.logits import LazyLogits
+from lmhead.sweep import Pointwise
+
+
+class LMHead(nn.Module):
+    """The output layer of a language model, from hidden states to lazy logits.
+
+    Equivalent to: softcap · tanh(scale · nn.Linear(hidden_size, vocab_size)(hidden) / softcap)
+
+    Args:
+        hidden_size: D.
+        vocab_size: V.
+        bias: whether there is one.
+        softcap: logits become softcap · tanh(scale · x / softcap); None for none.
+        scale: a factor of the logits, before soft-capping.
+        device: where to put the parameters.
+        dtype: the type of the parameters.
+
+    Attributes:
+        weight: (V, D), initialised as `nn.Linear` does: Kaiming-uniform with a = √5.
+        bias: (V,) or None.
+        max_bytes: bound on the temporary memory of a sweep; None for 64 MiB.
+
+    >>> head = LMHead(16, 100)
+    >>> logits = head(torch.randn(4, 16))
+    >>> logits.shape
+    torch.Size([4, 100])
+    >>> logits.argmax(-1).shape
+    torch.Size([4])
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    low_rank_a: Tensor | None
+    low_rank_b: Tensor | None
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        bias: bool = False,
+        softcap: float | None = None,
+        scale: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.check_whole("hidden_size", hidden_size, low=1)
+        checks.check_whole("vocab_size", vocab_size, low=1)
+        self._set_map(softcap, scale)
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, device=device, dtype=dtype))
+        self._add("bias", torch.empty(vocab_size, device=device, dtype=dtype) if bias else None)
+        self._add("low_rank_a", None)
+        self._add("low_rank_b", None)
+        self.reset_parameters()
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, softcap: float | None = None, scale: float = 1.0
+    ) -> LMHead:
+        """A head on the weight and bias of a linear layer: shared, not copied.
+
+        >>> linear = nn.Linear(16, 100)
+        >>> LMHead.from_linear(linear).weight is linear.weight
+        True
+        """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be an nn.Linear; got {type(linear).__name__}")
+        return cls._sharing(linear.weight, linear.bias, softcap, scale)
+
+    @classmethod
+    def tied(
+        cls,
+        embedding: nn.Embedding,
+        *,
+        bias: bool = False,
+        softcap: float | None = None,
+        scale: float = 1.0,
+    ) -> LMHead:
+        """A head on the weight of an embedding: one tensor, trained from both sides.
+
+        >>> embedding = nn.Embedding(100, 16)
+        >>> LMHead.tied(embedding).weight is embedding.weight
+        True
+        """
+        if not isinstance(embedding, nn.Embedding):
+            raise TypeError(f"embedding must be an nn.Embedding; got {type(embedding).__name__}")
+        weight = embedding.weight
+        own_bias = None
+        if bias:
+            bound = 1 / math.sqrt(weight.shape[1])
+            own_bias = nn.Parameter(weight.new_empty(weight.shape[0]).uniform_(-bound, bound))
+        return cls._sharing(weight, own_bias, softcap, scale)
+
+    @classmethod
+    def _sharing(
+        cls, weight: Tensor, bias: Tensor | None, softcap: float | None, scale: float
+    ) -> LMHead:
+        vocab_size, hidden_size = weight.shape
+        head = cls(hidden_size, vocab_size, softcap=softcap, scale=scale, device="meta")
+        head.weight = weight
+        head.bias = bias
+        return head
+
+    def _set_map(self, softcap: float | None, scale: float) -> None:
+        checks.check_map(softcap, scale)
+        self.softcap, self.scale = softcap, scale
+        self.max_bytes: int | None = None
+
+    def _add(self, name: str, value: Tensor | None) -> None:
+        self.register_parameter(name, None if value is None else nn.Parameter(value))
+
+    def reset_parameters(self) -> None:
+        """Initialise as `nn.Linear` does, with the same random numbers."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.hidden_size)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def add_low_rank(self, rank: int) -> LMHead:
+        """Train W + B·A in place of W, without ever forming the sum.
+
+        A (rank, D) starts random, B (V, rank) at zero, so nothing changes until it is trained.
+        Freeze `head.weight` to train the delta alone. Returns the head.
+        """
+        checks.check_whole("rank", rank, low=1)
+        like = self.weight.detach()
+        self._add("low_rank_a", like.new_empty(rank, self.hidden_size))
+        self._add("low_rank_b", like.new_zeros(self.vocab_size, rank))
+        assert self.low_rank_a is not None
+        nn.init.kaiming_uniform_(self.low_rank_a, a=math.sqrt(5))
+        return self
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        return self.weight.shape[1]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """D, as `nn.Linear` calls it."""
+        return self.hidden_size
+
+    @property
+    def out_features(self) -> int:
+        """V, as `nn.Linear` calls it."""
+        return self.vocab_size
+
+    def forward(self, hidden: Tensor) -> LazyLogits:
+        """Logits of shape (..., V) that compute nothing until they are asked."""
+        taken = autocast(hidden, self.weight)
+        checks.check_hidden_and_weight(*taken)
+        hiddens, weights = taken[:1], taken[1:]
+        if self.low_rank_a is not None and self.low_rank_b is not None:
+            a, b = autocast(self.low_rank_a, self.low_rank_b)
+            hiddens, weights = (*hiddens, hiddens[0] @ a.T), (*weights, b)
+        return LazyLogits(
+            hiddens,
+            weights,
+            self.bias,
+            Pointwise.of(softcap=self.softcap, scale=self.scale),
+            dtype=hiddens[0].dtype,
+            max_bytes=self.max_bytes,
+        )
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows between the brackets."""
+        parts: list[Any] = [self.hidden_size, self.vocab_size, f"bias={self.bias is not None}"]
+        if self.softcap is not None:
+            parts.append(f"softcap={self.softcap}")
+        if self.scale != 1.0:
+            parts.append(f"scale={self.scale}")
+        if self.low_rank_a is not None:
+            parts.append(f"low_rank={self.low_rank_a.shape[0]}")
+        return ", ".join(map(str, parts))

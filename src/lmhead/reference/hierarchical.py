@@ -1,0 +1,114 @@
+"""Chapter 11. Hierarchical softmax: a word is a path of yes-or-no questions.
+
+Softmax scores all V words to find the probability of one. Put the words at the leaves of a binary
+tree instead, and give every fork a vector. At a fork with vector w, go left with probability
+σ(w · h), right with 1 - σ(w · h) = σ(-w · h). The probability of a word is the product along its
+path:
+
+    p(leaf) = Π_forks σ(s · w · h),   s = +1 for left, -1 for right
+
+A balanced tree has log₂ V forks on a path, and a Huffman tree, which puts frequent words near the
+root, still fewer on average. At every fork the two ways sum to 1, so all leaves together do too.
+
+The loss -log p(leaf) is a sum of small cross-entropies, and each fork's gradient is p - y again.
+"""
+
+import heapq
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from lmhead.reference.arrays import Array, ArrayLike, floats
+from lmhead.reference.linear import LinearGrads, sigmoid
+
+__all__ = [
+    "Path",
+    "Tree",
+    "huffman_tree",
+    "leaf_log_prob",
+    "leaf_log_prob_backward",
+    "leaf_probabilities",
+]
+
+Path: TypeAlias = tuple[tuple[int, int], ...]
+"""From the root to a leaf: (fork, +1 for left or -1 for right), ..."""
+
+
+class Tree(NamedTuple):
+    """`paths[word]` leads from the root to the word; forks are numbered 0 to `forks` - 1."""
+
+    paths: tuple[Path, ...]
+    forks: int
+
+
+def huffman_tree(counts: ArrayLike) -> Tree:
+    """The tree with the shortest average path: join the two rarest subtrees until one is left.
+
+    With V words there are V - 1 forks; the last one made is the root.
+
+    >>> tree = huffman_tree([8, 1, 1, 2])
+    >>> [len(path) for path in tree.paths]
+    [1, 3, 3, 2]
+    >>> tree.forks
+    3
+    """
+    counts = floats(counts)
+    # Each entry: (count, a number that breaks ties, {word: its path below this subtree}).
+    heap: list[tuple[float, int, dict[int, Path]]]
+    heap = [(float(count), word, {word: ()}) for word, count in enumerate(counts)]
+    heapq.heapify(heap)
+    for fork in range(len(counts) - 1):
+        left_count, _, left = heapq.heappop(heap)
+        right_count, _, right = heapq.heappop(heap)
+        joined = {word: ((fork, +1), *path) for word, path in left.items()}
+        joined |= {word: ((fork, -1), *path) for word, path in right.items()}
+        heapq.heappush(heap, (left_count + right_count, len(counts) + fork, joined))
+    paths = heap[0][2]
+    return Tree(tuple(paths[word] for word in range(len(counts))), len(counts) - 1)
+
+
+def leaf_log_prob(hidden: ArrayLike, weight: ArrayLike, tree: Tree, word: int) -> float:
+    """One word: log p = Σ_forks log σ(s · w · h). Only the forks on its path are read.
+
+    Shapes: hidden (D,), weight (forks, D), one row per fork.
+
+    >>> tree = huffman_tree([8, 1, 1, 2])
+    >>> round(leaf_log_prob([1.0, 1.0], np.zeros((3, 2)), tree, 3), 4)  # two coins: log 1/4
+    -1.3863
+    """
+    hidden, weight = floats(hidden), floats(weight)
+    # log σ(a) = -log(1 + e^-a), which logaddexp computes without overflow.
+    return -sum(float(np.logaddexp(0.0, -s * (weight[f] @ hidden))) for f, s in tree.paths[word])
+
+
+def leaf_log_prob_backward(
+    grad: float, hidden: ArrayLike, weight: ArrayLike, tree: Tree, word: int
+) -> LinearGrads:
+    """Gradients: at each fork, ∂(w · h) = ∂ · (y - σ(w · h)), with y = 1 for left, 0 for right.
+
+    Then ∂w = ∂(w · h) h, and ∂h = Σ_forks ∂(w · h) w. Forks off the path get 0. (This is y - p,
+    not p - y, since it is the gradient of log p and not of -log p.)
+
+    >>> tree = huffman_tree([8, 1, 1, 2])
+    >>> leaf_log_prob_backward(1.0, [1.0, 2.0], np.zeros((3, 2)), tree, 0).weight
+    array([[ 0. ,  0. ],
+           [ 0. ,  0. ],
+           [-0.5, -1. ]])
+    """
+    hidden, weight = floats(hidden), floats(weight)
+    grad_scores = np.zeros(tree.forks)
+    for fork, sign in tree.paths[word]:
+        grad_scores[fork] = grad * ((sign > 0) - sigmoid(weight[fork] @ hidden))
+    return LinearGrads(
+        x=grad_scores @ weight, weight=np.outer(grad_scores, hidden), bias=grad_scores
+    )
+
+
+def leaf_probabilities(hidden: ArrayLike, weight: ArrayLike, tree: Tree) -> Array:
+    """All words: p(leaf) for every leaf. They sum to 1 by construction; nothing is divided.
+
+    >>> p = leaf_probabilities([1.0, -1.0], [[1, 0], [2, 1], [0, 1]], huffman_tree([8, 1, 1, 2]))
+    >>> p.round(4), round(float(p.sum()), 12)
+    (array([0.7311, 0.0529, 0.0195, 0.1966]), 1.0)
+    """
+    return np.exp([leaf_log_prob(hidden, weight, tree, word) for word in range(len(tree.paths))])

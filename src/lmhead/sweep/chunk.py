@@ -1,0 +1,215 @@
+"""A chunk of tokens on its way through the vocabulary: forward over its tiles, then backward.
+
+In:  questions, a plan, which tokens.
+Out: their answers; then, for gradients of those answers, the gradients of the source's tensors,
+     added to a `Gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep import kernels
+from lmhead.sweep.gradients import Gradients, coefficients, other_coefficients
+from lmhead.sweep.kernels import Softmax
+from lmhead.sweep.plan import Plan
+from lmhead.sweep.questions import Questions, RowAnswers
+from lmhead.sweep.source import Rows, Source
+
+
+class Buffers:
+    """The tiles of a sweep, allocated once and used by all its chunks."""
+
+    def __init__(self, questions: Questions, plan: Plan) -> None:
+        size = plan.tokens * plan.words
+        make = questions.source.hiddens[0].new_empty
+        dtype = questions.source.dtype
+        n_tiles = plan.n_tiles if plan.retained else 1
+        self.tiles = [make(size, dtype=dtype) for _ in range(n_tiles)]
+        self.other = make(size, dtype=dtype) if questions.other is not None else None
+        self.scratch = [make(size, dtype=dtype) for _ in range(2)]
+
+
+class Chunk:
+    """Some tokens, with the running state of their sweep."""
+
+    def __init__(self, questions: Questions, plan: Plan, buffers: Buffers, rows: Rows) -> None:
+        self.questions, self.plan, self.buffers, self.rows = questions, plan, buffers, rows
+        self.hiddens = questions.source.take(rows)
+        self.tokens = self.hiddens[0].shape[0]
+        self.other_hiddens = () if questions.other is None else questions.other.take(rows)
+        self.ids = None if questions.ids is None else questions.ids[rows]
+        self._made = False
+
+    def _view(self, flat: Tensor, words: int) -> Tensor:
+        return flat[: words * self.tokens].view(words, self.tokens)
+
+    def _scratch(self, words: int) -> tuple[Tensor, Tensor]:
+        first, second = (self._view(flat, words) for flat in self.buffers.scratch)
+        return first, second
+
+    def logits(self) -> Iterator[tuple[int, int, Tensor]]:
+        """All tiles (lo, hi, z), the retained ones if they have been made before."""
+        for number, (lo, hi) in enumerate(self.plan.tiles()):
+            flat = self.buffers.tiles[number if self.plan.retained else 0]
+            z = self._view(flat, hi - lo)
+            if not (self._made and self.plan.retained):
+                self._make(self.questions.source, self.hiddens, lo, hi, z)
+            yield lo, hi, z
+        self._made = True
+
+    def _make(
+        self, source: Source, hiddens: tuple[Tensor, ...], lo: int, hi: int, out: Tensor
+    ) -> Tensor:
+        source.linear_tile(hiddens, lo, hi, out)
+        return kernels.finish_(out, source.bias_tile(lo, hi), source.pointwise)
+
+    def _other_logits(self, lo: int, hi: int) -> Tensor | None:
+        other = self.questions.other
+        if other is None:
+            return None
+        assert self.buffers.other is not None
+        out = self._view(self.buffers.other, hi - lo)
+        return self._make(other, self.other_hiddens, lo, hi, out)
+
+    def _soft_tile(self, lo: int, hi: int) -> Tensor | None:
+        """Soft targets times the class weight: (words, tokens)."""
+        q = self.questions
+        if q.soft is None:
+            return None
+        soft = q.soft[self.rows, lo:hi].T.to(q.source.dtype)
+        return soft if q.soft_weight is None else soft * q.soft_weight[lo:hi, None]
+
+    def forward(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Sweep the vocabulary, showing each finished tile to the caller on its way.
+
+        After the last one `answers()` can be called.
+        """
+        q, tokens = self.questions, self.tokens
+        like = self.buffers.scratch[0]
+        self._softmax = Softmax.start(tokens, entropy=q.entropy or q.other is not None, like=like)
+        self._other_softmax = Softmax.start(tokens, entropy=False, like=like)
+        self._cross = like.new_zeros(tokens)
+        self._mixed = like.new_zeros(tokens)
+        self._softened = like.new_zeros(tokens)
+        n_ids = 0 if self.ids is None else self.ids.shape[1]
+        self._picked = like.new_zeros(tokens, n_ids)
+        for lo, hi, z in self.logits():
+            scratch = self._scratch(hi - lo)
+            before = (self._softmax.m.clone(), self._softmax.s.clone())
+            weights = kernels.update_softmax_(z, self._softmax, scratch)
+            z_q = self._other_logits(lo, hi)
+            if z_q is not None:
+                self._take_other(before, weights, z_q, scratch[1])
+            self._take_linear(lo, hi, z, scratch[0])
+            yield lo, hi, z
+
+    def _take_other(
+        self, before: tuple[Tensor, Tensor], weights: Tensor, z_q: Tensor, scratch: Tensor
+    ) -> None:
+        """Add Σ exp(z - m)(z_q - m_q) to `_cross`, m and m_q being the running maxima."""
+        running, spare = self._other_softmax, torch.empty_like(z_q)
+        old_shift = kernels.finite(running.m)
+        kernels.update_softmax_(z_q, running, (spare, spare))
+        shift = kernels.finite(running.m)
+        m, s = before
+        decay = (m - kernels.finite(self._softmax.m)).exp()
+        self._cross.add_(s * (old_shift - shift)).mul_(decay)
+        cross = torch.sub(z_q, shift, out=scratch).mul_(weights)
+        # 0 · -inf is 0 here; p > 0 where q = 0 stays infinite.
+        self._cross.add_(cross.masked_fill_(weights == 0, 0.0).sum(0))
+
+    def _take_linear(self, lo: int, hi: int, z: Tensor, scratch: Tensor) -> None:
+        q = self.questions
+        if self.ids is not None:
+            inside = (self.ids >= lo) & (self.ids < hi)
+            found = z.T.gather(1, (self.ids - lo).clamp(0, hi - lo - 1))
+            self._picked = torch.where(inside, found, self._picked)
+        if q.mix is not None:
+            finite = z if q.source.bias is None else torch.clamp(z, min=kernels.FLOOR, out=scratch)
+            self._mixed.addmv_(finite.T, q.mix[lo:hi])
+        soft = self._soft_tile(lo, hi)
+        if soft is not None:
+            product = torch.mul(z, soft, out=scratch)
+            if q.source.bias is not None:
+                product.masked_fill_(soft == 0, 0.0)
+            self._softened.add_(product.sum(0))
+
+    def answers(self) -> RowAnswers:
+        """What was asked, once `forward` has run to its end."""
+        q, softmax = self.questions, self._softmax
+        kl, other = None, self._other_softmax
+        if q.other is not None:
+            cross = other.s.double().log() - self._cross.double() / softmax.s.double()
+            kl = cross - softmax.entropy
+        return RowAnswers(
+            lse=softmax.lse,
+            entropy=softmax.entropy if q.entropy else None,
+            picked=self._picked.double() if self.ids is not None else None,
+            mixed=self._mixed.double() if q.mix is not None else None,
+            softened=self._softened.double() if q.soft is not None else None,
+            kl=kl,
+            other_lse=other.lse if q.other is not None else None,
+        )
+
+    def backward(
+        self, answers: RowAnswers, upstream: RowAnswers, into: Gradients, other_into: Gradients
+    ) -> None:
+        """Add the gradients of the sources' tensors, given those of the answers.
+
+        Overwrites retained tiles.
+        """
+        q = self.questions
+        assert answers.lse is not None
+        k = coefficients(answers, upstream, q.source.dtype)
+        into.start(self.rows, self.hiddens)
+        if q.other is not None:
+            other_into.start(self.rows, self.other_hiddens)
+        for lo, hi, z in self.logits():
+            scratch = self._scratch(hi - lo)
+            z_q = self._other_logits(lo, hi)
+            log_q = None
+            if z_q is not None and upstream.kl is not None:
+                assert q.other is not None
+                assert answers.other_lse is not None
+                log_q = kernels.subtract_(z_q.clone(), answers.other_lse)
+                if other_into.wanted:
+                    p = kernels.subtract_(scratch[1].copy_(z), answers.lse).exp_()
+                    kernels.gradient_(
+                        z_q,
+                        answers.other_lse,
+                        other_coefficients(upstream.kl, q.other.dtype),
+                        q.other.pointwise,
+                        soft=p,
+                        scratch=(scratch[0], scratch[0]),
+                    )
+                    other_into.add(lo, hi, z_q)
+            if not into.wanted:
+                continue
+            kernels.gradient_(
+                z,
+                answers.lse,
+                k,
+                q.source.pointwise,
+                log_q=log_q,
+                mix=None if q.mix is None else q.mix[lo:hi],
+                soft=self._soft_tile(lo, hi),
+                picks=self._picks(lo, hi, upstream.picked),
+                scratch=scratch,
+            )
+            into.add(lo, hi, z)
+        into.finish()
+        if q.other is not None:
+            other_into.finish()
+
+    def _picks(
+        self, lo: int, hi: int, upstream: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The entries of a tile that were picked, with their gradients: word, token, value."""
+        if self.ids is None or upstream is None:
+            return None
+        token, k = ((self.ids >= lo) & (self.ids < hi)).nonzero(as_tuple=True)
+        return self.ids[token, k] - lo, token, upstream[token, k].to(self.questions.source.dtype)

@@ -1,0 +1,157 @@
+"""The three ways to run a sweep: answer; answer and differentiate; differentiate what was answered.
+
+answer                        questions -> answers, decisions            1 product
+answer_and_differentiate      questions, loss -> value, gradients        3 products, retained
+differentiate                 questions, answers, their gradients        3 products more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep.chunk import Buffers, Chunk
+from lmhead.sweep.exact import Rank, TopK
+from lmhead.sweep.gradients import Gradients, Needs
+from lmhead.sweep.loss import RowLoss
+from lmhead.sweep.plan import DEFAULT_MAX_BYTES, Plan
+from lmhead.sweep.questions import Decisions, Questions, RowAnswers
+from lmhead.sweep.source import Rows
+
+
+def answer(questions: Questions) -> tuple[RowAnswers, Decisions]:
+    """All answers, (N, ...) each."""
+    plan = questions.plan()
+    answers = _Collected(questions.source.rows)
+    decisions = _Collected(questions.source.rows)
+    for rows, chunk in chunks(questions, plan):
+        top, rank = _watchers(questions, rows, chunk)
+        for lo, _, z in chunk.forward():
+            if top is not None:
+                top.see(lo, z)
+            if rank is not None:
+                rank.see(lo, z)
+        answers.put(rows, chunk.answers())
+        values, ids = (None, None) if top is None else top.answer()
+        decisions.put(rows, Decisions(values, ids, None if rank is None else rank.answer()))
+    if plan.rows == 0:
+        return _empty_answers(questions), _empty_decisions(questions)
+    return RowAnswers(*answers.parts), Decisions(*decisions.parts)
+
+
+def answer_and_differentiate(
+    questions: Questions, loss: RowLoss, flags: tuple[bool, ...]
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The loss over all tokens, and its gradients for the flagged tensors, in one sweep."""
+    plan = questions.plan(retain=True)
+    into, other_into = _gradients(questions, flags)
+    total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
+    for rows, chunk in chunks(questions, plan):
+        for _ in chunk.forward():
+            pass
+        answers = chunk.answers()
+        chunk_loss = loss.at(rows)
+        total += chunk_loss.rows(answers).sum()
+        chunk.backward(answers, chunk_loss.gradients(answers), into, other_into)
+    return total, _results(questions, into, other_into)
+
+
+def differentiate(
+    questions: Questions, answers: RowAnswers, upstream: RowAnswers, flags: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the flagged tensors, given those of the answers."""
+    into, other_into = _gradients(questions, flags)
+    for rows, chunk in chunks(questions, questions.plan()):
+        chunk.backward(answers.at(rows), upstream.at(rows), into, other_into)
+    return _results(questions, into, other_into)
+
+
+def chunks(questions: Questions, plan: Plan) -> Iterator[tuple[Rows, Chunk]]:
+    """The chunks of a plan, over the tokens that are asked about."""
+    if plan.rows == 0:
+        return
+    buffers = Buffers(questions, plan)
+    active = None
+    if questions.active is not None and plan.rows < questions.source.rows:
+        active = questions.active.nonzero()[:, 0]
+    for start, stop in plan.chunks():
+        rows: Rows = slice(start, stop) if active is None else active[start:stop]
+        yield rows, Chunk(questions, plan, buffers, rows)
+
+
+def _watchers(questions: Questions, rows: Rows, chunk: Chunk) -> tuple[TopK | None, Rank | None]:
+    if questions.top_k == 0 and questions.rank_ids is None:
+        return None, None
+    source = questions.source
+    numbers = rows
+    if isinstance(numbers, slice):
+        numbers = torch.arange(numbers.start, numbers.stop, device=source.device)
+    max_bytes = DEFAULT_MAX_BYTES if questions.max_bytes is None else questions.max_bytes
+    block = max(1, max_bytes // (32 * source.hidden_size))
+    top = rank = None
+    if questions.top_k:
+        top = TopK(source, numbers, chunk.hiddens, questions.top_k, block)
+    if questions.rank_ids is not None:
+        rank = Rank(source, numbers, chunk.hiddens, questions.rank_ids[rows], block)
+    return top, rank
+
+
+def _gradients(questions: Questions, flags: tuple[bool, ...]) -> tuple[Gradients, Gradients]:
+    source, other = questions.source, questions.other
+    n = 2 * len(source.hiddens) + 1
+    into = Gradients(source, Needs.of(source, flags[:n]))
+    if other is None:
+        return into, into
+    return into, Gradients(other, Needs.of(other, flags[n:]))
+
+
+def _results(
+    questions: Questions, into: Gradients, other_into: Gradients
+) -> tuple[Tensor | None, ...]:
+    return into.result() if questions.other is None else into.result() + other_into.result()
+
+
+class _Collected:
+    """Tuples of per-chunk results, written into (N, ...) tensors; 0 for tokens left out."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.parts: list[Tensor | None] = []
+
+    def put(self, rows: Rows, chunk: RowAnswers | Decisions) -> None:
+        if not self.parts:
+            self.parts = [
+                None if c is None else c.new_zeros(self.rows, *c.shape[1:]) for c in chunk
+            ]
+        for part, c in zip(self.parts, chunk, strict=True):
+            if part is not None and c is not None:
+                part[rows] = c
+
+
+def _empty_answers(q: Questions) -> RowAnswers:
+    n = q.source.rows
+    make = q.source.hiddens[0].new_zeros
+
+    def zeros(*shape: int) -> Tensor:
+        return make(shape, dtype=torch.float64)
+
+    return RowAnswers(
+        lse=zeros(n),
+        entropy=zeros(n) if q.entropy else None,
+        picked=None if q.ids is None else zeros(n, q.ids.shape[1]),
+        mixed=None if q.mix is None else zeros(n),
+        softened=None if q.soft is None else zeros(n),
+        kl=None if q.other is None else zeros(n),
+        other_lse=None if q.other is None else zeros(n),
+    )
+
+
+def _empty_decisions(q: Questions) -> Decisions:
+    n, device = q.source.rows, q.source.device
+    return Decisions(
+        top_values=torch.zeros(n, q.top_k, dtype=torch.float64, device=device) if q.top_k else None,
+        top_ids=torch.zeros(n, q.top_k, dtype=torch.int64, device=device) if q.top_k else None,
+        ranks=None if q.rank_ids is None else torch.zeros_like(q.rank_ids),
+    )

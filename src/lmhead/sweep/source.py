@@ -1,0 +1,148 @@
+"""Where logits come from: hidden states, the rows of the weight, a bias, an elementwise map."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep.pointwise import Pointwise
+
+Rows = slice | Tensor
+"""Which tokens: a range, or their numbers."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """z = pointwise(Σ_i hiddens[i] @ weights[i].T + bias), of shape (N, V), never built whole.
+
+    More than one term means a low-rank delta: W + B·A is the terms (h, W) and (h @ A.T, B).
+
+    Attributes:
+        hiddens: (N, D_i) each.
+        weights: (V, D_i) each.
+        bias: (V,) or None; -inf masks a word.
+        pointwise: the map from the linear layer to the logits.
+    """
+
+    hiddens: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+    bias: Tensor | None
+    pointwise: Pointwise
+
+    @property
+    def rows(self) -> int:
+        """N, the number of tokens."""
+        return self.hiddens[0].shape[0]
+
+    @property
+    def vocab(self) -> int:
+        """V, the number of words."""
+        return self.weights[0].shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        """D, over all terms."""
+        return sum(h.shape[1] for h in self.hiddens)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which products are made: float32 for half precisions."""
+        return accumulation_dtype(self.hiddens[0].dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all tensors of the source are."""
+        return self.hiddens[0].device
+
+    @property
+    def converts(self) -> bool:
+        """Whether tensors are stored in another type than products are made in."""
+        return any(t.dtype != self.dtype for t in (*self.hiddens, *self.weights))
+
+    def take(self, rows: Rows) -> tuple[Tensor, ...]:
+        """The hidden states of some tokens, ready for products: (B, D_i) each."""
+        return tuple(h[rows].to(self.dtype) for h in self.hiddens)
+
+    def weight_tile(self, term: int, lo: int, hi: int) -> Tensor:
+        """Rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i)."""
+        return self.weights[term][lo:hi].to(self.dtype)
+
+    def bias_tile(self, lo: int, hi: int) -> Tensor | None:
+        """Entries [lo, hi) of the bias, as a column: (hi - lo, 1)."""
+        return None if self.bias is None else self.bias[lo:hi, None].to(self.dtype)
+
+    def linear_tile(self, hiddens: tuple[Tensor, ...], lo: int, hi: int, out: Tensor) -> Tensor:
+        """W[lo:hi] @ hidden.T, without bias and map, into `out` of shape (hi - lo, B)."""
+        torch.mm(self.weight_tile(0, lo, hi), hiddens[0].T, out=out)
+        for term in range(1, len(hiddens)):
+            out.addmm_(self.weight_tile(term, lo, hi), hiddens[term].T)
+        return out
+
+    def dense(self) -> Tensor:
+        """All logits, (N, V), with plain differentiable operations: the definition."""
+        x = sum(
+            (h.to(self.dtype) @ w.to(self.dtype).T)
+            for h, w in zip(self.hiddens, self.weights, strict=True)
+        )
+        assert isinstance(x, Tensor)
+        if self.bias is not None:
+            x = x + self.bias.to(self.dtype)
+        return self.pointwise(x)
+
+    def pairs(self, rows: Tensor, ids: Tensor, *, block: int) -> Tensor:
+        """The logits of single (token, word) pairs in float64: (M,) and (M,) give (M,).
+
+        The sum runs in one order whatever the batch, so that equal rows of the weight tie.
+        """
+        out = torch.empty(rows.shape, dtype=torch.float64, device=self.device)
+        for i in range(0, len(rows), block):
+            r, v = rows[i : i + block], ids[i : i + block]
+            x = torch.zeros(len(r), dtype=torch.float64, device=self.device)
+            for h, w in zip(self.hiddens, self.weights, strict=True):
+                x += w[v].double().mul_(h[r].double()).sum(-1)
+            if self.bias is not None:
+                x += self.bias[v].double()
+            out[i : i + block] = self.pointwise.apply_(x)
+        return out
+
+    @cached_property
+    def word_norms(self) -> Tensor:
+        """|w_v| summed over the terms, (V,), for the bounds below."""
+        norms = torch.zeros(self.vocab, dtype=self.dtype, device=self.device)
+        for lo in range(0, self.vocab, 4096):
+            hi = min(lo + 4096, self.vocab)
+            for term in range(len(self.weights)):
+                norms[lo:hi] += self.weight_tile(term, lo, hi).norm(dim=1)
+        return norms
+
+    def error_bounds(self, hiddens: tuple[Tensor, ...]) -> tuple[Tensor, float]:
+        """(b, c) such that a computed logit z errs by at most b[n] · |w_v| + c · |z|.
+
+        A dot product of D terms, in any order, errs by at most γ |h| |w|, γ = D u / (1 - D u), with
+        u the unit roundoff (Cauchy-Schwarz on Σ |h_i w_i|). The map stretches that by at most its
+        Lipschitz constant and adds a few roundings of its own.
+        """
+        u = unit_roundoff(self.dtype)
+        d = self.hidden_size + 4
+        gamma = d * u / max(1 - d * u, 0.5)
+        # The norms themselves are rounded: 1 % covers that.
+        per_row = sum(h.norm(dim=1) for h in hiddens) * (1.01 * gamma * self.pointwise.lipschitz)
+        assert isinstance(per_row, Tensor)
+        magnitude = abs(self.pointwise.outer) if self.pointwise.bounded else 0.0
+        return per_row + 8 * u * magnitude / self.word_norms.max().clamp(min=1e-30), 8 * u
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half precisions are multiplied and summed in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """The relative error of one operation of a product in this type."""
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return 2.0**-9  # products may run in bfloat16 or TF32
+    return math.ldexp(1.0, -53 if dtype == torch.float64 else -24)

@@ -6,6 +6,9 @@ gets the logit -inf, and softmax shares its probability among those that stay.
 
 Nothing here holds a random generator. Randomness comes in as uniform numbers, so every function is
 a plain function, and the same numbers give the same word.
+
+Where there is nothing to choose by (a NaN in the row, or every word masked) there is no right word,
+and a `ValueError` says so. Picking word 0 in silence would be a lie.
 """
 
 import numpy as np
@@ -34,7 +37,7 @@ def greedy(logits: ArrayLike) -> Ids:
     >>> print(greedy([1.0, 3.0, 2.0]), greedy(softmax([1.0, 3.0, 2.0], temperature=0.1)))
     1 1
     """
-    return argmax(logits)
+    return argmax(_choosable(logits))
 
 
 def sample_inverse_cdf(p: ArrayLike, u: ArrayLike) -> Ids:
@@ -47,7 +50,10 @@ def sample_inverse_cdf(p: ArrayLike, u: ArrayLike) -> Ids:
     [1, 1, 2, 3]
     """
     ends = floats(p).cumsum(axis=-1)
-    dart = floats(u) * ends[..., -1]  # the line may be a rounding error shorter than 1
+    length = ends[..., -1]  # 1, but for a rounding error
+    if not (np.isfinite(length) & (length > 0)).all():
+        raise ValueError("p must be finite and have a sum above 0 in every row; one has not")
+    dart = floats(u) * length
     return np.asarray((ends > dart[..., None]).argmax(axis=-1), dtype=np.int64)
 
 
@@ -71,7 +77,7 @@ def sample_gumbel(logits: ArrayLike, u: ArrayLike) -> Ids:
     >>> print(sample_gumbel([1.0, 3.0, 2.0], [0.5, 0.5, 0.9]))
     2
     """
-    return argmax(floats(logits) + gumbel(u))
+    return argmax(_choosable(logits) + gumbel(u))
 
 
 def top_k_filter(logits: ArrayLike, k: int) -> Array:
@@ -80,7 +86,7 @@ def top_k_filter(logits: ArrayLike, k: int) -> Array:
     >>> top_k_filter([1.0, 3.0, 2.0, 2.0], k=2)
     array([-inf,   3.,   2., -inf])
     """
-    z = floats(logits)
+    z = _choosable(logits)
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}")
     place = np.argsort(descending_order(z), axis=-1)
@@ -96,7 +102,7 @@ def top_p_filter(logits: ArrayLike, top_p: float) -> Array:
     >>> [int(np.isfinite(top_p_filter(z, top_p)).sum()) for top_p in (0.0, 0.5, 0.51, 0.75, 1.0)]
     [1, 1, 2, 2, 4]
     """
-    z = floats(logits)
+    z = _choosable(logits)
     if not 0.0 <= top_p <= 1.0:
         raise ValueError(f"top_p must be in [0, 1]; got {top_p}")
     if top_p == 1.0:  # all of it, though rounding may reach 1 before the last word
@@ -121,8 +127,18 @@ def min_p_filter(logits: ArrayLike, min_p: float) -> Array:
     >>> min_p_filter(np.log([0.5, 0.25, 0.125, 0.125]), 0.3).round(3)
     array([-0.693, -1.386,   -inf,   -inf])
     """
-    z = floats(logits)
+    z = _choosable(logits)
     if not 0.0 <= min_p <= 1.0:
         raise ValueError(f"min_p must be in [0, 1]; got {min_p}")
     best: Array = z.max(axis=-1, keepdims=True)
     return np.where(np.exp(z - best) >= min_p, z, -np.inf)
+
+
+def _choosable(logits: ArrayLike) -> Array:
+    """The logits, once every row has a largest one that is a number."""
+    z = floats(logits)
+    best = np.atleast_1d(z.max(axis=-1)).reshape(-1)
+    if not np.isfinite(best).all():
+        row = int(np.flatnonzero(~np.isfinite(best))[0])
+        raise ValueError(f"logits must have a finite maximum; got {best[row]} in row {row}")
+    return z

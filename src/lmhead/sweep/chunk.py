@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep import kernels
+from lmhead.sweep.exact import Rank, TopK
 from lmhead.sweep.gradients import Gradients, coefficients, other_coefficients
 from lmhead.sweep.kernels import Softmax
 from lmhead.sweep.plan import Plan
 from lmhead.sweep.questions import Questions, RowAnswers
-from lmhead.sweep.source import Rows, Source
+from lmhead.sweep.source import Rows
 
 
 class Buffers:
@@ -51,21 +52,26 @@ class Chunk:
         first, second = (self._view(flat, words) for flat in self.buffers.scratch)
         return first, second
 
-    def logits(self) -> Iterator[tuple[int, int, Tensor]]:
-        """All tiles (lo, hi, z), the retained ones if they have been made before."""
+    def _tiles(self) -> Iterator[tuple[int, int, Tensor]]:
+        """The places of all tiles: (lo, hi, (hi - lo, tokens))."""
         for number, (lo, hi) in enumerate(self.plan.tiles()):
             flat = self.buffers.tiles[number if self.plan.retained else 0]
-            z = self._view(flat, hi - lo)
-            if not (self._made and self.plan.retained):
-                self._make(self.questions.source, self.hiddens, lo, hi, z)
-            yield lo, hi, z
+            yield lo, hi, self._view(flat, hi - lo)
+
+    def _linear(self) -> Iterator[tuple[int, int, Tensor]]:
+        """All tiles of the linear layer, without bias and map."""
+        for lo, hi, z in self._tiles():
+            yield lo, hi, self.questions.source.linear_tile(self.hiddens, lo, hi, z)
         self._made = True
 
-    def _make(
-        self, source: Source, hiddens: tuple[Tensor, ...], lo: int, hi: int, out: Tensor
-    ) -> Tensor:
-        source.linear_tile(hiddens, lo, hi, out)
-        return kernels.finish_(out, source.bias_tile(lo, hi), source.pointwise)
+    def logits(self) -> Iterator[tuple[int, int, Tensor]]:
+        """All tiles of logits: the retained ones, once `forward` has made them."""
+        if self._made and self.plan.retained:
+            yield from self._tiles()
+            return
+        source = self.questions.source
+        for lo, hi, x in self._linear():
+            yield lo, hi, kernels.finish_(x, source.bias_tile(lo, hi), source.pointwise)
 
     def _other_logits(self, lo: int, hi: int) -> Tensor | None:
         other = self.questions.other
@@ -73,7 +79,8 @@ class Chunk:
             return None
         assert self.buffers.other is not None
         out = self._view(self.buffers.other, hi - lo)
-        return self._make(other, self.other_hiddens, lo, hi, out)
+        other.linear_tile(self.other_hiddens, lo, hi, out)
+        return kernels.finish_(out, other.bias_tile(lo, hi), other.pointwise)
 
     def _soft_tile(self, lo: int, hi: int) -> Tensor | None:
         """Soft targets times the class weight: (words, tokens)."""
@@ -83,29 +90,33 @@ class Chunk:
         soft = q.soft[self.rows, lo:hi].T.to(q.source.dtype)
         return soft if q.soft_weight is None else soft * q.soft_weight[lo:hi, None]
 
-    def forward(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Sweep the vocabulary, showing each finished tile to the caller on its way.
-
-        After the last one `answers()` can be called.
-        """
+    def forward(self, top: TopK | None = None, rank: Rank | None = None) -> RowAnswers:
+        """Sweep the vocabulary once, past the watchers, and answer."""
         q, tokens = self.questions, self.tokens
         like = self.buffers.scratch[0]
         self._softmax = Softmax.start(tokens, entropy=q.entropy or q.other is not None, like=like)
         self._other_softmax = Softmax.start(tokens, entropy=False, like=like)
-        self._cross = like.new_zeros(tokens)
+        self._cross = torch.zeros_like(self._softmax.s)
         self._mixed = like.new_zeros(tokens)
         self._softened = like.new_zeros(tokens)
         n_ids = 0 if self.ids is None else self.ids.shape[1]
         self._picked = like.new_zeros(tokens, n_ids)
-        for lo, hi, z in self.logits():
+        for lo, hi, z in self._linear():
             scratch = self._scratch(hi - lo)
-            before = (self._softmax.m.clone(), self._softmax.s.clone())
-            weights = kernels.update_softmax_(z, self._softmax, scratch)
+            bias, pointwise = q.source.bias_tile(lo, hi), q.source.pointwise
             z_q = self._other_logits(lo, hi)
-            if z_q is not None:
+            if z_q is None:
+                kernels.absorb_(z, lo, bias, pointwise, self._softmax, scratch, top, rank)
+            else:
+                before = (self._softmax.m.clone(), self._softmax.s.clone())
+                kernels.finish_(z, bias, pointwise)
+                weights = kernels.update_softmax_(z, self._softmax, scratch)
                 self._take_other(before, weights, z_q, scratch[1])
+                for watcher in (top, rank):
+                    if watcher is not None:
+                        watcher.see(lo, z)
             self._take_linear(lo, hi, z, scratch[0])
-            yield lo, hi, z
+        return self._answers()
 
     def _take_other(
         self, before: tuple[Tensor, Tensor], weights: Tensor, z_q: Tensor, scratch: Tensor
@@ -138,12 +149,11 @@ class Chunk:
                 product.masked_fill_(soft == 0, 0.0)
             self._softened.add_(product.sum(0))
 
-    def answers(self) -> RowAnswers:
-        """What was asked, once `forward` has run to its end."""
+    def _answers(self) -> RowAnswers:
         q, softmax = self.questions, self._softmax
         kl, other = None, self._other_softmax
         if q.other is not None:
-            cross = other.s.double().log() - self._cross.double() / softmax.s.double()
+            cross = other.s.log() - self._cross / softmax.s
             kl = cross - softmax.entropy
         return RowAnswers(
             lse=softmax.lse,

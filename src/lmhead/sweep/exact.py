@@ -23,55 +23,66 @@ _SPARE = 8
 class _Watcher:
     """What both watchers need: the source, its tokens, and how far a computed logit may err."""
 
-    def __init__(self, source: Source, rows: Tensor, hiddens: tuple[Tensor, ...], block: int):
-        self.source, self.rows, self.hiddens, self.block = source, rows, hiddens, block
-        self.per_row, self.relative = source.error_bounds(hiddens)
+    def __init__(
+        self, source: Source, rows: Tensor, hiddens: tuple[Tensor, ...], max_bytes: int
+    ) -> None:
+        self.source, self.rows, self.max_bytes = source, rows, max_bytes
+        self.per_norm, self.relative, self.absolute = source.error_bounds(hiddens)
 
     def logits(self, tokens: Tensor, ids: Tensor) -> Tensor:
         """Float64 logits of (token, word) pairs; tokens counted within the chunk."""
-        return self.source.pairs(self.rows[tokens], ids, block=self.block)
+        return self.source.pairs(self.rows[tokens], ids, max_bytes=self.max_bytes)
 
 
 class TopK(_Watcher):
     """The k largest logits of each token and their ids."""
 
     def __init__(
-        self, source: Source, rows: Tensor, hiddens: tuple[Tensor, ...], k: int, block: int
+        self,
+        source: Source,
+        rows: Tensor,
+        hiddens: tuple[Tensor, ...],
+        max_bytes: int,
+        k: int,
     ) -> None:
-        super().__init__(source, rows, hiddens, block)
+        super().__init__(source, rows, hiddens, max_bytes)
         self.k = k
         self.kept = min(source.vocab, k + _SPARE)
-        self.values = hiddens[0].new_empty(0, len(rows))
-        self.ids = rows.new_empty(0, len(rows))
+        # (tokens, kept): in no order; the first `sizes` of each token are filled.
+        self.values = hiddens[0].new_full((len(rows), self.kept), -math.inf)
+        self.ids = rows.new_zeros(len(rows), self.kept)
+        self.sizes = torch.zeros(len(rows), dtype=torch.int32, device=rows.device)
 
     def see(self, lo: int, z: Tensor) -> None:
         """Take in a tile, (words, tokens)."""
         values, ids = z.topk(min(self.kept, z.shape[0]), dim=0)
-        self.values, order = torch.cat([self.values, values]).topk(
-            min(self.kept, self.values.shape[0] + values.shape[0]), dim=0
-        )
-        self.ids = torch.cat([self.ids, ids + lo]).gather(0, order)
+        filled = int(self.sizes[0]) if len(self.sizes) else 0
+        values = torch.cat([self.values[:, :filled], values.T], 1)
+        ids = torch.cat([self.ids[:, :filled], ids.T + lo], 1)
+        values, order = values.topk(min(self.kept, values.shape[1]), dim=1)
+        filled = values.shape[1]
+        self.values[:, :filled], self.ids[:, :filled] = values, ids.gather(1, order)
+        self.sizes.fill_(filled)
 
-    def answer(self) -> tuple[Tensor, Tensor]:
+    def answer(self, lse: Tensor) -> tuple[Tensor, Tensor]:
         """Values (tokens, k) in float64 and ids (tokens, k)."""
-        ids = self.ids.T.sort(dim=1).values
+        ids = self.ids.sort(dim=1).values
         tokens = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         exact = self.logits(tokens.reshape(-1), ids.reshape(-1)).view_as(ids)
         values, ids = _in_order(exact, ids, self.k)
-        undecided = self._undecided(values)
-        for token in undecided.nonzero()[:, 0].tolist():
+        for token in self._undecided(values).nonzero()[:, 0].tolist():
             values[token], ids[token] = self._from_scratch(token)
-        nothing = values.isnan().any(1, keepdim=True) | (values[:, :1] == -math.inf)
-        return values, ids.masked_fill(nothing, -1)
+        return values, ids.masked_fill(_no_order(lse), -1)
 
     def _undecided(self, values: Tensor) -> Tensor:
         """Tokens whose k-th value might be beaten by a word that was not kept."""
-        if self.kept == self.source.vocab or self.k == 0:
-            return torch.zeros(len(values), dtype=torch.bool, device=values.device)
-        last = self.values[-1].double()
-        reach = self.per_row.double() * self.source.word_norms.max() + self.relative * last.abs()
-        # Written so that a NaN is undecided. -inf cannot be beaten by what is not larger.
-        return ~((last + reach < values[:, -1]) | (last == -math.inf))
+        if self.kept == self.source.vocab:
+            return self.sizes < self.kept
+        last = self.values.amin(1).double()
+        reach = self.per_norm.double() * self.source.word_norms.max()
+        reach += self.relative * last.abs() + self.absolute
+        # Written so that a NaN is undecided.
+        return ~(last + reach < values[:, -1]) | (self.sizes < self.kept)
 
     def _from_scratch(self, token: int) -> tuple[Tensor, Tensor]:
         """Float64 over the whole vocabulary, for one token."""
@@ -85,38 +96,51 @@ class Rank(_Watcher):
     """How many words come before a given one: those with a larger logit, or equal and lower id."""
 
     def __init__(
-        self, source: Source, rows: Tensor, hiddens: tuple[Tensor, ...], ids: Tensor, block: int
+        self,
+        source: Source,
+        rows: Tensor,
+        hiddens: tuple[Tensor, ...],
+        max_bytes: int,
+        ids: Tensor,
     ) -> None:
-        super().__init__(source, rows, hiddens, block)
-        self.ids = ids  # (tokens, K)
-        tokens = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
-        self.exact = self.logits(tokens.reshape(-1), ids.reshape(-1)).view_as(ids)
-        self.count = torch.zeros_like(ids)
-        self.broken = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        self.highest = hiddens[0].new_full((len(ids),), -math.inf)
+        super().__init__(source, rows, hiddens, max_bytes)
+        self.ids = ids.T.contiguous()  # (K, tokens), as all that follows
+        tokens = torch.arange(len(rows), device=ids.device).expand_as(self.ids)
+        self.exact = self.logits(tokens.reshape(-1), self.ids.reshape(-1)).view_as(self.ids)
+        self.mine = self.exact.to(source.dtype)
+        self.slack = 2 * (self.relative * self.mine.abs() + self.absolute)
+        self.counts = torch.zeros_like(self.ids)
+
+    def norms(self, lo: int, hi: int) -> Tensor:
+        """|w| of a tile's words."""
+        return self.source.word_norms[lo:hi]
 
     def see(self, lo: int, z: Tensor) -> None:
         """Take in a tile, (words, tokens)."""
-        norms = self.source.word_norms[lo : lo + z.shape[0], None]
-        self.broken |= z.isnan().any(0)
-        self.highest = torch.maximum(self.highest, z.amax(0))
-        for k in range(self.ids.shape[1]):
-            mine = self.exact[:, k]
-            margin = self.per_row * norms + self.relative * mine.abs().to(z.dtype) * 2
-            ahead = z - mine.to(z.dtype)
-            self.count[:, k] += (ahead > margin).sum(0)
-            # -inf - -inf is NaN: undecided too. Infinities of one sign are settled in float64.
+        spread = self.per_norm * self.norms(lo, lo + z.shape[0])[:, None]
+        for k, (mine, slack) in enumerate(zip(self.mine, self.slack, strict=True)):
+            margin = spread + slack
+            ahead = z - mine
+            self.counts[k] += (ahead > margin).sum(0)
+            # Written so that a NaN, as of -inf - -inf, is too close to tell.
             word, token = (~((ahead > margin) | (ahead < -margin))).nonzero(as_tuple=True)
-            word = word + lo
-            theirs = self.logits(token, word)
-            target, target_id = mine[token], self.ids[token, k]
-            before = (theirs > target) | ((theirs == target) & (word < target_id))
-            self.count[:, k].index_add_(0, token, before.to(self.count.dtype))
+            self.settle(torch.full_like(word, k), word + lo, token)
 
-    def answer(self) -> Tensor:
+    def settle(self, which: Tensor, word: Tensor, token: Tensor) -> None:
+        """Decide in float64 whether words come before the given ones."""
+        theirs = self.logits(token, word)
+        mine, own = self.exact[which, token], self.ids[which, token]
+        before = (theirs > mine) | ((theirs == mine) & (word < own))
+        self.counts.index_put_((which, token), before.to(self.counts.dtype), accumulate=True)
+
+    def answer(self, lse: Tensor) -> Tensor:
         """Ranks (tokens, K)."""
-        nothing = self.broken | (self.highest == -math.inf)
-        return self.count.masked_fill(nothing[:, None], -1)
+        return self.counts.T.masked_fill(_no_order(lse), -1)
+
+
+def _no_order(lse: Tensor) -> Tensor:
+    """Tokens with a NaN (then lse is NaN) or nothing but -inf: (tokens, 1)."""
+    return ~(lse > -math.inf)[:, None]
 
 
 def _in_order(values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:

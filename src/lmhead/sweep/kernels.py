@@ -1,4 +1,4 @@
-"""The steps on a tile of logits, as torch operations.
+"""The steps on a tile of logits: in the compiled core where it serves, else as torch operations.
 
 A tile `z` is (words, tokens), see `plan`. Everything that follows a token is a vector over tokens.
 Masked words have z = -inf; `FLOOR` stands for -inf where 0 · -inf would make a NaN: exp(FLOOR) is
@@ -8,18 +8,22 @@ Masked words have z = -inf; `FLOOR` stands for -inf where 0 · -inf would make a
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from lmhead.sweep import native
 from lmhead.sweep.pointwise import Pointwise
 
 FLOOR = -1.0e4
 
 
 class Softmax(NamedTuple):
-    """The running softmax of each token: maximum m, s = Σ exp(z - m), t = Σ exp(z - m)(z - m)."""
+    """The running softmax of each token: maximum m, s = Σ exp(z - m), t = Σ exp(z - m)(z - m).
+
+    The sums are in float64: a long tail of small terms would be lost in float32.
+    """
 
     m: Tensor
     s: Tensor
@@ -29,18 +33,102 @@ class Softmax(NamedTuple):
     def start(cls, tokens: int, *, entropy: bool, like: Tensor) -> Softmax:
         """Before the first tile."""
         m = like.new_full((tokens,), -math.inf)
-        return cls(m, like.new_zeros(tokens), like.new_zeros(tokens) if entropy else None)
+        s, t = torch.zeros(2, tokens, dtype=torch.float64, device=like.device)
+        return cls(m, s, t if entropy else None)
 
     @property
     def lse(self) -> Tensor:
         """Log Σ exp z in float64, so that lse - z loses nothing for a word with p near 1."""
-        return self.m.double() + self.s.double().log()
+        return self.m.double() + self.s.log()
 
     @property
     def entropy(self) -> Tensor:
         """Log s - t / s in float64: no cancellation of large numbers."""
         assert self.t is not None
-        return self.s.double().log() - self.t.double() / self.s.double()
+        return self.s.log() - self.t / self.s
+
+
+class HeapWatcher(Protocol):
+    """A watcher that keeps the largest logits: see `exact.TopK`."""
+
+    values: Tensor
+    ids: Tensor
+    sizes: Tensor
+
+    def see(self, lo: int, z: Tensor) -> None:
+        """Take in a tile."""
+
+
+class CountWatcher(Protocol):
+    """A watcher that counts logits above given ones: see `exact.Rank`."""
+
+    mine: Tensor
+    slack: Tensor
+    per_norm: Tensor
+    counts: Tensor
+
+    def norms(self, lo: int, hi: int) -> Tensor:
+        """|w| of a tile's words."""
+
+    def see(self, lo: int, z: Tensor) -> None:
+        """Take in a tile."""
+
+    def settle(self, which: Tensor, word: Tensor, token: Tensor) -> None:
+        """Decide what the tile could not."""
+
+
+def absorb_(
+    z: Tensor,
+    lo: int,
+    bias: Tensor | None,
+    pointwise: Pointwise,
+    running: Softmax,
+    scratch: tuple[Tensor, Tensor],
+    top: HeapWatcher | None,
+    rank: CountWatcher | None,
+) -> None:
+    """From the linear layer to the logits in place, into the running softmax and the watchers."""
+    core = native.for_tile(z)
+    if core is None:
+        finish_(z, bias, pointwise)
+        update_softmax_(z, running, scratch)
+        for watcher in (top, rank):
+            if watcher is not None:
+                watcher.see(lo, z)
+        return
+    close = core.softmax(
+        z,
+        None if bias is None else bias.reshape(-1).detach(),
+        native.map_tuple(pointwise),
+        *running,
+        lo,
+        *((None,) * 3 if top is None else (top.values, top.ids, top.sizes)),
+        *((None,) * 3 if rank is None else (rank.mine, rank.slack, rank.per_norm)),
+        *((None,) * 2 if rank is None else (rank.norms(lo, lo + z.shape[0]), rank.counts)),
+        native.threads(),
+    )
+    if close:
+        assert rank is not None
+        which, word, token = torch.tensor(close).unbind(1)
+        rank.settle(which, word + lo, token)
+
+
+def pair_products(
+    hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, max_bytes: int
+) -> Tensor:
+    """hidden[rows[i]] · weight[ids[i]] in float64, each sum in the same order: (M,)."""
+    out = torch.empty(rows.shape, dtype=torch.float64, device=hidden.device)
+    core = native.for_pairs(hidden, weight)
+    if core is not None:
+        products = core.pairs_f32 if hidden.dtype == torch.float32 else core.pairs_bf16
+        hidden, weight = native.bits(hidden), native.bits(weight)
+        products(hidden, weight, rows.contiguous(), ids.contiguous(), out, native.threads())
+        return out
+    block = max(1, max_bytes // (32 * weight.shape[1]))
+    for i in range(0, len(rows), block):
+        some = slice(i, i + block)
+        out[some] = weight[ids[some]].double().mul_(hidden[rows[some]].double()).sum(-1)
+    return out
 
 
 def finish_(z: Tensor, bias: Tensor | None, pointwise: Pointwise) -> Tensor:
@@ -77,11 +165,15 @@ def _rebase(old_m: Tensor, new_m: Tensor) -> tuple[Tensor, Tensor]:
 
 def subtract_(z: Tensor, row: Tensor) -> Tensor:
     """Z - row in place, for a float64 row: in two parts, so that small differences are exact."""
-    high = row.to(z.dtype)
+    high, low = split(row, z.dtype)
     z.sub_(high)
-    if z.dtype != row.dtype:
-        z.sub_(finite(row - high.double()).to(z.dtype))
-    return z
+    return z if z.dtype == row.dtype else z.sub_(low)
+
+
+def split(row: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A float64 row as the sum of two of another type."""
+    high = row.to(dtype)
+    return high, torch.where(high.isinf(), 0.0, row - high.double()).to(dtype)
 
 
 def finite(x: Tensor) -> Tensor:
@@ -127,6 +219,25 @@ def gradient_(
         picks: word, token, value: single entries to add.
         scratch: two tiles.
     """
+    core = native.for_tile(z)
+    if core is not None and log_q is None and soft is None and k.a is not None:
+        high, low = split(lse, z.dtype)
+        mixed = None if mix is None else k.mixed
+        core.gradient(
+            z,
+            high,
+            low,
+            k.a.contiguous(),
+            k.b,
+            None if mixed is None else mix,
+            mixed,
+            native.map_tuple(pointwise),
+            *((None,) * 3 if picks is None else picks),
+            None,
+            None,
+            native.threads(),
+        )
+        return z
     slope = pointwise.slope(z, out=scratch[0]) if pointwise.bounded else None
     log_p = subtract_(z, lse)
     if k.b is not None or k.c is not None:

@@ -28,14 +28,12 @@ def answer(questions: Questions) -> tuple[RowAnswers, Decisions]:
     decisions = _Collected(questions.source.rows)
     for rows, chunk in chunks(questions, plan):
         top, rank = _watchers(questions, rows, chunk)
-        for lo, _, z in chunk.forward():
-            if top is not None:
-                top.see(lo, z)
-            if rank is not None:
-                rank.see(lo, z)
-        answers.put(rows, chunk.answers())
-        values, ids = (None, None) if top is None else top.answer()
-        decisions.put(rows, Decisions(values, ids, None if rank is None else rank.answer()))
+        given = chunk.forward(top, rank)
+        answers.put(rows, given)
+        assert given.lse is not None
+        values, ids = (None, None) if top is None else top.answer(given.lse)
+        ranks = None if rank is None else rank.answer(given.lse)
+        decisions.put(rows, Decisions(values, ids, ranks))
     if plan.rows == 0:
         return _empty_answers(questions), _empty_decisions(questions)
     return RowAnswers(*answers.parts), Decisions(*decisions.parts)
@@ -49,9 +47,7 @@ def answer_and_differentiate(
     into, other_into = _gradients(questions, flags)
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
     for rows, chunk in chunks(questions, plan):
-        for _ in chunk.forward():
-            pass
-        answers = chunk.answers()
+        answers = chunk.forward()
         chunk_loss = loss.at(rows)
         total += chunk_loss.rows(answers).sum()
         chunk.backward(answers, chunk_loss.gradients(answers), into, other_into)
@@ -89,12 +85,11 @@ def _watchers(questions: Questions, rows: Rows, chunk: Chunk) -> tuple[TopK | No
     if isinstance(numbers, slice):
         numbers = torch.arange(numbers.start, numbers.stop, device=source.device)
     max_bytes = DEFAULT_MAX_BYTES if questions.max_bytes is None else questions.max_bytes
-    block = max(1, max_bytes // (32 * source.hidden_size))
     top = rank = None
     if questions.top_k:
-        top = TopK(source, numbers, chunk.hiddens, questions.top_k, block)
+        top = TopK(source, numbers, chunk.hiddens, max_bytes, questions.top_k)
     if questions.rank_ids is not None:
-        rank = Rank(source, numbers, chunk.hiddens, questions.rank_ids[rows], block)
+        rank = Rank(source, numbers, chunk.hiddens, max_bytes, questions.rank_ids[rows])
     return top, rank
 
 

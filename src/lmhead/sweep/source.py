@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lmhead.sweep import kernels
 from lmhead.sweep.pointwise import Pointwise
 
 Rows = slice | Tensor
@@ -93,21 +94,17 @@ class Source:
             x = x + self.bias.to(self.dtype)
         return self.pointwise(x)
 
-    def pairs(self, rows: Tensor, ids: Tensor, *, block: int) -> Tensor:
+    def pairs(self, rows: Tensor, ids: Tensor, *, max_bytes: int) -> Tensor:
         """The logits of single (token, word) pairs in float64: (M,) and (M,) give (M,).
 
         The sum runs in one order whatever the batch, so that equal rows of the weight tie.
         """
-        out = torch.empty(rows.shape, dtype=torch.float64, device=self.device)
-        for i in range(0, len(rows), block):
-            r, v = rows[i : i + block], ids[i : i + block]
-            x = torch.zeros(len(r), dtype=torch.float64, device=self.device)
-            for h, w in zip(self.hiddens, self.weights, strict=True):
-                x += w[v].double().mul_(h[r].double()).sum(-1)
-            if self.bias is not None:
-                x += self.bias[v].double()
-            out[i : i + block] = self.pointwise.apply_(x)
-        return out
+        x = torch.zeros(rows.shape, dtype=torch.float64, device=self.device)
+        for hidden, weight in zip(self.hiddens, self.weights, strict=True):
+            x += kernels.pair_products(hidden, weight, rows, ids, max_bytes)
+        if self.bias is not None:
+            x += self.bias[ids].double()
+        return self.pointwise.apply_(x)
 
     @cached_property
     def word_norms(self) -> Tensor:
@@ -119,8 +116,8 @@ class Source:
                 norms[lo:hi] += self.weight_tile(term, lo, hi).norm(dim=1)
         return norms
 
-    def error_bounds(self, hiddens: tuple[Tensor, ...]) -> tuple[Tensor, float]:
-        """(b, c) such that a computed logit z errs by at most b[n] · |w_v| + c · |z|.
+    def error_bounds(self, hiddens: tuple[Tensor, ...]) -> tuple[Tensor, float, float]:
+        """(b, c, d) such that a computed logit z errs by at most b[n] · |w_v| + c · |z| + d.
 
         A dot product of D terms, in any order, errs by at most γ |h| |w|, γ = D u / (1 - D u), with
         u the unit roundoff (Cauchy-Schwarz on Σ |h_i w_i|). The map stretches that by at most its
@@ -132,8 +129,8 @@ class Source:
         # The norms themselves are rounded: 1 % covers that.
         per_row = sum(h.norm(dim=1) for h in hiddens) * (1.01 * gamma * self.pointwise.lipschitz)
         assert isinstance(per_row, Tensor)
-        magnitude = abs(self.pointwise.outer) if self.pointwise.bounded else 0.0
-        return per_row + 8 * u * magnitude / self.word_norms.max().clamp(min=1e-30), 8 * u
+        size = abs(self.pointwise.outer) if self.pointwise.bounded else abs(self.pointwise.shift)
+        return per_row, 8 * u, 8 * u * size
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

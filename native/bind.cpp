@@ -1,0 +1,210 @@
+// The only file that knows Python. Tensors cross as views, checked for type and shape, never copied.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.hpp"
+#include "parallel.hpp"
+
+namespace nb = nanobind;
+using lmhead::Kernels;
+
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Maybe = std::optional<Array<T, N>>;
+
+template <class A>
+auto pointer(const std::optional<A>& array) -> decltype(array->data()) {
+  return array ? array->data() : nullptr;
+}
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+template <class A>
+void require_size(const std::optional<A>& array, size_t size, const char* what) {
+  require(!array || array->size() == size, what);
+}
+
+const Kernels* chosen = lmhead::best_kernels();
+
+using MapTuple = std::tuple<double, double, bool, double, double>;
+
+lmhead::Map to_map(const MapTuple& t) {
+  return {static_cast<float>(std::get<0>(t)), static_cast<float>(std::get<1>(t)), std::get<2>(t),
+          static_cast<float>(std::get<3>(t)), static_cast<float>(std::get<4>(t))};
+}
+
+using Triples = std::vector<std::tuple<int, int, int>>;
+
+Triples softmax(Array<float, 2> z, Maybe<const float, 1> bias, const MapTuple& map,
+                Array<float, 1> m, Array<double, 1> s, Maybe<double, 1> t, int64_t lo,
+                Maybe<float, 2> heap_values, Maybe<int64_t, 2> heap_ids,
+                Maybe<int32_t, 1> heap_sizes, Maybe<const float, 2> rank_mine,
+                Maybe<const float, 2> rank_slack, Maybe<const float, 1> rank_per_norm,
+                Maybe<const float, 1> rank_norms, Maybe<int64_t, 2> rank_counts, int threads) {
+  const size_t words = z.shape(0), tokens = z.shape(1);
+  require(m.size() == tokens && s.size() == tokens, "m and s must have one entry per token");
+  require_size(t, tokens, "t must have one entry per token");
+  require_size(bias, words, "bias must have one entry per word");
+  lmhead::Heaps heaps{};
+  if (heap_values) {
+    require(heap_ids && heap_sizes && heap_values->shape(0) == tokens &&
+                heap_ids->size() == heap_values->size() && heap_sizes->size() == tokens,
+            "heaps must be (tokens, kept), (tokens, kept) and (tokens,)");
+    heaps = {heap_values->data(), heap_ids->data(), heap_sizes->data(),
+             static_cast<int64_t>(heap_values->shape(1))};
+  }
+  lmhead::Ranks ranks{};
+  if (rank_mine) {
+    const size_t size = rank_mine->size();
+    require(rank_slack && rank_per_norm && rank_norms && rank_counts &&
+                rank_mine->shape(1) == tokens && rank_slack->size() == size &&
+                rank_counts->size() == size && rank_per_norm->size() == tokens &&
+                rank_norms->size() == words,
+            "ranks must be (n, tokens) twice, (tokens,), (words,) and (n, tokens)");
+    ranks = {rank_mine->data(),  rank_slack->data(),  rank_per_norm->data(),
+             rank_norms->data(), rank_counts->data(), static_cast<int64_t>(rank_mine->shape(0))};
+  }
+  std::vector<lmhead::Pair> close;
+  {
+    const nb::gil_scoped_release release;
+    chosen->softmax(z.data(), static_cast<int64_t>(words), static_cast<int64_t>(tokens),
+                    pointer(bias), to_map(map), m.data(), s.data(), pointer(t), lo,
+                    heap_values ? &heaps : nullptr, rank_mine ? &ranks : nullptr, &close, threads);
+  }
+  Triples out;
+  out.reserve(close.size());
+  for (const auto& pair : close) out.emplace_back(pair.which, pair.word, pair.token);
+  return out;
+}
+
+void gradient(Array<float, 2> z, Array<const float, 1> high, Array<const float, 1> low,
+              Array<const float, 1> a, Maybe<const float, 1> b, Maybe<const float, 1> mix,
+              Maybe<const float, 1> mixed, const MapTuple& map,
+              Maybe<const int64_t, 1> pick_words, Maybe<const int64_t, 1> pick_tokens,
+              Maybe<const float, 1> pick_values, Maybe<float, 1> columns, Maybe<float, 1> rows,
+              int threads) {
+  const size_t words = z.shape(0), tokens = z.shape(1);
+  require(high.size() == tokens && low.size() == tokens && a.size() == tokens,
+          "high, low and a must have one entry per token");
+  require_size(b, tokens, "b must have one entry per token");
+  require_size(mix, words, "mix must have one entry per word");
+  require_size(mixed, tokens, "mixed must have one entry per token");
+  require(mix.has_value() == mixed.has_value(), "mix and mixed go together");
+  require_size(columns, words, "columns must have one entry per word");
+  require_size(rows, tokens, "rows must have one entry per token");
+  std::vector<lmhead::Pick> picks;
+  if (pick_words) {
+    const size_t n = pick_words->size();
+    require(pick_tokens && pick_values && pick_tokens->size() == n && pick_values->size() == n,
+            "picks must be three vectors of one length");
+    picks.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t word = pick_words->data()[i], token = pick_tokens->data()[i];
+      require(word >= 0 && word < static_cast<int64_t>(words) && token >= 0 &&
+                  token < static_cast<int64_t>(tokens),
+              "picks must lie in the tile");
+      picks.push_back({word, token, pick_values->data()[i]});
+    }
+  }
+  const nb::gil_scoped_release release;
+  chosen->gradient(z.data(), static_cast<int64_t>(words), static_cast<int64_t>(tokens),
+                   high.data(), low.data(), a.data(), pointer(b), pointer(mix), pointer(mixed),
+                   to_map(map), picks, pointer(columns), pointer(rows), threads);
+}
+
+void check_numbers(const Array<const int64_t, 1>& numbers, size_t limit, const char* what) {
+  for (size_t i = 0; i < numbers.size(); ++i)
+    require(numbers.data()[i] >= 0 && numbers.data()[i] < static_cast<int64_t>(limit), what);
+}
+
+// bfloat16 comes as its bits: uint16.
+template <class T>
+void pairs(Array<const T, 2> hidden, Array<const T, 2> weight, Array<const int64_t, 1> rows,
+           Array<const int64_t, 1> ids, Array<double, 1> out, int threads) {
+  require(hidden.shape(1) == weight.shape(1), "hidden and weight must have the same width");
+  require(rows.size() == ids.size() && out.size() == ids.size(), "one entry per pair");
+  check_numbers(rows, hidden.shape(0), "rows must be rows of hidden");
+  check_numbers(ids, weight.shape(0), "ids must be rows of weight");
+  const nb::gil_scoped_release release;
+  const auto d = static_cast<int64_t>(hidden.shape(1)), n = static_cast<int64_t>(ids.size());
+  if constexpr (sizeof(T) == 4) {
+    chosen->pairs_f32(hidden.data(), weight.data(), d, rows.data(), ids.data(), n, out.data(),
+                      threads);
+  } else {
+    chosen->pairs_bf16(hidden.data(), weight.data(), d, rows.data(), ids.data(), n, out.data(),
+                       threads);
+  }
+}
+
+void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const float, 2> from,
+                 int threads) {
+  require(from.shape(0) == ids.size() && from.shape(1) == into.shape(1),
+          "from must be (len(ids), width of into)");
+  check_numbers(ids, into.shape(0), "ids must be rows of into");
+  const nb::gil_scoped_release release;
+  chosen->scatter_add(into.data(), static_cast<int64_t>(into.shape(1)), ids.data(),
+                      static_cast<int64_t>(ids.size()), from.data(), threads);
+}
+
+void widen(Array<const uint16_t, 2> from, Array<float, 2> to, int threads) {
+  require(from.size() == to.size(), "from and to must have the same size");
+  const nb::gil_scoped_release release;
+  chosen->widen(from.data(), to.data(), static_cast<int64_t>(to.size()), threads);
+}
+
+float tail_threshold(Array<const float, 1> x, double mass) {
+  const nb::gil_scoped_release release;
+  return lmhead::tail_threshold(x.data(), static_cast<int64_t>(x.size()), mass);
+}
+
+void use(const std::string& name) {
+  const Kernels* found = lmhead::kernels_named(name.c_str());
+  if (!found) throw std::invalid_argument("this machine cannot run the kernels for " + name);
+  chosen = found;
+}
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const char* name : lmhead::kernel_names()) names.emplace_back(name);
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels on tiles of logits; see native/kernels.hpp.";
+  using nb::arg;
+  m.def("softmax", &softmax, arg("z"), arg("bias").none(), arg("map"), arg("m"), arg("s"),
+        arg("t").none(), arg("lo"), arg("heap_values").none(), arg("heap_ids").none(),
+        arg("heap_sizes").none(), arg("rank_mine").none(), arg("rank_slack").none(),
+        arg("rank_per_norm").none(), arg("rank_norms").none(), arg("rank_counts").none(),
+        arg("threads"));
+  m.def("gradient", &gradient, arg("z"), arg("high"), arg("low"), arg("a"), arg("b").none(),
+        arg("mix").none(), arg("mixed").none(), arg("map"), arg("pick_words").none(),
+        arg("pick_tokens").none(), arg("pick_values").none(), arg("columns").none(),
+        arg("rows").none(), arg("threads"));
+  m.def("pairs_f32", &pairs<float>, arg("hidden"), arg("weight"), arg("rows"), arg("ids"),
+        arg("out"), arg("threads"));
+  m.def("pairs_bf16", &pairs<uint16_t>, arg("hidden"), arg("weight"), arg("rows"), arg("ids"),
+        arg("out"), arg("threads"));
+  m.def("scatter_add", &scatter_add, arg("into"), arg("ids"), arg("from_"), arg("threads"));
+  m.def("widen", &widen, arg("from_"), arg("to"), arg("threads"));
+  m.def("tail_threshold", &tail_threshold, arg("x"), arg("mass"));
+  m.def("use", &use, arg("name"));
+  m.def("instruction_sets", &instruction_sets);
+  m.def("instruction_set", [] { return std::string(chosen->name); });
+  m.def("thread_runtime", [] { return std::string(lmhead::thread_runtime()); });
+}

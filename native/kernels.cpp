@@ -1,0 +1,335 @@
+// One instruction set's kernels. LMHEAD_ISA names the namespace, LMHEAD_NAME the string.
+#include "kernels.hpp"
+
+#include <algorithm>
+#include <mutex>
+
+#include "parallel.hpp"
+#include "simd.hpp"
+
+namespace LMHEAD_ISA {
+namespace {
+
+using lmhead::Heaps;
+using lmhead::Map;
+using lmhead::Pair;
+using lmhead::parallel_for;
+using lmhead::Pick;
+using lmhead::Ranks;
+
+constexpr float kInf = __builtin_inff();
+// Stands for -inf where 0 · -inf would make a NaN; exp of it is 0.
+constexpr float kFloor = -1.0e4f;
+// Words handled at a time, so that a block of them stays in the first-level cache.
+constexpr int64_t kWords = 32;
+constexpr int64_t kMaxTokens = 256;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// A vector's worth of tokens, or the few that are left at the end of a row.
+struct Lanes {
+  int n;
+  bool full() const { return n == kLanes; }
+  vf get(const float* p, float fill = 0.0f) const { return full() ? load(p) : load(p, n, fill); }
+  void put(float* p, vf v) const { full() ? store(p, v) : store(p, v, n); }
+};
+
+// All tokens of [begin, end), a vector at a time.
+template <class Body>
+void each_lanes(int64_t begin, int64_t end, const Body& body) {
+  for (int64_t j = begin; j < end; j += kLanes)
+    body(j, Lanes{static_cast<int>(std::min<int64_t>(kLanes, end - j))});
+}
+
+vf apply(const Map& map, vf x) {
+  const vf inner = x * map.scale + map.shift;
+  if (!map.bounded) return inner;
+  const vf z = tanh(inner) * map.outer + map.outer_shift;
+  return x == -kInf ? splat(-kInf) : z;  // a masked word is not revived
+}
+
+// dz/dx from z; 0 for masked words.
+vf slope(const Map& map, vf z) {
+  if (!map.bounded) return splat(map.scale);
+  const vf t = (z - map.outer_shift) / map.outer;
+  const vf d = 1.0f - t * t;
+  return (d > 0.0f ? d : splat(0.0f)) * (map.scale * map.outer);
+}
+
+// Put (value, id) into a token's heap, in place of its smallest entry once it is full.
+void push(const Heaps& heaps, int64_t token, float value, int64_t id) {
+  float* values = heaps.values + token * heaps.kept;
+  int64_t* ids = heaps.ids + token * heaps.kept;
+  int32_t& size = heaps.sizes[token];
+  int64_t i;
+  if (size < heaps.kept) {
+    i = size++;
+    for (int64_t up; i > 0 && values[up = (i - 1) / 2] > value; i = up) {
+      values[i] = values[up];
+      ids[i] = ids[up];
+    }
+  } else {
+    i = 0;
+    for (int64_t down; (down = 2 * i + 1) < size; i = down) {
+      if (down + 1 < size && values[down + 1] < values[down]) ++down;
+      if (values[down] >= value) break;
+      values[i] = values[down];
+      ids[i] = ids[down];
+    }
+  }
+  values[i] = value;
+  ids[i] = id;
+}
+
+float threshold(const Heaps& heaps, int64_t token) {
+  return heaps.sizes[token] < heaps.kept ? -kInf : heaps.values[token * heaps.kept];
+}
+
+// One block of words for one vector of tokens, in all the ways it is looked at.
+struct Block {
+  const float* z;
+  int64_t words, tokens, word, token;
+  Lanes lanes;
+
+  vf row(int64_t w) const { return lanes.get(z + w * tokens + token, -kInf); }
+
+  void offer(const Heaps& heaps, vf largest, int64_t lo) const {
+    float limits[kLanes];
+    for (int i = 0; i < kLanes; ++i)
+      limits[i] = i < lanes.n ? threshold(heaps, token + i) : kInf;
+    if (!any(largest > load(limits))) return;
+    for (int64_t w = word; w < word + words; ++w) {
+      const vf v = row(w);
+      if (!any(v > load(limits))) continue;
+      for (int i = 0; i < lanes.n; ++i) {
+        if (!(v[i] > limits[i])) continue;
+        push(heaps, token + i, v[i], lo + w);
+        limits[i] = threshold(heaps, token + i);
+      }
+    }
+  }
+
+  void count(const Ranks& ranks, vf largest, std::vector<Pair>& close) const {
+    const float* norms = ranks.norms + word;
+    const float widest = *std::max_element(norms, norms + words);
+    const vf per_norm = lanes.get(ranks.per_norm + token);
+    for (int64_t n = 0; n < ranks.n; ++n) {
+      const int64_t at = n * tokens + token;
+      const vf mine = lanes.get(ranks.mine + at, kInf), slack = lanes.get(ranks.slack + at);
+      // Far below, as nearly all words are: nothing to count. A NaN is not far below.
+      if (!any(~(largest - mine < -(per_norm * widest + slack)))) continue;
+      vi above{};
+      for (int64_t w = 0; w < words; ++w) {
+        const vf ahead = row(word + w) - mine;
+        const vf margin = per_norm * norms[w] + slack;
+        const vi over = ahead > margin;
+        above -= over;
+        const vi unsure = ~(over | (ahead < -margin));
+        if (!any(unsure)) continue;
+        for (int i = 0; i < lanes.n; ++i)
+          if (unsure[i])
+            close.push_back({static_cast<int32_t>(n), static_cast<int32_t>(word + w),
+                             static_cast<int32_t>(token + i)});
+      }
+      for (int i = 0; i < lanes.n; ++i) ranks.counts[at + i] += above[i];
+    }
+  }
+};
+
+void softmax(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map, float* m,
+             double* s, double* t, int64_t lo, const Heaps* heaps, const Ranks* ranks,
+             std::vector<Pair>* close, int threads) {
+  const bool maps = map.bounded || map.scale != 1.0f || map.shift != 0.0f;
+  // Cut by tokens alone: a token's result does not depend on the number of threads.
+  const int64_t share = std::min(round_up(ceil_div(tokens, threads), 16), kMaxTokens);
+  std::mutex close_lock;
+  parallel_for(ceil_div(tokens, share), threads, [&](int64_t part) {
+    const int64_t begin = part * share, end = std::min(tokens, begin + share);
+    std::vector<Pair> own_close;
+    for (int64_t w0 = 0; w0 < words; w0 += kWords) {
+      const int64_t w1 = std::min(words, w0 + kWords);
+      each_lanes(begin, end, [&](int64_t j, Lanes lanes) {
+        vf largest = splat(-kInf);
+        if (maps || bias) {
+          for (int64_t w = w0; w < w1; ++w) {
+            vf v = lanes.get(z + w * tokens + j);
+            if (bias) v += bias[w];
+            if (maps) v = apply(map, v);
+            lanes.put(z + w * tokens + j, v);
+            largest = max(largest, v);
+          }
+        } else {
+          for (int64_t w = w0; w < w1; ++w) largest = max(largest, lanes.get(z + w * tokens + j));
+        }
+        const vf old_m = lanes.get(m + j), new_m = max(old_m, largest);
+        const vf origin = new_m == -kInf ? splat(0.0f) : new_m;
+        if (any(new_m > old_m)) {
+          // Sums count from the maximum; when it moves by d, s shrinks by exp(d), t moves too.
+          const vf moved = old_m == -kInf ? splat(0.0f) : old_m - origin;
+          const vf decay = exp(old_m - origin);
+          for (int i = 0; i < lanes.n; ++i) {
+            if (t) t[j + i] = (t[j + i] + s[j + i] * moved[i]) * decay[i];
+            s[j + i] *= decay[i];
+          }
+          lanes.put(m + j, new_m);
+        }
+        vf sum_s{}, sum_t{};
+        if (t) {
+          for (int64_t w = w0; w < w1; ++w) {
+            const vf centred = lanes.get(z + w * tokens + j) - origin, e = exp(centred);
+            sum_s += e;
+            sum_t += e * max(centred, splat(kFloor));
+          }
+          for (int i = 0; i < lanes.n; ++i) t[j + i] += sum_t[i];
+        } else {
+          for (int64_t w = w0; w < w1; ++w) sum_s += exp(lanes.get(z + w * tokens + j) - origin);
+        }
+        for (int i = 0; i < lanes.n; ++i) s[j + i] += sum_s[i];
+        const Block block{z, w1 - w0, tokens, w0, j, lanes};
+        if (heaps) block.offer(*heaps, largest, lo);
+        if (ranks) block.count(*ranks, largest, own_close);
+      });
+    }
+    if (!own_close.empty()) {
+      const std::lock_guard<std::mutex> lock(close_lock);
+      close->insert(close->end(), own_close.begin(), own_close.end());
+    }
+  });
+}
+
+void gradient(float* z, int64_t words, int64_t tokens, const float* high, const float* low,
+              const float* a, const float* b, const float* mix, const float* mixed, const Map& map,
+              const std::vector<Pick>& picks, float* columns, float* rows, int threads) {
+  std::vector<float> steep(picks.size());
+  for (size_t i = 0; i < picks.size(); ++i)
+    steep[i] = slope(map, splat(z[picks[i].word * tokens + picks[i].token]))[0];
+
+  // Row sums are kept by block and added in order, so that threads do not change the result.
+  const int64_t blocks = ceil_div(words, 4 * kWords);
+  std::vector<float> partial(rows ? static_cast<size_t>(blocks * tokens) : 0, 0.0f);
+  parallel_for(blocks, threads, [&](int64_t block) {
+    const int64_t w0 = block * 4 * kWords, w1 = std::min(words, w0 + 4 * kWords);
+    for (int64_t w = w0; w < w1; ++w) {
+      vf column{};
+      float* row = z + w * tokens;
+      each_lanes(0, tokens, [&](int64_t j, Lanes lanes) {
+        const vf v = lanes.get(row + j, -kInf);
+        const vf log_p = (v - lanes.get(high + j)) - lanes.get(low + j);
+        vf factor = lanes.get(a + j);
+        if (b) factor += lanes.get(b + j) * max(log_p, splat(kFloor));
+        vf g = exp(log_p) * factor;
+        if (map.bounded) {
+          g *= slope(map, v);
+        } else {
+          g *= map.scale;
+        }
+        if (columns) column += g;
+        if (rows) {
+          float* sums = partial.data() + block * tokens + j;
+          lanes.put(sums, lanes.get(sums) + g);
+        }
+        if (mix) g += lanes.get(mixed + j) * mix[w] * slope(map, v);
+        lanes.put(row + j, g);
+      });
+      if (columns) columns[w] = sum(column);
+    }
+  });
+  if (rows)
+    for (int64_t block = 0; block < blocks; ++block)
+      for (int64_t j = 0; j < tokens; ++j) rows[j] += partial[block * tokens + j];
+  for (size_t i = 0; i < picks.size(); ++i)
+    z[picks[i].word * tokens + picks[i].token] += picks[i].value * steep[i];
+}
+
+constexpr int kHalf = kLanes / 2;
+using vf_half = float __attribute__((vector_size(kHalf * 4)));
+using vd = double __attribute__((vector_size(kHalf * 8)));
+
+inline float value(float x) { return x; }
+
+inline float value(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, 4);
+  return x;
+}
+
+inline vd load_half(const float* p) {
+  vf_half v;
+  std::memcpy(&v, p, sizeof v);
+  return __builtin_convertvector(v, vd);
+}
+
+inline vd load_half(const uint16_t* p) {
+  vf_half v;
+  for (int i = 0; i < kHalf; ++i) v[i] = value(p[i]);
+  return __builtin_convertvector(v, vd);
+}
+
+template <class T>
+double dot(const T* x, const T* y, int64_t d) {
+  vd sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kHalf <= d; i += 4 * kHalf)
+    for (int k = 0; k < 4; ++k)
+      sums[k] += load_half(x + i + k * kHalf) * load_half(y + i + k * kHalf);
+  const vd together = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  double total = 0.0;
+  for (int k = 0; k < kHalf; ++k) total += together[k];
+  for (; i < d; ++i) total += static_cast<double>(value(x[i])) * value(y[i]);
+  return total;
+}
+
+template <class T>
+void pairs(const T* hidden, const T* weight, int64_t d, const int64_t* rows, const int64_t* ids,
+           int64_t n, double* out, int threads) {
+  constexpr int64_t kBlock = 64;
+  parallel_for(ceil_div(n, kBlock), threads, [&](int64_t block) {
+    const int64_t end = std::min(n, (block + 1) * kBlock);
+    for (int64_t i = block * kBlock; i < end; ++i)
+      out[i] = dot(hidden + rows[i] * d, weight + ids[i] * d, d);
+  });
+}
+
+void scatter_add(float* into, int64_t d, const int64_t* ids, int64_t n, const float* from,
+                 int threads) {
+  constexpr int64_t kBlock = 64;
+  parallel_for(ceil_div(n, kBlock), threads, [&](int64_t block) {
+    const int64_t end = std::min(n, (block + 1) * kBlock);
+    for (int64_t i = block * kBlock; i < end; ++i) {
+      float* to = into + ids[i] * d;
+      const float* row = from + i * d;
+      each_lanes(0, d, [&](int64_t j, Lanes lanes) {
+        lanes.put(to + j, lanes.get(to + j) + lanes.get(row + j));
+      });
+    }
+  });
+}
+
+void widen(const uint16_t* from, float* to, int64_t n, int threads) {
+  constexpr int64_t kBlock = 1 << 15;
+  parallel_for(ceil_div(n, kBlock), threads, [&](int64_t block) {
+    const int64_t end = std::min(n, (block + 1) * kBlock);
+    for (int64_t i = block * kBlock; i < end; ++i) to[i] = value(from[i]);
+  });
+}
+
+}  // namespace
+}  // namespace LMHEAD_ISA
+
+namespace lmhead {
+
+extern const Kernels LMHEAD_TABLE;
+const Kernels LMHEAD_TABLE = {
+    LMHEAD_NAME,
+    LMHEAD_ISA::softmax,
+    LMHEAD_ISA::gradient,
+    LMHEAD_ISA::pairs<float>,
+    LMHEAD_ISA::pairs<uint16_t>,
+    LMHEAD_ISA::scatter_add,
+    LMHEAD_ISA::widen,
+};
+
+}  // namespace lmhead

@@ -1,0 +1,90 @@
+// The steps on a tile of logits. A tile is (words, tokens), tokens contiguous; what follows a token
+// is a vector over tokens. Pure functions on pointers: no Python, no allocation that outlives them.
+//
+// `kernels.cpp` is compiled once per instruction set, each into a namespace of its own; `dispatch`
+// picks one at run time.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace lmhead {
+
+// z = scale · x + shift, or outer · tanh(scale · x + shift) + outer_shift if bounded.
+struct Map {
+  float scale = 1.0f, shift = 0.0f;
+  bool bounded = false;
+  float outer = 1.0f, outer_shift = 0.0f;
+};
+
+// The k largest logits of each token: a heap per token, smallest first. A NaN is passed over (it
+// shows in s).
+struct Heaps {
+  float* values;   // (tokens, kept)
+  int64_t* ids;    // (tokens, kept)
+  int32_t* sizes;  // (tokens,)
+  int64_t kept;
+};
+
+// How many logits are above a given one, and which are too close to tell.
+struct Ranks {
+  const float* mine;      // (n, tokens), the given logits
+  const float* slack;     // (n, tokens), uncertainty whatever the word
+  const float* per_norm;  // (tokens,), uncertainty per unit of |w|
+  const float* norms;     // (words,), |w| of this tile
+  int64_t* counts;        // (n, tokens)
+  int64_t n;
+};
+
+struct Pair {
+  int32_t which, word, token;
+};
+
+// One entry of the gradient that comes on top of the softmax part.
+struct Pick {
+  int64_t word, token;
+  float value;
+};
+
+struct Kernels {
+  const char* name;
+
+  // Bias and map in place; then the running softmax of each token: maximum m, s = Σ exp(z - m),
+  // t = Σ exp(z - m)(z - m) if not null; sums in float64, since
+  // a long tail of small terms is lost when added to a float32 one by one. `heaps`, `ranks` may be null; `lo` is the tile's first id.
+  void (*softmax)(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map,
+                  float* m, double* s, double* t, int64_t lo, const Heaps* heaps,
+                  const Ranks* ranks, std::vector<Pair>* close, int threads);
+
+  // exp(z - lse) · (a + b (z - lse)) + mix · mixed, and the picks, times the slope of the map, in
+  // place of z. lse = high + low. b, mix and mixed may be null. Where not null, `columns` (words,)
+  // and `rows` (tokens,) receive the sums of the softmax part: columns are set, rows added to.
+  void (*gradient)(float* z, int64_t words, int64_t tokens, const float* high, const float* low,
+                   const float* a, const float* b, const float* mix, const float* mixed,
+                   const Map& map, const std::vector<Pick>& picks, float* columns, float* rows,
+                   int threads);
+
+  // out[i] = Σ_d weight[ids[i], d] · hidden[rows[i], d] in float64, always in the same order.
+  void (*pairs_f32)(const float* hidden, const float* weight, int64_t d, const int64_t* rows,
+                    const int64_t* ids, int64_t n, double* out, int threads);
+  void (*pairs_bf16)(const uint16_t* hidden, const uint16_t* weight, int64_t d,
+                     const int64_t* rows, const int64_t* ids, int64_t n, double* out, int threads);
+
+  // into[ids[i], :] += from[i, :]; ids are distinct.
+  void (*scatter_add)(float* into, int64_t d, const int64_t* ids, int64_t n, const float* from,
+                      int threads);
+
+  // bfloat16 to float32.
+  void (*widen)(const uint16_t* from, float* to, int64_t n, int threads);
+};
+
+// The kernels for this machine, or for a named instruction set; null if it cannot run that.
+const Kernels* best_kernels();
+const Kernels* kernels_named(const char* name);
+std::vector<const char*> kernel_names();
+
+// The largest t such that the entries of x (n, not negative) below t add up to at most `mass`.
+float tail_threshold(const float* x, int64_t n, double mass);
+
+}  // namespace lmhead

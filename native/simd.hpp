@@ -1,0 +1,105 @@
+// Vectors of floats, as wide as the instruction set this file is compiled for.
+//
+// GCC's vector extensions (Clang has them too): arithmetic, comparison and selection are operators,
+// and the compiler picks the instructions. The same source serves AVX-512, AVX2, SSE2 and NEON.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace LMHEAD_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+inline constexpr int kLanes = 8;
+#else
+inline constexpr int kLanes = 4;
+#endif
+
+using vf = float __attribute__((vector_size(kLanes * 4)));
+using vi = int32_t __attribute__((vector_size(kLanes * 4)));
+
+inline vf load(const float* p) {
+  vf v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// The first n lanes; the others are `fill`, and nothing beyond n is read.
+inline vf load(const float* p, int n, float fill) {
+  vf v = fill - vf{};
+  std::memcpy(&v, p, static_cast<size_t>(n) * 4);
+  return v;
+}
+
+inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+
+inline void store(float* p, vf v, int n) { std::memcpy(p, &v, static_cast<size_t>(n) * 4); }
+
+inline vf splat(float x) { return x - vf{}; }
+
+inline vf max(vf a, vf b) { return a > b ? a : b; }
+
+inline vf abs(vf a) { return a < 0.0f ? -a : a; }
+
+// Whether a comparison holds in any lane.
+inline bool any(vi mask) {
+  int64_t words[kLanes / 2];
+  std::memcpy(words, &mask, sizeof mask);
+  int64_t all = 0;
+  for (int64_t w : words) all |= w;
+  return all != 0;
+}
+
+inline float sum(vf v) {
+  float total = 0.0f;
+  for (int i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+// exp(x) to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, exp(r) by a polynomial, times 2^n.
+// Below -87.3 the result is 0 (no denormals), above 88.7 it is inf. NaN stays NaN.
+inline vf exp(vf x) {
+  const vf clamped = x < -87.336f ? splat(-87.336f) : (x > 88.73f ? splat(88.73f) : x);
+  // Adding and subtracting 1.5 · 2^23 rounds to the nearest whole number.
+  const vf magic = splat(12582912.0f);
+  const vf n = (clamped * 1.44269504f + magic) - magic;
+  const vf r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // 2^n in two steps, since n reaches 128.
+  const vi whole = __builtin_convertvector(n, vi);
+  const vi half = whole >> 1;
+  const vi first = (half + 127) << 23;
+  const vi second = (whole - half + 127) << 23;
+  vf low, high;
+  std::memcpy(&low, &first, sizeof low);
+  std::memcpy(&high, &second, sizeof high);
+  p = p * low * high;
+  p = x < -87.336f ? splat(0.0f) : p;
+  p = x > 88.72284f ? splat(__builtin_inff()) : p;
+  return x == x ? p : x;
+}
+
+// tanh(x) to about 2 ulp: a polynomial near 0, where 1 - 2 / (exp(2x) + 1) would cancel.
+inline vf tanh(vf x) {
+  const vf a = abs(x);
+  const vf s = x * x;
+  vf p = splat(-5.70498872745e-3f);
+  p = p * s + 2.06390887954e-2f;
+  p = p * s + -5.37397155531e-2f;
+  p = p * s + 1.33314422036e-1f;
+  p = p * s + -3.33332819422e-1f;
+  const vf small = x + x * s * p;
+  const vf large = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
+  const vf signed_large = x < 0.0f ? -large : large;
+  return a < 0.625f ? small : signed_large;
+}
+
+}  // namespace LMHEAD_ISA

@@ -1,0 +1,53 @@
+"""The compiled core: kernels on tiles of logits, (words, tokens). See native/kernels.hpp."""
+
+from torch import Tensor
+
+Map = tuple[float, float, bool, float, float]
+
+def softmax(
+    z: Tensor,
+    bias: Tensor | None,
+    map: Map,
+    m: Tensor,
+    s: Tensor,
+    t: Tensor | None,
+    lo: int,
+    heap_values: Tensor | None,
+    heap_ids: Tensor | None,
+    heap_sizes: Tensor | None,
+    rank_mine: Tensor | None,
+    rank_slack: Tensor | None,
+    rank_per_norm: Tensor | None,
+    rank_norms: Tensor | None,
+    rank_counts: Tensor | None,
+    threads: int,
+) -> list[tuple[int, int, int]]: ...
+def gradient(
+    z: Tensor,
+    high: Tensor,
+    low: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+    mix: Tensor | None,
+    mixed: Tensor | None,
+    map: Map,
+    pick_words: Tensor | None,
+    pick_tokens: Tensor | None,
+    pick_values: Tensor | None,
+    columns: Tensor | None,
+    rows: Tensor | None,
+    threads: int,
+) -> None: ...
+def pairs_f32(
+    hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, out: Tensor, threads: int
+) -> None: ...
+def pairs_bf16(
+    hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, out: Tensor, threads: int
+) -> None: ...
+def scatter_add(into: Tensor, ids: Tensor, from_: Tensor, threads: int) -> None: ...
+def widen(from_: Tensor, to: Tensor, threads: int) -> None: ...
+def tail_threshold(x: Tensor, mass: float) -> float: ...
+def use(name: str) -> None: ...
+def instruction_sets() -> list[str]: ...
+def instruction_set() -> str: ...
+def thread_runtime() -> str: ...

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lmhead.functional import Answers, linear_cross_entropy, query
     from lmhead.head import LMHead
     from lmhead.logits import LazyLogits
+    from lmhead.sweep import GradFilter
     from lmhead.tying import TyingAdvice, advise_tying
 
 __version__ = metadata.version("lmhead")
@@ -27,6 +28,7 @@ __version__ = metadata.version("lmhead")
 # Each public name once, with the room it lives in.
 _ROOM = {
     "Answers": "functional",
+    "GradFilter": "sweep",
     "LMHead": "head",
     "LazyLogits": "logits",
     "PerformanceWarning": "errors",
@@ -38,6 +40,7 @@ _ROOM = {
 
 __all__ = [
     "Answers",
+    "GradFilter",
     "LMHead",
     "LazyLogits",
     "PerformanceWarning",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lmhead import checks
-from lmhead.functional import autocast
+from lmhead.functional import as_filter, autocast
 from lmhead.logits import LazyLogits
-from lmhead.sweep import Pointwise
+from lmhead.sweep import GradFilter, Pointwise
 
 
 class LMHead(nn.Module):
@@ -25,6 +25,8 @@ class LMHead(nn.Module):
         bias: whether there is one.
         softcap: logits become softcap · tanh(scale · x / softcap); None for none.
         scale: a factor of the logits, before soft-capping.
+        grad_filter: the tail mass τ of the gradient filter, see `linear_cross_entropy`; None for
+            exact gradients.
         device: where to put the parameters.
         dtype: the type of the parameters.
 
@@ -54,13 +56,17 @@ class LMHead(nn.Module):
         bias: bool = False,
         softcap: float | None = None,
         scale: float = 1.0,
+        grad_filter: float | GradFilter | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         checks.check_whole("hidden_size", hidden_size, low=1)
         checks.check_whole("vocab_size", vocab_size, low=1)
-        self._set_map(softcap, scale)
+        checks.check_map(softcap, scale)
+        self.softcap, self.scale = softcap, scale
+        self.grad_filter = as_filter(grad_filter)
+        self.max_bytes: int | None = None
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, device=device, dtype=dtype))
         self._add("bias", torch.empty(vocab_size, device=device, dtype=dtype) if bias else None)
         self._add("low_rank_a", None)
@@ -69,7 +75,12 @@ class LMHead(nn.Module):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, *, softcap: float | None = None, scale: float = 1.0
+        cls,
+        linear: nn.Linear,
+        *,
+        softcap: float | None = None,
+        scale: float = 1.0,
+        grad_filter: float | GradFilter | None = None,
     ) -> LMHead:
         """A head on the weight and bias of a linear layer: shared, not copied.
 
@@ -79,7 +90,9 @@ class LMHead(nn.Module):
         """
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be an nn.Linear; got {type(linear).__name__}")
-        return cls._sharing(linear.weight, linear.bias, softcap, scale)
+        return cls._sharing(
+            linear.weight, linear.bias, softcap=softcap, scale=scale, grad_filter=grad_filter
+        )
 
     @classmethod
     def tied(
@@ -89,6 +102,7 @@ class LMHead(nn.Module):
         bias: bool = False,
         softcap: float | None = None,
         scale: float = 1.0,
+        grad_filter: float | GradFilter | None = None,
     ) -> LMHead:
         """A head on the weight of an embedding: one tensor, trained from both sides.
 
@@ -103,22 +117,14 @@ class LMHead(nn.Module):
         if bias:
             bound = 1 / math.sqrt(weight.shape[1])
             own_bias = nn.Parameter(weight.new_empty(weight.shape[0]).uniform_(-bound, bound))
-        return cls._sharing(weight, own_bias, softcap, scale)
+        return cls._sharing(weight, own_bias, softcap=softcap, scale=scale, grad_filter=grad_filter)
 
     @classmethod
-    def _sharing(
-        cls, weight: Tensor, bias: Tensor | None, softcap: float | None, scale: float
-    ) -> LMHead:
+    def _sharing(cls, weight: Tensor, bias: Tensor | None, **options: Any) -> LMHead:
         vocab_size, hidden_size = weight.shape
-        head = cls(hidden_size, vocab_size, softcap=softcap, scale=scale, device="meta")
-        head.weight = weight
-        head.bias = bias
+        head = cls(hidden_size, vocab_size, device="meta", **options)
+        head.weight, head.bias = weight, bias
         return head
-
-    def _set_map(self, softcap: float | None, scale: float) -> None:
-        checks.check_map(softcap, scale)
-        self.softcap, self.scale = softcap, scale
-        self.max_bytes: int | None = None
 
     def _add(self, name: str, value: Tensor | None) -> None:
         self.register_parameter(name, None if value is None else nn.Parameter(value))
@@ -178,6 +184,7 @@ class LMHead(nn.Module):
             self.bias,
             Pointwise.of(softcap=self.softcap, scale=self.scale),
             dtype=hiddens[0].dtype,
+            grad_filter=self.grad_filter,
             max_bytes=self.max_bytes,
         )
 
@@ -188,6 +195,8 @@ class LMHead(nn.Module):
             parts.append(f"softcap={self.softcap}")
         if self.scale != 1.0:
             parts.append(f"scale={self.scale}")
+        if self.grad_filter is not None:
+            parts.append(f"grad_filter={self.grad_filter.tail_mass:g}")
         if self.low_rank_a is not None:
             parts.append(f"low_rank={self.low_rank_a.shape[0]}")
         return ", ".join(map(str, parts))

@@ -20,7 +20,7 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.errors import PerformanceWarning
 from lmhead.functional import Answers, TopK, ask
-from lmhead.sweep import Pointwise, Questions, Source, row_answers
+from lmhead.sweep import GradFilter, Pointwise, Questions, Source, row_answers
 from lmhead.sweep.draw import draw
 from lmhead.sweep.eager import eager
 from lmhead.sweep.explain import explain
@@ -49,11 +49,12 @@ class LazyLogits:
         dtype: torch.dtype,
         kind: Kind = "logits",
         row_shift: Tensor | None = None,
+        grad_filter: GradFilter | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self._hiddens, self._weights, self._bias = hiddens, weights, bias
         self._pointwise, self._dtype, self._kind = pointwise, dtype, kind
-        self._row_shift, self._max_bytes = row_shift, max_bytes
+        self._row_shift, self._grad_filter, self._max_bytes = row_shift, grad_filter, max_bytes
         self._dense: Tensor | None = None
 
     def _with(self, **changes: Any) -> LazyLogits:
@@ -66,6 +67,7 @@ class LazyLogits:
             "dtype": self._dtype,
             "kind": self._kind,
             "row_shift": self._row_shift,
+            "grad_filter": self._grad_filter,
             "max_bytes": self._max_bytes,
         }
         return LazyLogits(**(fields | changes))
@@ -452,7 +454,9 @@ class LazyLogits:
     def _gather(self, index: Tensor) -> Tensor:
         checks.check_ids("index", index, self.shape[-1])
         ids = index.reshape(-1, index.shape[-1]).long()
-        questions = Questions(self.source(), ids=ids, max_bytes=self._max_bytes)
+        questions = Questions(
+            self.source(), ids=ids, grad_filter=self._grad_filter, max_bytes=self._max_bytes
+        )
         answers, _ = row_answers(questions)
         assert answers.picked is not None
         assert answers.lse is not None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmhead.sweep import Questions, RowLoss, Source, row_answers, total_loss
+from lmhead.sweep import GradFilter, Questions, RowLoss, Source, row_answers, total_loss
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def class_targets(
     class_weight: Tensor | None,
     label_smoothing: float,
     z_loss: float,
+    grad_filter: GradFilter | None,
     max_bytes: int | None,
 ) -> WeightedLoss:
     """Targets are ids, (N,)."""
@@ -54,7 +55,14 @@ def class_targets(
         mixed=None if mix is None else spread * keep.double(),
         squared=z_loss * keep.double() if z_loss else None,
     )
-    questions = Questions(source, ids=ids[:, None], mix=mix, active=keep, max_bytes=max_bytes)
+    questions = Questions(
+        source,
+        ids=ids[:, None],
+        mix=mix,
+        active=keep,
+        grad_filter=grad_filter,
+        max_bytes=max_bytes,
+    )
     return WeightedLoss(questions, loss, own.sum(), keep.sum())
 
 
@@ -65,6 +73,7 @@ def probability_targets(
     class_weight: Tensor | None,
     label_smoothing: float,
     z_loss: float,
+    grad_filter: GradFilter | None,
     max_bytes: int | None,
 ) -> WeightedLoss:
     """Targets are distributions, (N, V)."""
@@ -80,7 +89,14 @@ def probability_targets(
     )
     weight = None if class_weight is None else class_weight.to(source.dtype)
     soft = targets.detach()
-    questions = Questions(source, soft=soft, soft_weight=weight, mix=mix, max_bytes=max_bytes)
+    questions = Questions(
+        source,
+        soft=soft,
+        soft_weight=weight,
+        mix=mix,
+        grad_filter=grad_filter,
+        max_bytes=max_bytes,
+    )
     count = torch.tensor(float(len(targets)), dtype=torch.float64, device=targets.device)
     for_targets = None
     if targets.requires_grad:

@@ -62,6 +62,7 @@ def _cross_entropy(
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
+        grad_filter=input._grad_filter,
         max_bytes=input._max_bytes,
     )
     return loss.to(_loss_dtype(input))

@@ -6,10 +6,11 @@ Out: `RowAnswers` (differentiable, one entry per token), `Decisions` (whole numb
 May be called by: `head`, `logits`, `functional` and the rooms below them.
 
 Read in this order: `source`, `questions`, `loss`, `plan`, `kernels`, `chunk`, `gradients`, `run`,
-`exact`, `autograd`.
+`exact`, `filter`, `autograd`.
 """
 
 from lmhead.sweep.autograd import dense_answers, row_answers, total_loss
+from lmhead.sweep.filter import FilterReport, GradFilter
 from lmhead.sweep.loss import RowLoss
 from lmhead.sweep.plan import DEFAULT_MAX_BYTES, Plan
 from lmhead.sweep.pointwise import Pointwise
@@ -19,6 +20,8 @@ from lmhead.sweep.source import Source, accumulation_dtype
 __all__ = [
     "DEFAULT_MAX_BYTES",
     "Decisions",
+    "FilterReport",
+    "GradFilter",
     "Plan",
     "Pointwise",
     "Questions",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lmhead.sweep import kernels
+from lmhead.sweep import filter, kernels
 from lmhead.sweep.exact import Rank, TopK
 from lmhead.sweep.gradients import Gradients, coefficients, other_coefficients
 from lmhead.sweep.kernels import Softmax
@@ -29,7 +29,13 @@ class Buffers:
         make = questions.source.hiddens[0].new_empty
         dtype = questions.source.dtype
         n_tiles = plan.n_tiles if plan.retained else 1
-        self.tiles = [make(size, dtype=dtype) for _ in range(n_tiles)]
+        # The filter wants all tiles of a chunk as one matrix; otherwise none is that large.
+        self.whole = None
+        if plan.filtered:
+            self.whole = make(plan.tokens * plan.vocab, dtype=dtype)
+            self.tiles = []
+        else:
+            self.tiles = [make(size, dtype=dtype) for _ in range(n_tiles)]
         self.other = make(size, dtype=dtype) if questions.other is not None else None
         self.scratch = [make(size, dtype=dtype) for _ in range(2)]
 
@@ -48,12 +54,22 @@ class Chunk:
     def _view(self, flat: Tensor, words: int) -> Tensor:
         return flat[: words * self.tokens].view(words, self.tokens)
 
-    def _scratch(self, words: int) -> tuple[Tensor, Tensor]:
+    def whole(self) -> Tensor:
+        """All tiles as one matrix, (V, tokens)."""
+        assert self.buffers.whole is not None
+        return self._view(self.buffers.whole, self.plan.vocab)
+
+    def scratch(self, words: int) -> tuple[Tensor, Tensor]:
+        """Two tiles to work in."""
         first, second = (self._view(flat, words) for flat in self.buffers.scratch)
         return first, second
 
     def _tiles(self) -> Iterator[tuple[int, int, Tensor]]:
         """The places of all tiles: (lo, hi, (hi - lo, tokens))."""
+        if self.plan.filtered:
+            whole = self.whole()
+            yield from ((lo, hi, whole[lo:hi]) for lo, hi in self.plan.tiles())
+            return
         for number, (lo, hi) in enumerate(self.plan.tiles()):
             flat = self.buffers.tiles[number if self.plan.retained else 0]
             yield lo, hi, self._view(flat, hi - lo)
@@ -102,7 +118,7 @@ class Chunk:
         n_ids = 0 if self.ids is None else self.ids.shape[1]
         self._picked = like.new_zeros(tokens, n_ids)
         for lo, hi, z in self._linear():
-            scratch = self._scratch(hi - lo)
+            scratch = self.scratch(hi - lo)
             bias, pointwise = q.source.bias_tile(lo, hi), q.source.pointwise
             z_q = self._other_logits(lo, hi)
             if z_q is None:
@@ -175,11 +191,14 @@ class Chunk:
         q = self.questions
         assert answers.lse is not None
         k = coefficients(answers, upstream, q.source.dtype)
+        if self.plan.filtered and q.grad_filter is not None and k.a is not None:
+            filter.backward(self, answers, upstream, k.a, into, q.grad_filter)
+            return
         into.start(self.rows, self.hiddens)
         if q.other is not None:
             other_into.start(self.rows, self.other_hiddens)
         for lo, hi, z in self.logits():
-            scratch = self._scratch(hi - lo)
+            scratch = self.scratch(hi - lo)
             z_q = self._other_logits(lo, hi)
             log_q = None
             if z_q is not None and upstream.kl is not None:

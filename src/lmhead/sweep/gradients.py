@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmhead.sweep.kernels import Coefficients
+from lmhead.sweep.kernels import Coefficients, scatter_add_
 from lmhead.sweep.questions import RowAnswers
 from lmhead.sweep.source import Rows, Source
+
+# Rank-one terms collected before they are multiplied out.
+_PENDING = 8
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Gradients:
 
     def __init__(self, source: Source, needs: Needs) -> None:
         self.source = source
+        self.rank_one = RankOneTerms(self)
         self.wanted = needs.any
         self._hiddens = _zeros(source.hiddens, needs.hiddens, source.dtype)
         self._weights = _zeros(source.weights, needs.weights, source.dtype)
@@ -65,6 +69,41 @@ class Gradients:
         if self._bias is not None:
             self._bias[lo:hi] += grad.sum(1)
 
+    def add_words(self, words: Tensor, grad: Tensor) -> None:
+        """Take in G for some words only: (K,) and (K, tokens)."""
+        for term, hidden in enumerate(self._inputs):
+            into_hidden, into_weight = self._sums[term], self._weights[term]
+            if into_hidden is not None:
+                weight = self.source.weights[term].index_select(0, words)
+                into_hidden.addmm_(grad.T, weight.to(self.source.dtype))
+            if into_weight is not None:
+                scatter_add_(into_weight, words, grad @ hidden)
+        if self._bias is not None:
+            self._bias.index_add_(0, words, grad.sum(1))
+
+    def add_low_rank(self, term: int, columns: Tensor, inputs: Tensor) -> Tensor | None:
+        """DW += columns (V, m) @ inputs (m, D); returns columnsᵀ W (m, D) if dH is wanted."""
+        back = None if self._hiddens[term] is None else torch.zeros_like(inputs)
+        into = self._weights[term]
+        for lo in range(0, self.source.vocab, 4096):
+            hi = min(lo + 4096, self.source.vocab)
+            if into is not None:
+                into[lo:hi].addmm_(columns[lo:hi], inputs)
+            if back is not None:
+                back.addmm_(columns[lo:hi].T, self.source.weight_tile(term, lo, hi))
+        return back
+
+    def add_to_rows(self, term: int, rows: Rows, grad: Tensor) -> None:
+        """DH += grad (B, D) for some tokens whose chunk is finished."""
+        into = self._hiddens[term]
+        if into is not None:
+            into[rows] += grad
+
+    def add_to_bias(self, columns: Tensor, sums: Tensor) -> None:
+        """Db += columns (V, m) @ sums (m,)."""
+        if self._bias is not None:
+            self._bias.addmv_(columns, sums)
+
     def finish(self) -> None:
         """End the chunk."""
         for total, chunk in zip(self._hiddens, self._sums, strict=True):
@@ -80,6 +119,38 @@ class Gradients:
             None if s is None or t is None else s.to(t.dtype)
             for s, t in zip(sums, tensors, strict=True)
         )
+
+
+class RankOneTerms:
+    """Terms d cᵀ of G (tokens x words), collected and multiplied out together."""
+
+    def __init__(self, into: Gradients) -> None:
+        self.into = into
+        self.columns: list[Tensor] = []  # c, (V,) each
+        self.inputs: list[tuple[Tensor, ...]] = []  # Σ_n d_n h_n, (D_i,) each
+        self.rows: list[tuple[Rows, Tensor]] = []  # which tokens, and d
+
+    def add(self, rows: Rows, hiddens: tuple[Tensor, ...], c: Tensor, d: Tensor) -> None:
+        """Add d cᵀ for some tokens."""
+        self.columns.append(c)
+        self.inputs.append(tuple(d @ h for h in hiddens))
+        self.rows.append((rows, d))
+        if len(self.columns) >= _PENDING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Multiply out what was collected: dW += C U, dH += d (Cᵀ W)."""
+        if not self.columns:
+            return
+        columns = torch.stack(self.columns, 1)  # (V, m)
+        for term in range(len(self.into.source.hiddens)):
+            inputs = torch.stack([u[term] for u in self.inputs])  # (m, D)
+            back = self.into.add_low_rank(term, columns, inputs)
+            if back is not None:
+                for (rows, d), row in zip(self.rows, back, strict=True):
+                    self.into.add_to_rows(term, rows, torch.outer(d, row))
+        self.into.add_to_bias(columns, torch.stack([d.sum() for _, d in self.rows]))
+        self.columns, self.inputs, self.rows = [], [], []
 
 
 def _zeros(

@@ -163,6 +163,55 @@ def _rebase(old_m: Tensor, new_m: Tensor) -> tuple[Tensor, Tensor]:
     return shift, (old_m - shift).exp()
 
 
+def softmax_gradient_(
+    z: Tensor,
+    lse: Tensor,
+    a: Tensor,
+    pointwise: Pointwise,
+    columns: Tensor,
+    rows: Tensor,
+    scratch: tuple[Tensor, Tensor],
+) -> Tensor:
+    """P · a times the slope of the map, in place of z; sets `columns` to its sums over tokens and
+    adds its sums over words to `rows`.
+    """
+    core = native.for_tile(z)
+    if core is None:
+        grad = gradient_(z, lse, Coefficients(a), pointwise, scratch=scratch)
+        columns.copy_(grad.sum(1))
+        rows.add_(grad.sum(0))
+        return grad
+    nothing = (None,) * 3
+    where = native.map_tuple(pointwise)
+    core.gradient(
+        z, *split(lse, z.dtype), a, *nothing, where, *nothing, columns, rows, native.threads()
+    )
+    return z
+
+
+def tail_threshold(mass: Tensor, share: float) -> float:
+    """The largest t such that entries below t add up to at most `share` of the sum: by selection,
+    without a sort.
+    """
+    limit = share * float(mass.double().sum())
+    if native.core is not None and mass.dtype == torch.float32 and mass.device.type == "cpu":
+        return float(native.core.tail_threshold(mass, limit))
+    low, high = 0.0, float(mass.max())
+    for _ in range(50):  # bisection; the entries between low and high hardly matter after that
+        middle = (low + high) / 2
+        fits = float(torch.where(mass < middle, mass, 0.0).double().sum()) <= limit
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def scatter_add_(into: Tensor, ids: Tensor, rows: Tensor) -> None:
+    """into[ids] += rows, for distinct ids."""
+    if native.core is not None and into.dtype == torch.float32 and into.device.type == "cpu":
+        native.core.scatter_add(into, ids, rows, native.threads())
+    else:
+        into.index_add_(0, ids, rows)
+
+
 def subtract_(z: Tensor, row: Tensor) -> Tensor:
     """Z - row in place, for a float64 row: in two parts, so that small differences are exact."""
     high, low = split(row, z.dtype)

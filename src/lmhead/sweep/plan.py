@@ -18,6 +18,8 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 # Beyond these sizes the products do not get faster; below, they do.
 _WORDS = 4096
 _TOKENS = 1024
+# Tokens of a chunk under the gradient filter: fewer keep fewer words, more make better products.
+_FILTERED_TOKENS = 128
 # With fewer tokens in a chunk, reading and writing the weight gradient for each chunk costs more
 # than a fourth product.
 _MIN_RETAINED = 64
@@ -35,6 +37,7 @@ class Plan:
     words: int
     retained: bool
     bytes: int
+    filtered: bool = False
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Token ranges [start, stop)."""
@@ -65,6 +68,7 @@ def make_plan(
     max_bytes: int | None = None,
     retain: bool = False,
     sources: int = 1,
+    filtered: bool = False,
 ) -> Plan:
     """The fastest plan whose temporary memory is at most `max_bytes`.
 
@@ -78,6 +82,7 @@ def make_plan(
             and 1 token.
         retain: whether keeping a chunk's tiles would save a product.
         sources: how many heads are swept side by side.
+        filtered: whether the gradient filter wants all tiles of a chunk as one matrix.
 
     >>> make_plan(2048, 49152, 576, itemsize=4, converts=False, retain=True).retained
     True
@@ -107,6 +112,18 @@ def make_plan(
         return words
 
     rows_or_one = max(1, rows)
+    if filtered and rows > 1:
+        # Beside the chunk: rows of the weight, of its gradient and of the chunk that are kept, and
+        # the sums over tokens.
+        words = most_words
+        while words > 512 and words * (2 * hidden_size + word_cost) > budget // 4:
+            words //= 2
+        fixed = words * (2 * hidden_size + word_cost) + 12 * vocab
+        per_token = vocab + 4 * words + token_cost
+        tokens = max(1, min(_FILTERED_TOKENS, -(-rows // 2), (budget - fixed) // per_token))
+        tokens = _balanced(rows, tokens)
+        used = (fixed + tokens * per_token) * itemsize
+        return Plan(rows, vocab, tokens, words, retained=True, bytes=used, filtered=True)
     if retain:
         words = most_words
         while words > 512 and words * word_cost > budget // 4:

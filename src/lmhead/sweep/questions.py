@@ -17,12 +17,15 @@ Losses are weighted sums of the answers, see `loss`: cross-entropy, for one, is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from lmhead.sweep.plan import Plan, make_plan
 from lmhead.sweep.source import Rows, Source
+
+if TYPE_CHECKING:
+    from lmhead.sweep.filter import GradFilter
 
 
 class RowAnswers(NamedTuple):
@@ -60,6 +63,7 @@ class Questions:
     other: Source | None = None
     entropy: bool = False
     top_k: int = 0
+    grad_filter: GradFilter | None = None
     max_bytes: int | None = None
     ids: Tensor | None = None  # (N, K)
     mix: Tensor | None = None  # (V,)
@@ -68,8 +72,8 @@ class Questions:
     rank_ids: Tensor | None = None  # (N, K)
     active: Tensor | None = None  # (N,) bool
 
-    def plan(self, *, retain: bool = False) -> Plan:
-        """How to cut the sweep."""
+    def plan(self, *, retain: bool = False, filtered: bool = False) -> Plan:
+        """How to cut the sweep: for answers, or for gradients, filtered or not."""
         source = self.source
         rows = source.rows if self.active is None else int(self.active.sum())
         return make_plan(
@@ -81,7 +85,17 @@ class Questions:
             max_bytes=self.max_bytes,
             retain=retain and self.other is None,
             sources=1 if self.other is None else 2,
+            filtered=filtered and self.filters,
         )
+
+    @property
+    def filters(self) -> bool:
+        """Whether the gradient filter applies.
+
+        With soft-capping, label smoothing and soft targets have no rank-one tail: exact then.
+        """
+        spread = self.mix is not None or self.soft is not None
+        return self.grad_filter is not None and not (self.source.pointwise.bounded and spread)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All tensors in a fixed order: first those of the sources, which have gradients."""

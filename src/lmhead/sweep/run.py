@@ -43,7 +43,7 @@ def answer_and_differentiate(
     questions: Questions, loss: RowLoss, flags: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The loss over all tokens, and its gradients for the flagged tensors, in one sweep."""
-    plan = questions.plan(retain=True)
+    plan = questions.plan(retain=True, filtered=True)
     into, other_into = _gradients(questions, flags)
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
     for rows, chunk in chunks(questions, plan):
@@ -59,7 +59,7 @@ def differentiate(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the flagged tensors, given those of the answers."""
     into, other_into = _gradients(questions, flags)
-    for rows, chunk in chunks(questions, questions.plan()):
+    for rows, chunk in chunks(questions, questions.plan(filtered=True)):
         chunk.backward(answers.at(rows), upstream.at(rows), into, other_into)
     return _results(questions, into, other_into)
 
@@ -105,6 +105,7 @@ def _gradients(questions: Questions, flags: tuple[bool, ...]) -> tuple[Gradients
 def _results(
     questions: Questions, into: Gradients, other_into: Gradients
 ) -> tuple[Tensor | None, ...]:
+    into.rank_one.flush()
     return into.result() if questions.other is None else into.result() + other_into.result()
 
 

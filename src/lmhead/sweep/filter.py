@@ -1,0 +1,251 @@
+"""The mass-conserving gradient filter: most of the gradient from few words, the rest as one term.
+
+In a trained model nearly all of P = softmax is tiny. Per chunk of tokens, the words that together
+carry the last τ of the chunk's probability mass are set aside (targets never are). The two gradient
+products run on the others. The block set aside, T (tokens x words), is replaced by the rank-one
+matrix with the same row sums d and column sums c,
+
+    T ≈ d cᵀ / Σd,
+
+so every token's and every word's mass is kept. Its share of the gradients costs one product with
+as many columns as there are chunks.
+
+In:  a chunk whose tiles are retained, and the coefficients of its gradient.
+Out: the chunk's gradients, added to a `Gradients`; the error, if somebody wants to know.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep import kernels
+from lmhead.sweep.gradients import Gradients, RankOneTerms
+
+if TYPE_CHECKING:
+    from lmhead.sweep.chunk import Chunk
+    from lmhead.sweep.questions import RowAnswers
+
+# Above this share of words kept, gathering them costs more than it saves: be exact instead.
+_MOST_KEPT = 0.6
+
+
+@dataclass(frozen=True)
+class FilterReport:
+    """What the filter did to one chunk of tokens.
+
+    Attributes:
+        tokens: in the chunk.
+        kept: share of the words whose gradient is exact; 1.0 means the chunk was done exactly.
+        hidden_error: relative error of the hidden gradient (Frobenius).
+        weight_error: relative error of the weight gradient (Frobenius).
+    """
+
+    tokens: int
+    kept: float
+    hidden_error: float
+    weight_error: float
+
+
+@dataclass
+class GradFilter:
+    """A gradient filter that tells how well it does.
+
+    Args:
+        tail_mass: τ, the share of the probability mass that is set aside, in [0, 1).
+        report_every: measure the error of every so many chunks (0 for none). A measured chunk
+            costs two more products.
+
+    >>> import torch, lmhead
+    >>> watched = GradFilter(0.02, report_every=4)
+    >>> hidden = torch.randn(64, 16, requires_grad=True)
+    >>> weight = torch.randn(1000, 16, requires_grad=True)
+    >>> targets = torch.randint(1000, (64,))
+    >>> lmhead.linear_cross_entropy(hidden, weight, targets, grad_filter=watched).backward()
+    >>> watched.reports[0].hidden_error < 0.05
+    True
+    """
+
+    tail_mass: float
+    report_every: int = 0
+    reports: list[FilterReport] = field(default_factory=list)
+    chunks: int = 0
+
+    def __str__(self) -> str:
+        if not self.reports:
+            return f"GradFilter(tail_mass={self.tail_mass:g}): no chunk measured"
+        n = len(self.reports)
+        kept = sum(r.kept for r in self.reports) / n
+        hidden = sum(r.hidden_error for r in self.reports) / n
+        weight = sum(r.weight_error for r in self.reports) / n
+        return (
+            f"GradFilter(tail_mass={self.tail_mass:g}): {kept:.1%} of the words kept, error of "
+            f"the hidden gradient {hidden:.2%}, of the weight gradient {weight:.2%} "
+            f"(mean of {n} chunks)"
+        )
+
+
+def backward(
+    chunk: Chunk,
+    answers: RowAnswers,
+    upstream: RowAnswers,
+    a: Tensor,
+    into: Gradients,
+    settings: GradFilter,
+) -> None:
+    """Add the gradients of a chunk whose tiles hold logits.
+
+    `a` (tokens,) is the factor of p, in the type of the products; the other parts of the gradient
+    are taken from `upstream`: picked words, label smoothing, soft targets.
+    """
+    q = chunk.questions
+    source, vocab, dtype, terms = q.source, q.source.vocab, q.source.dtype, into.rank_one
+    assert answers.lse is not None
+    columns = a.new_empty(vocab)
+    totals = torch.zeros_like(a)
+    for lo, hi, z in chunk.logits():
+        scratch = chunk.scratch(hi - lo)
+        kernels.softmax_gradient_(
+            z, answers.lse, a, source.pointwise, columns[lo:hi], totals, scratch
+        )
+    if upstream.mixed is not None and q.mix is not None:
+        # Label smoothing is a rank-one term by itself, on all words.
+        weight = q.mix * source.pointwise.scale
+        terms.add(chunk.rows, chunk.hiddens, weight, upstream.mixed.to(dtype))
+    soft = _SoftPart.of(chunk, upstream)
+    mass = columns if soft is None else columns + soft.columns.abs()
+    keep = mass >= kernels.tail_threshold(mass, settings.tail_mass)
+    picks = _picks(chunk, answers, upstream)
+    if picks is not None:
+        keep[picks[0]] = True
+    kept = keep.nonzero()[:, 0]
+    exact = len(kept) > _MOST_KEPT * vocab
+    if exact:
+        kept = torch.arange(vocab, device=kept.device)
+
+    gradient = chunk.whole()  # (V, tokens)
+    into.start(chunk.rows, chunk.hiddens)
+    kept_rows = torch.zeros_like(a)
+    kept_soft = torch.zeros_like(a)
+    for some in kept.split(chunk.plan.words):  # type: ignore[no-untyped-call]
+        first, last = int(some[0]), int(some[-1])
+        dense = last - first + 1 == len(some)
+        block = gradient[first : last + 1] if dense else gradient.index_select(0, some)
+        kept_rows += block.sum(0)
+        if soft is not None:
+            part = soft.words(some)
+            kept_soft += part.sum(0)
+            block = block + part
+        if picks is not None:
+            block = block.clone() if dense else block
+            _add_picks(block, some, picks)
+        into.add(first, last + 1, block) if dense else into.add_words(some, block)
+    if not exact:
+        aside = columns.masked_fill_(keep, 0.0)
+        tail = totals - kept_rows
+        _add_tail(chunk, terms, aside, tail)
+        if soft is not None:
+            _add_tail(chunk, terms, soft.columns.masked_fill(keep, 0.0), soft.totals - kept_soft)
+    into.finish()
+    settings.chunks += 1
+    if settings.report_every and (settings.chunks - 1) % settings.report_every == 0:
+        share = len(kept) / vocab
+        hidden_error = weight_error = 0.0
+        if not exact:
+            hidden_error, weight_error = _measure(chunk, picks, keep, aside, tail)
+        settings.reports.append(FilterReport(chunk.tokens, share, hidden_error, weight_error))
+
+
+def _add_tail(chunk: Chunk, terms: RankOneTerms, c: Tensor, d: Tensor) -> None:
+    """D cᵀ / Σd, with Σd = Σc: the sums agree but for rounding."""
+    total = c.sum()
+    if float(total) != 0.0:
+        # Make Σd agree, so that c is kept to the last bit; d then moves by its rounding error.
+        d = d * (total / d.sum()) if float(d.sum()) != 0.0 else d
+        terms.add(chunk.rows, chunk.hiddens, c, d / total)
+
+
+Picks = tuple[Tensor, Tensor, Tensor]
+
+
+def _picks(chunk: Chunk, answers: RowAnswers, upstream: RowAnswers) -> Picks | None:
+    """Single entries of the gradient, times the slope of the map: word, token, value."""
+    if chunk.ids is None or upstream.picked is None:
+        return None
+    assert answers.picked is not None
+    pointwise, dtype = chunk.questions.source.pointwise, chunk.questions.source.dtype
+    if pointwise.bounded:
+        slope = pointwise.slope(answers.picked, torch.empty_like(answers.picked))
+    else:
+        slope = torch.full_like(answers.picked, pointwise.scale)
+    value = (upstream.picked * slope).to(dtype)
+    token = torch.arange(chunk.tokens, device=value.device)[:, None].expand_as(value)
+    return chunk.ids.reshape(-1), token.reshape(-1), value.reshape(-1)
+
+
+def _add_picks(block: Tensor, words: Tensor, picks: Picks) -> None:
+    """Add to `block` the picks that fall on its words, which are sorted."""
+    word, token, value = picks
+    place = torch.searchsorted(words, word).clamp_(max=len(words) - 1)
+    hit = words[place] == word
+    block.index_put_((place[hit], token[hit]), value[hit], accumulate=True)
+
+
+@dataclass(frozen=True)
+class _SoftPart:
+    """The part of the gradient that comes from soft targets: factor_n · soft_nv · weight_v."""
+
+    soft: Tensor  # (tokens, V)
+    weight: Tensor | None  # (V,)
+    factor: Tensor  # (tokens,), with the scale of the map
+    columns: Tensor  # (V,), its sums over tokens
+    totals: Tensor  # (tokens,), its sums over words
+
+    @classmethod
+    def of(cls, chunk: Chunk, upstream: RowAnswers) -> _SoftPart | None:
+        q = chunk.questions
+        if q.soft is None or upstream.softened is None:
+            return None
+        soft = q.soft[chunk.rows].to(q.source.dtype)
+        factor = upstream.softened.to(q.source.dtype) * q.source.pointwise.scale
+        columns = factor @ soft
+        weight = q.soft_weight
+        sums = soft.sum(1) if weight is None else soft @ weight
+        if weight is not None:
+            columns = columns * weight
+        return cls(soft, weight, factor, columns, factor * sums)
+
+    def words(self, ids: Tensor) -> Tensor:
+        """(words, tokens)."""
+        part = self.soft.index_select(1, ids).T * self.factor
+        return part if self.weight is None else part * self.weight[ids, None]
+
+
+def _measure(
+    chunk: Chunk, picks: Picks | None, keep: Tensor, aside: Tensor, tail: Tensor
+) -> tuple[float, float]:
+    """Relative errors of both gradients of a chunk, over all terms of the source."""
+    source = chunk.questions.source
+    total = aside.sum()
+    error, size = torch.zeros(2, 2, dtype=torch.float64)
+    for term, hidden in enumerate(chunk.hiddens):
+        wrong, right = torch.zeros_like(hidden), torch.zeros_like(hidden)
+        u = (tail @ hidden) / total
+        for lo, hi, g in chunk.logits():
+            weight = source.weight_tile(term, lo, hi)
+            set_aside = g * ~keep[lo:hi, None]
+            wrong += (set_aside - torch.outer(aside[lo:hi], tail / total)).T @ weight
+            error[1] += (set_aside @ hidden - torch.outer(aside[lo:hi], u)).double().square().sum()
+            whole = g.clone()
+            if picks is not None:
+                _add_picks(whole, torch.arange(lo, hi, device=g.device), picks)
+            right += whole.T @ weight
+            size[1] += (whole @ hidden).double().square().sum()
+        error[0] += wrong.double().square().sum()
+        size[0] += right.double().square().sum()
+    hidden_error, weight_error = (error / size.clamp(min=1e-300)).sqrt().tolist()
+    return (hidden_error, weight_error) if math.isfinite(hidden_error) else (0.0, 0.0)

@@ -9,6 +9,7 @@ from lmhead import __version__
 # Command name -> what `lmhead --help` says of it. `lmhead NAME` runs `lmhead.cli.NAME:command`.
 _COMMANDS = {
     "demo": "Watch a hidden state become a word, step by step.",
+    "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
 }
 
 

@@ -14,8 +14,9 @@ from lmhead.sweep.filter import FilterReport, GradFilter
 from lmhead.sweep.loss import RowLoss
 from lmhead.sweep.plan import DEFAULT_MAX_BYTES, Plan
 from lmhead.sweep.pointwise import Pointwise
+from lmhead.sweep.precision import accumulation_dtype
 from lmhead.sweep.questions import Decisions, Questions, RowAnswers
-from lmhead.sweep.source import Source, accumulation_dtype
+from lmhead.sweep.source import Source
 
 __all__ = [
     "DEFAULT_MAX_BYTES",

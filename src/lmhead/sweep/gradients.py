@@ -74,8 +74,7 @@ class Gradients:
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
-                weight = self.source.weights[term].index_select(0, words)
-                into_hidden.addmm_(grad.T, weight.to(self.source.dtype))
+                into_hidden.addmm_(grad.T, self.source.weight_rows(term, words))
             if into_weight is not None:
                 scatter_add_(into_weight, words, grad @ hidden)
         if self._bias is not None:

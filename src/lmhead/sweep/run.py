@@ -72,9 +72,10 @@ def chunks(questions: Questions, plan: Plan) -> Iterator[tuple[Rows, Chunk]]:
     active = None
     if questions.active is not None and plan.rows < questions.source.rows:
         active = questions.active.nonzero()[:, 0]
-    for start, stop in plan.chunks():
-        rows: Rows = slice(start, stop) if active is None else active[start:stop]
-        yield rows, Chunk(questions, plan, buffers, rows)
+    with questions.source.products():
+        for start, stop in plan.chunks():
+            rows: Rows = slice(start, stop) if active is None else active[start:stop]
+            yield rows, Chunk(questions, plan, buffers, rows)
 
 
 def _watchers(questions: Questions, rows: Rows, chunk: Chunk) -> tuple[TopK | None, Rank | None]:

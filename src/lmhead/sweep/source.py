@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lmhead.sweep import kernels
 from lmhead.sweep.pointwise import Pointwise
+from lmhead.sweep.precision import accumulation_dtype, native_products, unit_roundoff
 
 Rows = slice | Tensor
 """Which tokens: a range, or their numbers."""
@@ -64,13 +65,34 @@ class Source:
         """Whether tensors are stored in another type than products are made in."""
         return any(t.dtype != self.dtype for t in (*self.hiddens, *self.weights))
 
+    def products(self) -> AbstractContextManager[None]:
+        """Where products of this source are made: see `precision`."""
+        return native_products(self.hiddens[0].dtype, self.device)
+
     def take(self, rows: Rows) -> tuple[Tensor, ...]:
         """The hidden states of some tokens, ready for products: (B, D_i) each."""
         return tuple(h[rows].to(self.dtype) for h in self.hiddens)
 
     def weight_tile(self, term: int, lo: int, hi: int) -> Tensor:
-        """Rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i)."""
-        return self.weights[term][lo:hi].to(self.dtype)
+        """Rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i).
+
+        Half precisions are converted into one buffer: a tile holds until the next is asked for.
+        """
+        return self._ready(self.weights[term][lo:hi])
+
+    def weight_rows(self, term: int, ids: Tensor) -> Tensor:
+        """Chosen rows of a term's weight, ready for products: (K, D_i)."""
+        return self._ready(self.weights[term].index_select(0, ids))
+
+    def _ready(self, tile: Tensor) -> Tensor:
+        if tile.dtype == self.dtype:
+            return tile
+        room = self.__dict__.get("_room")
+        if room is None or room.numel() < tile.numel():
+            room = torch.empty(tile.numel(), dtype=self.dtype, device=self.device)
+            self.__dict__["_room"] = room  # reused for the life of the source, one sweep
+        converted: Tensor = room[: tile.numel()].view(tile.shape)
+        return converted.copy_(tile)
 
     def bias_tile(self, lo: int, hi: int) -> Tensor | None:
         """Entries [lo, hi) of the bias, as a column: (hi - lo, 1)."""
@@ -123,7 +145,7 @@ class Source:
         u the unit roundoff (Cauchy-Schwarz on Σ |h_i w_i|). The map stretches that by at most its
         Lipschitz constant and adds a few roundings of its own.
         """
-        u = unit_roundoff(self.dtype)
+        u = unit_roundoff(self.hiddens[0].dtype)
         d = self.hidden_size + 4
         gamma = d * u / max(1 - d * u, 0.5)
         # The norms themselves are rounded: 1 % covers that.
@@ -131,15 +153,3 @@ class Source:
         assert isinstance(per_row, Tensor)
         size = abs(self.pointwise.outer) if self.pointwise.bounded else abs(self.pointwise.shift)
         return per_row, 8 * u, 8 * u * size
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precisions are multiplied and summed in float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """The relative error of one operation of a product in this type."""
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        return 2.0**-9  # products may run in bfloat16 or TF32
-    return math.ldexp(1.0, -53 if dtype == torch.float64 else -24)

@@ -1,0 +1,58 @@
+"""`lmhead doctor`: what this installation is made of, and whether the fast paths are there."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib import metadata
+
+import click
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(as_json: bool) -> None:
+    r"""Versions, threads, instruction sets, compiled core or fallback.
+
+    \b
+    Examples:
+      lmhead doctor
+      lmhead doctor --json
+    """
+    facts = examine()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        click.echo(f"{name:<{width}}  {shown}")
+    if facts["core"] != "native":
+        click.echo(
+            "\nThe compiled core is not in use: answers are the same, but slower. Install a C++ "
+            "compiler\n(Debian: apt-get install g++) and reinstall lmhead, or unset LMHEAD_NATIVE."
+        )
+
+
+def examine() -> dict[str, str | int | list[str]]:
+    """The facts, by name."""
+    import torch
+
+    from lmhead.sweep import native
+
+    core = native.core
+    facts: dict[str, str | int | list[str]] = {
+        "lmhead": metadata.version("lmhead"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": metadata.version("numpy"),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "core": "torch operations (fallback)" if core is None else "native",
+    }
+    if core is not None:
+        facts["instruction set"] = core.instruction_set()
+        facts["also usable"] = core.instruction_sets()[1:]
+        facts["threads from"] = core.thread_runtime()
+    facts["torch's instruction set"] = torch.backends.cpu.get_cpu_capability()
+    return facts

@@ -70,8 +70,9 @@ def linear_cross_entropy(
     Raises:
         ValueError, TypeError: an argument of the wrong shape, type or range.
 
-    With gradients and a reduction it costs three matrix products in all; the gradients are made in
-    the forward pass, so call it under `torch.no_grad()` where they are not needed.
+    With gradients and a reduction it costs three matrix products in all (four where `max_bytes`
+    does not hold 32 tokens x V). The gradients are made in the forward pass, so call it under
+    `torch.no_grad()` where they are not needed.
 
     >>> hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(50, 8)
     >>> targets = torch.tensor([3, 1, 4, -100, 5, 9])
@@ -238,6 +239,8 @@ def query(
     source = make_source(hidden, weight, bias, Pointwise.of(softcap=softcap, scale=scale))
     other = None
     if isinstance(kl_to, tuple):
+        if len(kl_to) != 2:
+            raise ValueError(f"kl_to must be a pair (hidden, weight); got {len(kl_to)} entries")
         other_hidden, other_weight = kl_to
         checks.check_hidden_and_weight(
             other_hidden, other_weight, names=("kl_to hidden", "kl_to weight")
@@ -245,6 +248,10 @@ def query(
         other = make_source(other_hidden, other_weight, None, Pointwise())
         other_lead = other_hidden.shape[:-1]
     elif kl_to is not None:
+        if not hasattr(kl_to, "source"):
+            raise TypeError(
+                f"kl_to must be a LazyLogits or a pair (hidden, weight); got {type(kl_to).__name__}"
+            )
         other, other_lead = kl_to.source(), kl_to.shape[:-1]
     if other is not None and (*other_lead, other.vocab) != (*hidden.shape[:-1], source.vocab):
         raise ValueError(

@@ -221,29 +221,37 @@ def _second_order(
     tensors: Tensors,
     flags: tuple[bool, ...],
     grads: Tensors,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    """The gradients of <grads, first derivative of function> for upstream and flagged tensors."""
-    vjp: Any = torch.func.vjp
-    chosen = tuple(t for t, f in zip(tensors, flags, strict=False) if f and t is not None)
+) -> tuple[tuple[Tensor, ...], Tensors]:
+    """The gradients of <grads, first derivative of function> for `upstream` and the sources.
 
-    def of_chosen(*values: Tensor) -> tuple[Tensor, ...]:
-        given = iter(values)
-        head = tuple(next(given) if f else t for t, f in zip(tensors, flags, strict=False))
-        return function(head + tensors[len(flags) :])
+    The first derivative is by the flagged tensors; it depends on all tensors of the sources.
+    """
+    vjp: Any = torch.func.vjp
+    n = len(flags)
+    present = tuple(t is not None for t in tensors[:n])
 
     def first_order(upstream: tuple[Tensor, ...], *values: Tensor) -> tuple[Tensor, ...]:
-        outputs, pull = vjp(of_chosen, *values)
+        given = iter(values)
+        all_values = tuple(next(given) if p else None for p in present)
+
+        def of_flagged(*flagged: Tensor) -> tuple[Tensor, ...]:
+            chosen = iter(flagged)
+            head = tuple(next(chosen) if f else v for v, f in zip(all_values, flags, strict=True))
+            return function(head + tensors[n:])
+
+        flagged = (v for v, f in zip(all_values, flags, strict=True) if f)
+        outputs, pull = vjp(of_flagged, *flagged)
         typed = tuple(u.to(o.dtype) for u, o in zip(upstream, outputs, strict=True))
         pulled: tuple[Tensor, ...] = pull(typed)
         return pulled
 
-    outputs, pull = vjp(first_order, upstream, *chosen)
+    outputs, pull = vjp(first_order, upstream, *(t for t in tensors[:n] if t is not None))
     cotangents = tuple(
         torch.zeros_like(o) if g is None else g for g, o in zip(grads, outputs, strict=True)
     )
-    by_upstream, *by_chosen = pull(cotangents)
-    given = iter(by_chosen)
-    return by_upstream, tuple(next(given) if f else None for f in flags)
+    by_upstream, *by_tensors = pull(cotangents)
+    given = iter(by_tensors)
+    return by_upstream, tuple(next(given) if p else None for p in present)
 
 
 def _one_by_one(

@@ -22,7 +22,7 @@ _TOKENS = 1024
 _FILTERED_TOKENS = 128
 # With fewer tokens in a chunk, reading and writing the weight gradient for each chunk costs more
 # than a fourth product.
-_MIN_RETAINED = 64
+_MIN_RETAINED = 32
 # Tiles of scratch space that a step on a tile may use beside the tile.
 _SCRATCH = 3
 

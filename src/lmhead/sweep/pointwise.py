@@ -51,6 +51,8 @@ class Pointwise:
 
     def times(self, factor: float) -> Pointwise:
         """The map followed by a multiplication."""
+        if self.bounded and factor == 0.0:
+            return Pointwise(scale=0.0)
         if self.bounded:
             return replace(self, outer=self.outer * factor, outer_shift=self.outer_shift * factor)
         return replace(self, scale=self.scale * factor, shift=self.shift * factor)

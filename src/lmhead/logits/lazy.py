@@ -10,8 +10,10 @@ and says so with a `PerformanceWarning`.
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -182,7 +184,7 @@ class LazyLogits:
                 f"{what} builds all logits: {tuple(self.shape)} {self.dtype}, "
                 f"{size / 2**20:,.1f} MiB",
                 PerformanceWarning,
-                stacklevel=3,
+                stacklevel=_frames_to_the_caller(),
             )
             z = self.source().dense().reshape(self.shape)
             if self._kind == "log_probs":
@@ -208,7 +210,7 @@ class LazyLogits:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        from lmhead.spelling import call
+        from lmhead.logits.spelling import call
 
         return call(func, args, kwargs or {})
 
@@ -228,7 +230,9 @@ class LazyLogits:
             known = math.prod(s for s in sizes if s != -1)
             if known and self.numel() % known == 0:
                 sizes[sizes.index(-1)] = self.numel() // known
-        if not sizes or sizes[-1] != vocab or math.prod(sizes) != self.numel():
+        if math.prod(sizes) != self.numel():
+            raise RuntimeError(f"shape {list(sizes)} is invalid for logits {tuple(self.shape)}")
+        if not sizes or sizes[-1] != vocab:
             return self._build(f"reshape{tuple(shape)}").reshape(*shape)
         return self.map_rows(lambda h: h.reshape(*sizes[:-1], h.shape[-1]))
 
@@ -246,8 +250,12 @@ class LazyLogits:
             return self._build(f"unsqueeze({dim})").unsqueeze(dim)
         return self.map_rows(lambda h: h.unsqueeze(place))
 
-    def squeeze(self, dim: int) -> Any:
-        """Drop a leading dimension of size 1."""
+    def squeeze(self, dim: int | None = None) -> Any:
+        """Drop a leading dimension of size 1, or all of them."""
+        if dim is None:
+            lead = tuple(n for n in self._lead if n != 1)
+            keeps_words = self.shape[-1] != 1
+            return self.reshape(*lead, -1) if keeps_words else self._build("squeeze()").squeeze()
         place = dim % self.ndim
         if place == self.ndim - 1:
             return self._build(f"squeeze({dim})").squeeze(dim)
@@ -261,7 +269,7 @@ class LazyLogits:
         return self.map_rows(lambda h: h.expand(*sizes[:-1], h.shape[-1]))
 
     def __getitem__(self, index: Any) -> Any:
-        from lmhead.selection import select
+        from lmhead.logits.selection import select
 
         return select(self, index)
 
@@ -289,7 +297,7 @@ class LazyLogits:
 
     def _combine(self, name: str, *args: Any) -> Any:
         """A function of `arithmetic`, or the tensor's own operation where that cannot stream."""
-        from lmhead import arithmetic
+        from lmhead.logits import arithmetic
 
         ours, theirs = _ARITHMETIC[name]
         result = getattr(arithmetic, ours)(self, *args)
@@ -319,6 +327,12 @@ class LazyLogits:
 
     def __neg__(self) -> Any:
         return self * -1.0
+
+    multiply = mul = __mul__
+    add = __add__
+    subtract = sub = __sub__
+    true_divide = divide = div = __truediv__
+    neg = __neg__
 
     def tanh(self) -> Any:
         """Lazy: soft-capping is (logits / cap).tanh() * cap."""
@@ -364,6 +378,17 @@ class LazyLogits:
     def bfloat16(self) -> LazyLogits:
         """As bfloat16."""
         return self.to(torch.bfloat16)
+
+    def cpu(self) -> LazyLogits:
+        """On the CPU."""
+        return self.to("cpu")
+
+    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:  # noqa: ARG002
+        """Not possible: logits are a result. Set it on the hidden states or the weight."""
+        raise TypeError(
+            "LazyLogits have no gradient of their own; call requires_grad_() on the hidden states "
+            "or the weight, or use .materialize().requires_grad_()"
+        )
 
     def contiguous(self, **_: Any) -> LazyLogits:
         """Itself."""
@@ -522,6 +547,39 @@ class LazyLogits:
             )
             drawn = draw(Questions(self.source(), max_bytes=self._max_bytes), lse, uniforms)
         return drawn.reshape(*self._lead, num_samples)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def build(self: LazyLogits, *args: Any) -> Any:
+        return getattr(self._build(name), name)(*args)
+
+    return build
+
+
+# Operators that have no lazy meaning build the tensor, as methods without one do.
+for _name in (
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "pow",
+    "rpow",
+    "mod",
+    "floordiv",
+    "rtruediv",
+    "abs",
+    "matmul",
+):
+    setattr(LazyLogits, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _frames_to_the_caller() -> int:
+    """How many frames up the first line is that belongs neither to lmhead nor to torch."""
+    ours = tuple(str(Path(module.__file__ or "").parent) for module in (torch, checks))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 _ARITHMETIC: dict[str, tuple[str, Callable[..., Any]]] = {

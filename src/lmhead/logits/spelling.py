@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lmhead.functional import cross_entropy
-from lmhead.logits import LazyLogits
+from lmhead.logits.lazy import LazyLogits
 from lmhead.sweep.eager import eager
 
 

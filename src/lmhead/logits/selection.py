@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.logits import LazyLogits
+from lmhead.logits.lazy import LazyLogits
 
 
 def select(logits: LazyLogits, index: Any) -> Any:
@@ -30,8 +30,8 @@ def select(logits: LazyLogits, index: Any) -> Any:
         ids = torch.as_tensor(word, device=logits.device)
         if ids.dtype == torch.bool:
             ids = ids.nonzero()[:, 0]
-        columns = chosen.columns(ids.reshape(-1) % logits.shape[-1])
-        return columns.reshape(*chosen.shape[:-1], *ids.shape)
+        columns = chosen.columns(_from_the_end(ids, logits.shape[-1]).reshape(-1))
+        return columns.reshape((*chosen.shape[:-1], *ids.shape))
     tensors = [i for i in rows if not isinstance(i, slice)]
     if all(_is_id(i) for i in (*tensors, word)) and len(tensors) == len(rows):
         # One word for each chosen row: logits[torch.arange(n), targets].
@@ -39,8 +39,17 @@ def select(logits: LazyLogits, index: Any) -> Any:
             *(torch.as_tensor(i, device=logits.device) for i in (*tensors, word))
         )
         chosen = logits.map_rows(lambda h: h[places[:-1]])
-        return chosen.gather(-1, (places[-1] % logits.shape[-1])[..., None])[..., 0]
+        ids = _from_the_end(places[-1], logits.shape[-1])
+        return chosen.gather(-1, ids[..., None])[..., 0]
     return logits.materialize()[index]
+
+
+def _from_the_end(ids: Tensor, vocab: int) -> Tensor:
+    """Negative ids count from the end, as in any index."""
+    wrong = (ids < -vocab) | (ids >= vocab)
+    if bool(wrong.any()):
+        raise IndexError(f"index {int(ids[wrong][0])} is out of bounds for {vocab} words")
+    return torch.where(ids < 0, ids + vocab, ids)
 
 
 def _expand(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:

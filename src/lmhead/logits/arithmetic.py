@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.logits import LazyLogits
+from lmhead.logits.lazy import LazyLogits
 
 
 def times(logits: LazyLogits, factor: Any) -> Any:

@@ -1,0 +1,14 @@
+"""`LazyLogits`, what `head(hidden)` returns: the manners of a tensor, and nothing computed.
+
+In:  hidden states (..., D), the rows of a weight (V, D), a bias, an elementwise map.
+Out: answers, each from one sweep: a loss, log-probabilities, an argmax, a top-k, a sample.
+
+    lazy         the object: what it looks like, its questions
+    selection    logits[index]
+    arithmetic   scale, shift, soft-capping, masks
+    spelling     torch's own functions, each the question it means
+"""
+
+from lmhead.logits.lazy import LazyLogits
+
+__all__ = ["LazyLogits"]

@@ -1,0 +1,130 @@
+"""Who may import whom, and what `import lmhead` and `lmhead --help` must not load."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "lmhead"
+
+# Top to bottom: a room may use those above it, never those below. What stands in one line is one
+# room in several files.
+ROOMS = [
+    ("errors",),
+    ("checks",),
+    ("reference",),
+    ("sweep",),
+    ("loss",),
+    ("functional",),
+    ("logits",),
+    ("head",),
+    ("tying",),
+    ("sampling",),
+    ("screen",),
+    ("vocab",),
+    ("parallel",),
+    ("nn",),
+    ("models",),
+    ("train",),
+    ("bench",),
+    ("cli",),
+    ("server",),
+    ("explorer",),
+]
+PLACE = {file: place for place, room in enumerate(ROOMS) for file in room}
+# The textbook is what fast paths are compared with: they must not lean on it. Pages may show it.
+MAY_USE_THE_TEXTBOOK = {"reference", "cli", "server"}
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def only_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Every module that the code imports, at its top or inside a function."""
+    for child in ast.iter_child_nodes(node):
+        if only_for_types(child):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: imports are written in full"
+            yield str(child.module)
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        yield from imports(child)
+
+
+def rooms_used(file: Path) -> set[str]:
+    names = [name.split(".") for name in imports(ast.parse(file.read_text(encoding="utf-8")))]
+    inside = {name[1] for name in names if name[0] == "lmhead" and len(name) > 1}
+    return {room for room in inside if room in PLACE}
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda f: str(f.relative_to(SOURCE)))
+def test_imports_point_upwards(file: Path) -> None:
+    room = room_of(file)
+    if room == "__init__":
+        assert rooms_used(file) == set(), "the public names are loaded on first use"
+        return
+    assert room in PLACE, f"give {room} its place in the order"
+    used = rooms_used(file)
+    below = {other for other in used if PLACE[other] > PLACE[room]}
+    assert not below, f"{room} uses {below}, which stand below it"
+    if room not in MAY_USE_THE_TEXTBOOK:
+        assert "reference" not in used
+
+
+def test_the_textbook_needs_no_torch() -> None:
+    for file in (SOURCE / "reference").glob("*.py"):
+        loaded = {name.split(".")[0] for name in imports(ast.parse(file.read_text()))}
+        assert "torch" not in loaded, file
+
+
+def test_the_parser_sees_imports_inside_functions() -> None:
+    tree = ast.parse(
+        "import a\nfrom b import c\n"
+        "def f():\n    from lmhead.sweep import g\n"
+        "if TYPE_CHECKING:\n    import hidden\n"
+    )
+    assert list(imports(tree)) == ["a", "b", "b.c", "lmhead.sweep", "lmhead.sweep.g"]
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after `code`."""
+    code += "\nimport sys\nprint('\\nLOADED', *{name.split('.')[0] for name in sys.modules})"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    return set(run.stdout.split("LOADED")[1].split())
+
+
+def test_import_lmhead_is_light() -> None:
+    assert not loaded_by("import lmhead") & {"torch", "numpy", "transformers", "click"}
+
+
+def test_the_public_names_load_neither_transformers_nor_a_server() -> None:
+    loaded = loaded_by("import lmhead\nfor name in lmhead.__all__: getattr(lmhead, name)")
+    assert "torch" in loaded
+    assert not loaded & {"transformers", "starlette", "uvicorn", "fastapi", "aiohttp"}
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "--version"])
+def test_the_command_line_answers_without_torch(option: str) -> None:
+    loaded = loaded_by(
+        "from lmhead.cli import main\n"
+        f"try: main([{option!r}])\n"
+        "except SystemExit as end: assert not end.code"
+    )
+    assert "click" in loaded
+    assert not loaded & {"torch", "numpy", "transformers"}

@@ -109,15 +109,9 @@ class Leaves:
 @st.composite
 def problems(draw: st.DrawFn, *, saturating: bool = True) -> Problem:
     """A problem. Without `saturating`, a soft cap never flattens logits into ties."""
-    rows = draw(
-        st.one_of(
-            st.tuples(st.integers(0, 40)),
-            st.tuples(st.integers(41, 130)),
-            st.tuples(st.integers(0, 6), st.integers(1, 6)),
-            st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),
-            st.just(()),
-        )
-    )
+    few, some, many = st.integers(1, 5), st.integers(0, 40), st.integers(60, 130)
+    shapes = [(some,), (some,), (many,), (few, few), (few, few, few), ()]
+    rows = draw(st.sampled_from(shapes).flatmap(lambda shape: st.tuples(*shape)))
     vocab, dim = draw(st.integers(1, 300)), draw(st.integers(1, 40))
     dtype, kind = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(KINDS))
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -133,14 +127,14 @@ def problems(draw: st.DrawFn, *, saturating: bool = True) -> Problem:
         x = oracle.head_logits(hidden, weight, bias=bias, scale=scale)
         softcap = max(softcap, float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) / 4.0)
     has_bias = bool(masked) or draw(st.booleans())
-    # From one tile down to tiles of a few words and chunks of a few rows.
-    tiles = draw(st.sampled_from([None, 1, 3, 8, 24]))
+    # From one tile for all, through chunks of rows, down to tiles of a few words.
+    share = draw(st.sampled_from([None, 2.0, 1.0, 0.5, 0.25, 0.1]))
     size = 4 * vocab * max(1, hidden[..., 0].numel())
     return Problem(
         hidden=hidden.to(dtype),
         weight=weight.to(dtype),
         head={"bias": bias.to(dtype) if has_bias else None, "softcap": softcap, "scale": scale},
-        max_bytes=None if tiles is None else max(1, size // tiles),
+        max_bytes=None if share is None else max(1, int(share * size)),
         kind=kind,
         random=random,
     )

@@ -28,7 +28,7 @@ FAST = settings(
 )
 
 
-@settings(FAST, max_examples=900)
+@settings(FAST, max_examples=700)
 @given(st.data())
 def test_loss_of_ids(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -40,7 +40,7 @@ def test_loss_of_ids(data: st.DataObject) -> None:
     check_loss(problem, torch.where(hit, options["ignore_index"], targets), options)
 
 
-@settings(FAST, max_examples=500)
+@settings(FAST, max_examples=450)
 @given(st.data())
 def test_loss_of_probabilities(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -113,7 +113,7 @@ def test_answers_and_their_joint_gradient(data: st.DataObject) -> None:
         assert_gradients(other, our_other, plain_other, true, reach, size)
 
 
-@settings(FAST, max_examples=600)
+@settings(FAST, max_examples=450)
 @given(st.data())
 def test_order(data: st.DataObject) -> None:
     """rank, argmax and top-k are those of the float64 logits, ties to the lowest id."""

@@ -7,6 +7,7 @@ Out: answers, each from one sweep: a loss, log-probabilities, an argmax, a top-k
     selection    logits[index]
     arithmetic   scale, shift, soft-capping, masks
     spelling     torch's own functions, each the question it means
+    transposed   (N, V, L), as `F.cross_entropy` wants sequences
 """
 
 from lmhead.logits.lazy import LazyLogits

@@ -261,6 +261,24 @@ class LazyLogits:
             return self._build(f"squeeze({dim})").squeeze(dim)
         return self.map_rows(lambda h: h.squeeze(place))
 
+    def transpose(self, dim0: int, dim1: int) -> Any:
+        """Swap leading dimensions, or (N, L, V) to (N, V, L) for `F.cross_entropy`."""
+        places = list(range(self.ndim))
+        places[dim0], places[dim1] = places[dim1], places[dim0]
+        return self.permute(places)
+
+    def permute(self, *dims: Any) -> Any:
+        """Reorder leading dimensions, or (N, L, V) to (N, V, L) for `F.cross_entropy`."""
+        from lmhead.logits.transposed import TransposedLogits
+
+        given = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+        places = [d % self.ndim for d in given]
+        if places == [0, 2, 1]:
+            return TransposedLogits(self)
+        if places[-1] != self.ndim - 1:
+            return self._build("permute()").permute(places)
+        return self.map_rows(lambda h: h.permute(places))
+
     def expand(self, *shape: Any) -> Any:
         """Broadcast leading dimensions."""
         sizes = tuple(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)

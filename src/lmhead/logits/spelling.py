@@ -180,8 +180,8 @@ def _method(name: str) -> Callable[..., Any]:
 
 _METHODS = (
     *("argmax", "clamp", "exp", "flatten", "gather", "log", "log_softmax", "logsumexp"),
-    *("masked_fill", "max", "multinomial", "neg", "numel", "reshape", "softmax", "squeeze"),
-    *("tanh", "topk", "unsqueeze"),
+    *("masked_fill", "max", "multinomial", "neg", "numel", "permute", "reshape", "softmax"),
+    *("squeeze", "tanh", "topk", "transpose", "unsqueeze"),
 )
 for _name in _METHODS:
     for _room in (torch, Tensor):

@@ -63,7 +63,7 @@ def class_targets(
         grad_filter=grad_filter,
         max_bytes=max_bytes,
     )
-    return WeightedLoss(questions, loss, own.sum(), keep.sum())
+    return WeightedLoss(questions, loss, own.sum(), keep.double().sum())
 
 
 def probability_targets(

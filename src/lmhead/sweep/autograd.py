@@ -119,7 +119,7 @@ class _AnswerBackward(torch.autograd.Function):
     def forward(form: Questions, flags: tuple[bool, ...], *args: Tensor | None) -> Tensors:
         upstream, answers, tensors = _split(args)
         grads = run.differentiate(form.with_tensors(tensors), answers, upstream, flags)
-        return tuple(g for g in grads if g is not None)
+        return _typed(grads, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
@@ -152,7 +152,7 @@ class _AnswerBackward(torch.autograd.Function):
 class _Made:
     """Gradients made in the forward pass, until the first backward pass takes them."""
 
-    gradients: tuple[Tensor, ...] | None = None
+    gradients: Tensors | None = None
 
 
 class _Total(torch.autograd.Function):
@@ -164,7 +164,7 @@ class _Total(torch.autograd.Function):
     ) -> Tensor:
         loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
         value, grads = run.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
-        made.gradients = tuple(g for g in grads if g is not None)
+        made.gradients = grads
         ctx.form, ctx.flags, ctx.made = form, flags, made
         ctx.save_for_backward(*args)
         return value
@@ -190,17 +190,18 @@ class _TotalBackward(torch.autograd.Function):
         grad: Tensor,
         *args: Tensor | None,
     ) -> Tensors:
+        loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
         gradients, made.gradients = made.gradients, None
         if gradients is None:
-            loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
-            _, again = run.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
-            gradients = tuple(g for g in again if g is not None)
+            _, gradients = run.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
         ctx.form, ctx.flags = form, flags
         ctx.save_for_backward(grad, *args)
         ctx.set_materialize_grads(False)
-        if bool(grad == 1):
-            return gradients
-        return tuple(g.mul_(grad.to(g.dtype)) for g in gradients)
+        if not bool(grad == 1):
+            for g in gradients:
+                if g is not None:
+                    g.mul_(grad.to(g.dtype))
+        return _typed(gradients, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
@@ -290,6 +291,12 @@ def _unpack(q: Questions, outputs: tuple[Tensor, ...]) -> tuple[RowAnswers, Deci
 def _split(args: tuple[Tensor | None, ...]) -> tuple[RowAnswers, RowAnswers, Tensors]:
     n = len(RowAnswers._fields)
     return RowAnswers(*args[:n]), RowAnswers(*args[n : 2 * n]), tuple(args[2 * n :])
+
+
+def _typed(grads: Tensors, tensors: Tensors) -> tuple[Tensor, ...]:
+    """The gradients that are there, in the types of their tensors."""
+    pairs = zip(grads, tensors, strict=False)
+    return tuple(g.to(t.dtype) for g, t in pairs if g is not None and t is not None)
 
 
 def _fill(flags: tuple[bool, ...], values: tuple[Tensor, ...]) -> Tensors:

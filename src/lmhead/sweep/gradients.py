@@ -110,14 +110,9 @@ class Gradients:
                 total[self._rows] = chunk
 
     def result(self) -> tuple[Tensor | None, ...]:
-        """The gradients in the types of their tensors: hiddens, weights, bias."""
-        source = self.source
-        tensors = (*source.hiddens, *source.weights, source.bias)
-        sums = (*self._hiddens, *self._weights, self._bias)
-        return tuple(
-            None if s is None or t is None else s.to(t.dtype)
-            for s, t in zip(sums, tensors, strict=True)
-        )
+        """The gradients, in the type of the products: hiddens, weights, bias."""
+        self.rank_one.flush()
+        return (*self._hiddens, *self._weights, self._bias)
 
 
 class RankOneTerms:

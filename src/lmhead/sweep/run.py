@@ -57,7 +57,10 @@ def answer_and_differentiate(
 def differentiate(
     questions: Questions, answers: RowAnswers, upstream: RowAnswers, flags: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the flagged tensors, given those of the answers."""
+    """The gradients of the flagged tensors, given those of the answers.
+
+    Here and above they are in the type of the products: whoever hands them out converts them, once.
+    """
     into, other_into = _gradients(questions, flags)
     for rows, chunk in chunks(questions, questions.plan(filtered=True)):
         chunk.backward(answers.at(rows), upstream.at(rows), into, other_into)
@@ -106,7 +109,6 @@ def _gradients(questions: Questions, flags: tuple[bool, ...]) -> tuple[Gradients
 def _results(
     questions: Questions, into: Gradients, other_into: Gradients
 ) -> tuple[Tensor | None, ...]:
-    into.rank_one.flush()
     return into.result() if questions.other is None else into.result() + other_into.result()
 
 

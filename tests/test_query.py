@@ -127,7 +127,7 @@ def test_the_order_does_not_depend_on_the_batch(max_bytes: int | None) -> None:
 
 @TILES
 def test_a_row_with_nan(max_bytes: int | None) -> None:
-    """NaN propagates to that row's answers, counts as the largest, and leaves the others alone."""
+    """NaN propagates to that row's answers, chooses no word, and leaves the others alone."""
     hidden, weight, bias, targets = inputs()
     poisoned = hidden.clone()
     poisoned[5, 0] = torch.nan
@@ -146,21 +146,23 @@ def test_a_row_with_nan(max_bytes: int | None) -> None:
         found, expected = getattr(answers, name), getattr(clean, name)
         assert found[5].isnan()
         assert_close(found[others], expected[others], rtol=1e-12)
-    assert_close(answers.argmax[5], 0)
+    assert_close(answers.argmax[5], -1)
     assert answers.top_k.values[5].isnan().all()
-    assert_close(answers.top_k.indices[5], torch.tensor([0, 1, 2]))
+    assert_close(answers.top_k.indices[5], torch.tensor([-1, -1, -1]))
     assert_close(answers.argmax[others], clean.argmax[others])
     assert_close(answers.top_k.indices[others], clean.top_k.indices[others])
 
 
 @TILES
-def test_one_nan_word_is_the_largest(max_bytes: int | None) -> None:
+def test_one_nan_word_spoils_the_order(max_bytes: int | None) -> None:
     hidden, weight, bias, _ = inputs(vocab=200)
     bias[150] = torch.nan
-    answers = ask(hidden, weight, bias=bias, argmax=True, top_k=2, max_bytes=max_bytes)
+    ids = torch.arange(11)
+    answers = ask(hidden, weight, bias=bias, argmax=True, top_k=2, rank=ids, max_bytes=max_bytes)
     z = oracle.head_logits(hidden, weight, bias=bias)
-    assert_close(answers.argmax, torch.full((11,), 150))
+    assert_close(answers.argmax, torch.full((11,), -1))
     assert_close(answers.top_k.indices, reference.top_k(z, 2)[1])
+    assert_close(answers.rank, reference.rank(z, ids.numpy()))
 
 
 @TILES

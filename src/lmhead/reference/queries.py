@@ -4,11 +4,13 @@ How likely is this word? Which place does it take? How undecided is the model? W
 How far is one model from another? Shapes: logits (..., V); answers (...), or (..., K) for K words.
 
 Two conventions hold throughout. 0 · log 0 = 0, so masked words (logit -inf) are harmless. And words
-are *ordered* by logit, largest first, ties to the lowest id, NaN counted as the largest, as torch
-does; argmax, top-k and rank all read from that one order.
+are *ordered* by logit, largest first, ties to the lowest id; argmax, top-k and rank all read from
+that one order. A row with a NaN, or with nothing but masked words, has no best word: its ids and
+ranks are -1, so that nobody takes them for a word.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmhead.reference.arrays import Array, ArrayLike, Ids, floats, ids_below
 from lmhead.reference.softmax import log_softmax, softmax
@@ -106,8 +108,11 @@ def argmax(logits: ArrayLike) -> Ids:
 
     >>> print(argmax([1, 3, 3]), argmax(softmax([1, 3, 3])))
     1 1
+    >>> print(argmax([0.0, np.nan]), argmax([-np.inf, -np.inf]))
+    -1 -1
     """
-    return np.asarray(floats(logits).argmax(axis=-1), dtype=np.int64)
+    z = floats(logits)
+    return np.where(_has_order(z), z.argmax(axis=-1), -1).astype(np.int64)
 
 
 def top_k(logits: ArrayLike, k: int) -> tuple[Array, Ids]:
@@ -120,7 +125,8 @@ def top_k(logits: ArrayLike, k: int) -> tuple[Array, Ids]:
     if not 0 <= k <= z.shape[-1]:
         raise ValueError(f"k must be in [0, {z.shape[-1]}]; got {k}")
     ids = descending_order(z)[..., :k]
-    return np.take_along_axis(z, ids, axis=-1), ids
+    values = np.take_along_axis(z, ids, axis=-1)
+    return values, np.where(_has_order(z)[..., None], ids, -1)
 
 
 def rank(logits: ArrayLike, ids: ArrayLike) -> Ids:
@@ -131,8 +137,15 @@ def rank(logits: ArrayLike, ids: ArrayLike) -> Ids:
     """
     # The order says which id stands at each place; its inverse, at which place each id stands.
     places = np.argsort(descending_order(logits), axis=-1)
-    columns = _as_columns(floats(logits), ids)
-    return np.take_along_axis(places, columns, axis=-1).reshape(np.shape(ids)).astype(np.int64)
+    z = floats(logits)
+    found = np.take_along_axis(places, _as_columns(z, ids), axis=-1)
+    found = np.where(_has_order(z)[..., None], found, -1)
+    return found.reshape(np.shape(ids)).astype(np.int64)
+
+
+def _has_order(z: Array) -> NDArray[np.bool_]:
+    """Whether a row has a best word: its maximum is a number."""
+    return np.asarray(np.isfinite(z.max(axis=-1)))
 
 
 def kl(logits_p: ArrayLike, logits_q: ArrayLike) -> Array:

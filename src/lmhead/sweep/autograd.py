@@ -44,7 +44,11 @@ def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
 
 def dense_answers(questions: Questions) -> RowAnswers:
     """The definition of every differentiable answer, on logits built whole: (N, V) memory."""
-    q = questions
+    with torch.autocast(questions.source.device.type, enabled=False):
+        return _dense_answers(questions)
+
+
+def _dense_answers(q: Questions) -> RowAnswers:
     z = q.source.dense().double()
     lse = z.logsumexp(-1)
     log_p = (z - lse[:, None]).clamp(min=FLOOR)

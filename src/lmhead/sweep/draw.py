@@ -7,9 +7,10 @@ from torch import Tensor
 
 from lmhead.sweep import kernels
 from lmhead.sweep.questions import Questions
-from lmhead.sweep.run import chunks
+from lmhead.sweep.run import chunks, in_own_precision
 
 
+@in_own_precision
 def draw(questions: Questions, lse: Tensor, uniforms: Tensor) -> Tensor:
     """The word v with P(< v) <= u < P(<= v), for each u in [0, 1): (N, S) to (N, S).
 

@@ -37,10 +37,19 @@ def has_bfloat16_products() -> bool:
 
 @contextmanager
 def native_products(stored: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Let float32 products of converted bfloat16 tensors use the CPU's bfloat16 instructions."""
-    if stored != torch.bfloat16 or device.type != "cpu" or not has_bfloat16_products():
-        yield
-        return
+    """No autocast inside; and float32 products of converted bfloat16 tensors may use the CPU's
+    bfloat16 instructions.
+    """
+    with torch.autocast(device.type, enabled=False):
+        if stored != torch.bfloat16 or device.type != "cpu" or not has_bfloat16_products():
+            yield
+            return
+        with _bfloat16_inside():
+            yield
+
+
+@contextmanager
+def _bfloat16_inside() -> Iterator[None]:
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"

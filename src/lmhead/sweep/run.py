@@ -7,7 +7,9 @@ differentiate                 questions, answers, their gradients        3 produ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +22,24 @@ from lmhead.sweep.plan import DEFAULT_MAX_BYTES, Plan
 from lmhead.sweep.questions import Decisions, Questions, RowAnswers
 from lmhead.sweep.source import Rows
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
+
+def in_own_precision(
+    sweep: Callable[Concatenate[Questions, Given], Made],
+) -> Callable[Concatenate[Questions, Given], Made]:
+    """Run a sweep in the precision that its source asks for, whatever is set around it."""
+
+    @wraps(sweep)
+    def run(questions: Questions, /, *args: Given.args, **kwargs: Given.kwargs) -> Made:
+        with questions.source.products():
+            return sweep(questions, *args, **kwargs)
+
+    return run
+
+
+@in_own_precision
 def answer(questions: Questions) -> tuple[RowAnswers, Decisions]:
     """All answers, (N, ...) each."""
     plan = questions.plan()
@@ -39,6 +58,7 @@ def answer(questions: Questions) -> tuple[RowAnswers, Decisions]:
     return RowAnswers(*answers.parts), Decisions(*decisions.parts)
 
 
+@in_own_precision
 def answer_and_differentiate(
     questions: Questions, loss: RowLoss, flags: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
@@ -54,6 +74,7 @@ def answer_and_differentiate(
     return total, _results(questions, into, other_into)
 
 
+@in_own_precision
 def differentiate(
     questions: Questions, answers: RowAnswers, upstream: RowAnswers, flags: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
@@ -75,10 +96,9 @@ def chunks(questions: Questions, plan: Plan) -> Iterator[tuple[Rows, Chunk]]:
     active = None
     if questions.active is not None and plan.rows < questions.source.rows:
         active = questions.active.nonzero()[:, 0]
-    with questions.source.products():
-        for start, stop in plan.chunks():
-            rows: Rows = slice(start, stop) if active is None else active[start:stop]
-            yield rows, Chunk(questions, plan, buffers, rows)
+    for start, stop in plan.chunks():
+        rows: Rows = slice(start, stop) if active is None else active[start:stop]
+        yield rows, Chunk(questions, plan, buffers, rows)
 
 
 def _watchers(questions: Questions, rows: Rows, chunk: Chunk) -> tuple[TopK | None, Rank | None]:

@@ -15,7 +15,7 @@ from torch import Tensor
 def check_hidden_and_weight(
     hidden: Tensor, weight: Tensor, *, names: tuple[str, str] = ("hidden", "weight")
 ) -> None:
-    """Hidden (..., D) and weight (V, D), floating, of one type and on one device."""
+    """hidden (..., D) and weight (V, D), floating, of one type and on one device."""
     hidden_name, weight_name = names
     for name, tensor in ((hidden_name, hidden), (weight_name, weight)):
         if not isinstance(tensor, Tensor):

@@ -16,7 +16,6 @@ Out: the chunk's gradients, added to a `Gradients`; the error, if somebody wants
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep import kernels
-from lmhead.sweep.gradients import Gradients, RankOneTerms
+from lmhead.sweep.gradients import Gradients
 
 if TYPE_CHECKING:
     from lmhead.sweep.chunk import Chunk
@@ -117,7 +116,10 @@ def backward(
         weight = q.mix * source.pointwise.scale
         terms.add(chunk.rows, chunk.hiddens, weight, upstream.mixed.to(dtype))
     soft = _SoftPart.of(chunk, upstream)
-    mass = columns if soft is None else columns + soft.columns.abs()
+    groups = _by_sign(chunk, a, columns)
+    mass = torch.stack([sums for sums, _ in groups]).abs().sum(0)
+    if soft is not None:
+        mass += soft.columns.abs()
     keep = mass >= kernels.tail_threshold(mass, settings.tail_mass)
     picks = _picks(chunk, answers, upstream)
     if picks is not None:
@@ -144,29 +146,46 @@ def backward(
             block = block.clone() if dense else block
             _add_picks(block, some, picks)
         into.add(first, last + 1, block) if dense else into.add_words(some, block)
+    tails: list[Tail] = []
     if not exact:
-        aside = columns.masked_fill_(keep, 0.0)
-        tail = totals - kept_rows
-        _add_tail(chunk, terms, aside, tail)
+        rest = totals - kept_rows
+        tails = [(sums.masked_fill(keep, 0.0), rest * tokens) for sums, tokens in groups]
         if soft is not None:
-            _add_tail(chunk, terms, soft.columns.masked_fill(keep, 0.0), soft.totals - kept_soft)
+            tails.append((soft.columns.masked_fill(keep, 0.0), soft.totals - kept_soft))
+        for tail in tails:
+            term = _rank_one(tail)
+            if term is not None:
+                terms.add(chunk.rows, chunk.hiddens, *term)
     into.finish()
     settings.chunks += 1
     if settings.report_every and (settings.chunks - 1) % settings.report_every == 0:
         share = len(kept) / vocab
         hidden_error = weight_error = 0.0
         if not exact:
-            hidden_error, weight_error = _measure(chunk, picks, keep, aside, tail)
+            hidden_error, weight_error = _measure(chunk, picks, soft, keep, tails)
         settings.reports.append(FilterReport(chunk.tokens, share, hidden_error, weight_error))
 
 
-def _add_tail(chunk: Chunk, terms: RankOneTerms, c: Tensor, d: Tensor) -> None:
-    """D cᵀ / Σd, with Σd = Σc: the sums agree but for rounding."""
-    total = c.sum()
-    if float(total) != 0.0:
-        # Make Σd agree, so that c is kept to the last bit; d then moves by its rounding error.
-        d = d * (total / d.sum()) if float(d.sum()) != 0.0 else d
-        terms.add(chunk.rows, chunk.hiddens, c, d / total)
+Tail = tuple[Tensor, Tensor]
+"""The sums of a block of one sign that is set aside: c over tokens (V,), d over words (tokens,)."""
+
+
+def _by_sign(chunk: Chunk, a: Tensor, columns: Tensor) -> list[Tail]:
+    """The column sums of tokens with a positive factor and of those with a negative one, each with
+    a mask of the tokens. A block of both signs could have Σd = 0; each of one sign has not.
+    """
+    positive = (a > 0).to(a.dtype)
+    if bool((positive == 1).all()) or not bool(positive.any()):
+        return [(columns, torch.ones_like(a))]
+    upper = chunk.whole() @ positive
+    return [(upper, positive), (columns - upper, 1 - positive)]
+
+
+def _rank_one(tail: Tail) -> Tail | None:
+    """c and d / Σd, whose product is the rank-one block; None where there is no mass."""
+    c, d = tail
+    total = d.sum()
+    return None if float(total) == 0.0 else (c, d / total)
 
 
 Picks = tuple[Tensor, Tensor, Tensor]
@@ -226,26 +245,28 @@ class _SoftPart:
 
 
 def _measure(
-    chunk: Chunk, picks: Picks | None, keep: Tensor, aside: Tensor, tail: Tensor
+    chunk: Chunk, picks: Picks | None, soft: _SoftPart | None, keep: Tensor, tails: list[Tail]
 ) -> tuple[float, float]:
     """Relative errors of both gradients of a chunk, over all terms of the source."""
     source = chunk.questions.source
-    total = aside.sum()
+    blocks = [block for block in map(_rank_one, tails) if block is not None]
     error, size = torch.zeros(2, 2, dtype=torch.float64)
     for term, hidden in enumerate(chunk.hiddens):
         wrong, right = torch.zeros_like(hidden), torch.zeros_like(hidden)
-        u = (tail @ hidden) / total
         for lo, hi, g in chunk.logits():
-            weight = source.weight_tile(term, lo, hi)
-            set_aside = g * ~keep[lo:hi, None]
-            wrong += (set_aside - torch.outer(aside[lo:hi], tail / total)).T @ weight
-            error[1] += (set_aside @ hidden - torch.outer(aside[lo:hi], u)).double().square().sum()
-            whole = g.clone()
+            words = torch.arange(lo, hi, device=g.device)
+            whole = g.clone() if soft is None else g + soft.words(words)
+            off = whole * ~keep[lo:hi, None]
+            for c, d in blocks:
+                off.addr_(c[lo:hi], d, alpha=-1)
             if picks is not None:
-                _add_picks(whole, torch.arange(lo, hi, device=g.device), picks)
-            right += whole.T @ weight
+                _add_picks(whole, words, picks)
+            weight = source.weight_tile(term, lo, hi)
+            wrong.addmm_(off.T, weight)
+            right.addmm_(whole.T, weight)
+            error[1] += (off @ hidden).double().square().sum()
             size[1] += (whole @ hidden).double().square().sum()
         error[0] += wrong.double().square().sum()
         size[0] += right.double().square().sum()
     hidden_error, weight_error = (error / size.clamp(min=1e-300)).sqrt().tolist()
-    return (hidden_error, weight_error) if math.isfinite(hidden_error) else (0.0, 0.0)
+    return hidden_error, weight_error

@@ -107,7 +107,7 @@ class Gradients:
         """End the chunk."""
         for total, chunk in zip(self._hiddens, self._sums, strict=True):
             if total is not None and chunk is not None:
-                total[self._rows] = chunk
+                total[self._rows] += chunk  # rank-one terms may have come before
 
     def result(self) -> tuple[Tensor | None, ...]:
         """The gradients, in the type of the products: hiddens, weights, bias."""

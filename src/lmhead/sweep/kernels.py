@@ -172,7 +172,7 @@ def softmax_gradient_(
     rows: Tensor,
     scratch: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """P · a times the slope of the map, in place of z; sets `columns` to its sums over tokens and
+    """p · a times the slope of the map, in place of z; sets `columns` to its sums over tokens and
     adds its sums over words to `rows`.
     """
     core = native.for_tile(z)
@@ -213,7 +213,7 @@ def scatter_add_(into: Tensor, ids: Tensor, rows: Tensor) -> None:
 
 
 def subtract_(z: Tensor, row: Tensor) -> Tensor:
-    """Z - row in place, for a float64 row: in two parts, so that small differences are exact."""
+    """z - row in place, for a float64 row: in two parts, so that small differences are exact."""
     high, low = split(row, z.dtype)
     z.sub_(high)
     return z if z.dtype == row.dtype else z.sub_(low)

@@ -68,7 +68,7 @@ class Pointwise:
         return None if self.bounded else replace(self, bounded=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Z from x, as a new tensor that autograd can follow."""
+        """z from x, as a new tensor that autograd can follow."""
         if self.is_identity:
             return x
         z = x * self.scale + self.shift
@@ -77,7 +77,7 @@ class Pointwise:
         return z
 
     def apply_(self, x: Tensor) -> Tensor:
-        """Z from x, in place of x. With soft-capping it needs one mask of x's shape."""
+        """z from x, in place of x. With soft-capping it needs one mask of x's shape."""
         if self.is_identity:
             return x
         masked = x == -math.inf if self.bounded else None

@@ -37,6 +37,13 @@ void require_size(const std::optional<A>& array, size_t size, const char* what) 
   require(!array || array->size() == size, what);
 }
 
+void require_threads(int threads) { require(threads >= 1, "threads must be at least 1"); }
+
+template <class A, class B>
+bool same_shape(const A& a, const B& b) {
+  return a.shape(0) == b.shape(0) && a.shape(1) == b.shape(1);
+}
+
 const Kernels* chosen = lmhead::best_kernels();
 
 using MapTuple = std::tuple<double, double, bool, double, double>;
@@ -55,23 +62,27 @@ Triples softmax(Array<float, 2> z, Maybe<const float, 1> bias, const MapTuple& m
                 Maybe<const float, 2> rank_slack, Maybe<const float, 1> rank_per_norm,
                 Maybe<const float, 1> rank_norms, Maybe<int64_t, 2> rank_counts, int threads) {
   const size_t words = z.shape(0), tokens = z.shape(1);
+  require_threads(threads);
   require(m.size() == tokens && s.size() == tokens, "m and s must have one entry per token");
   require_size(t, tokens, "t must have one entry per token");
   require_size(bias, words, "bias must have one entry per word");
   lmhead::Heaps heaps{};
   if (heap_values) {
-    require(heap_ids && heap_sizes && heap_values->shape(0) == tokens &&
-                heap_ids->size() == heap_values->size() && heap_sizes->size() == tokens,
-            "heaps must be (tokens, kept), (tokens, kept) and (tokens,)");
+    const size_t kept = heap_values->shape(1);
+    require(heap_ids && heap_sizes && heap_values->shape(0) == tokens && kept >= 1 &&
+                same_shape(*heap_ids, *heap_values) && heap_sizes->size() == tokens,
+            "heaps must be (tokens, kept), (tokens, kept) and (tokens,), kept at least 1");
     heaps = {heap_values->data(), heap_ids->data(), heap_sizes->data(),
-             static_cast<int64_t>(heap_values->shape(1))};
+             static_cast<int64_t>(kept)};
+    for (size_t j = 0; j < tokens; ++j)
+      require(heaps.sizes[j] >= 0 && heaps.sizes[j] <= heaps.kept,
+              "sizes of heaps must be from 0 to kept");
   }
   lmhead::Ranks ranks{};
   if (rank_mine) {
-    const size_t size = rank_mine->size();
     require(rank_slack && rank_per_norm && rank_norms && rank_counts &&
-                rank_mine->shape(1) == tokens && rank_slack->size() == size &&
-                rank_counts->size() == size && rank_per_norm->size() == tokens &&
+                rank_mine->shape(1) == tokens && same_shape(*rank_slack, *rank_mine) &&
+                same_shape(*rank_counts, *rank_mine) && rank_per_norm->size() == tokens &&
                 rank_norms->size() == words,
             "ranks must be (n, tokens) twice, (tokens,), (words,) and (n, tokens)");
     ranks = {rank_mine->data(),  rank_slack->data(),  rank_per_norm->data(),
@@ -97,6 +108,7 @@ void gradient(Array<float, 2> z, Array<const float, 1> high, Array<const float, 
               Maybe<const float, 1> pick_values, Maybe<float, 1> columns, Maybe<float, 1> rows,
               int threads) {
   const size_t words = z.shape(0), tokens = z.shape(1);
+  require_threads(threads);
   require(high.size() == tokens && low.size() == tokens && a.size() == tokens,
           "high, low and a must have one entry per token");
   require_size(b, tokens, "b must have one entry per token");
@@ -134,6 +146,7 @@ void check_numbers(const Array<const int64_t, 1>& numbers, size_t limit, const c
 template <class T>
 void pairs(Array<const T, 2> hidden, Array<const T, 2> weight, Array<const int64_t, 1> rows,
            Array<const int64_t, 1> ids, Array<double, 1> out, int threads) {
+  require_threads(threads);
   require(hidden.shape(1) == weight.shape(1), "hidden and weight must have the same width");
   require(rows.size() == ids.size() && out.size() == ids.size(), "one entry per pair");
   check_numbers(rows, hidden.shape(0), "rows must be rows of hidden");
@@ -151,6 +164,7 @@ void pairs(Array<const T, 2> hidden, Array<const T, 2> weight, Array<const int64
 
 void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const float, 2> from,
                  int threads) {
+  require_threads(threads);
   require(from.shape(0) == ids.size() && from.shape(1) == into.shape(1),
           "from must be (len(ids), width of into)");
   check_numbers(ids, into.shape(0), "ids must be rows of into");
@@ -160,7 +174,8 @@ void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const 
 }
 
 void widen(Array<const uint16_t, 2> from, Array<float, 2> to, int threads) {
-  require(from.size() == to.size(), "from and to must have the same size");
+  require_threads(threads);
+  require(same_shape(from, to), "from and to must have the same shape");
   const nb::gil_scoped_release release;
   chosen->widen(from.data(), to.data(), static_cast<int64_t>(to.size()), threads);
 }
@@ -182,27 +197,30 @@ std::vector<std::string> instruction_sets() {
   return names;
 }
 
+// Not converted: a copy would be written to in place of the tensor.
+auto tensor(const char* name) { return nb::arg(name).noconvert(); }
+auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels on tiles of logits; see native/kernels.hpp.";
   using nb::arg;
-  m.def("softmax", &softmax, arg("z"), arg("bias").none(), arg("map"), arg("m"), arg("s"),
-        arg("t").none(), arg("lo"), arg("heap_values").none(), arg("heap_ids").none(),
-        arg("heap_sizes").none(), arg("rank_mine").none(), arg("rank_slack").none(),
-        arg("rank_per_norm").none(), arg("rank_norms").none(), arg("rank_counts").none(),
+  m.def("softmax", &softmax, tensor("z"), maybe("bias"), arg("map"), tensor("m"), tensor("s"),
+        maybe("t"), arg("lo"), maybe("heap_values"), maybe("heap_ids"), maybe("heap_sizes"),
+        maybe("rank_mine"), maybe("rank_slack"), maybe("rank_per_norm"), maybe("rank_norms"),
+        maybe("rank_counts"), arg("threads"));
+  m.def("gradient", &gradient, tensor("z"), tensor("high"), tensor("low"), tensor("a"), maybe("b"),
+        maybe("mix"), maybe("mixed"), arg("map"), maybe("pick_words"), maybe("pick_tokens"),
+        maybe("pick_values"), maybe("columns"), maybe("rows"), arg("threads"));
+  m.def("pairs_f32", &pairs<float>, tensor("hidden"), tensor("weight"), tensor("rows"),
+        tensor("ids"), tensor("out"), arg("threads"));
+  m.def("pairs_bf16", &pairs<uint16_t>, tensor("hidden"), tensor("weight"), tensor("rows"),
+        tensor("ids"), tensor("out"), arg("threads"));
+  m.def("scatter_add", &scatter_add, tensor("into"), tensor("ids"), tensor("from_"),
         arg("threads"));
-  m.def("gradient", &gradient, arg("z"), arg("high"), arg("low"), arg("a"), arg("b").none(),
-        arg("mix").none(), arg("mixed").none(), arg("map"), arg("pick_words").none(),
-        arg("pick_tokens").none(), arg("pick_values").none(), arg("columns").none(),
-        arg("rows").none(), arg("threads"));
-  m.def("pairs_f32", &pairs<float>, arg("hidden"), arg("weight"), arg("rows"), arg("ids"),
-        arg("out"), arg("threads"));
-  m.def("pairs_bf16", &pairs<uint16_t>, arg("hidden"), arg("weight"), arg("rows"), arg("ids"),
-        arg("out"), arg("threads"));
-  m.def("scatter_add", &scatter_add, arg("into"), arg("ids"), arg("from_"), arg("threads"));
-  m.def("widen", &widen, arg("from_"), arg("to"), arg("threads"));
-  m.def("tail_threshold", &tail_threshold, arg("x"), arg("mass"));
+  m.def("widen", &widen, tensor("from_"), tensor("to"), arg("threads"));
+  m.def("tail_threshold", &tail_threshold, tensor("x"), arg("mass"));
   m.def("use", &use, arg("name"));
   m.def("instruction_sets", &instruction_sets);
   m.def("instruction_set", [] { return std::string(chosen->name); });

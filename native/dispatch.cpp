@@ -51,6 +51,8 @@ std::vector<const char*> kernel_names() {
 // finds the bin in which the threshold lies; the same over the trailing 16 bits of that bin's
 // entries finds the threshold itself. Two passes, no sort.
 float tail_threshold(const float* x, int64_t n, double mass) {
+  float largest = 0.0f;
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, x[i]);
   uint32_t prefix = 0;
   for (int shift : {16, 0}) {
     std::vector<double> bins(1 << 16, 0.0);
@@ -65,7 +67,8 @@ float tail_threshold(const float* x, int64_t n, double mass) {
   }
   float threshold;
   std::memcpy(&threshold, &prefix, 4);
-  return threshold;
+  // Past the last bin, where all of x fits into the mass, the bits are those of a NaN.
+  return threshold <= largest ? threshold : largest;
 }
 
 }  // namespace lmhead

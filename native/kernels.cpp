@@ -143,7 +143,8 @@ void softmax(float* z, int64_t words, int64_t tokens, const float* bias, const M
              std::vector<Pair>* close, int threads) {
   const bool maps = map.bounded || map.scale != 1.0f || map.shift != 0.0f;
   // Cut by tokens alone: a token's result does not depend on the number of threads.
-  const int64_t share = std::min(round_up(ceil_div(tokens, threads), 16), kMaxTokens);
+  const int64_t share =
+      std::clamp<int64_t>(round_up(ceil_div(tokens, threads), 16), 16, kMaxTokens);
   std::mutex close_lock;
   parallel_for(ceil_div(tokens, share), threads, [&](int64_t part) {
     const int64_t begin = part * share, end = std::min(tokens, begin + share);
@@ -166,8 +167,9 @@ void softmax(float* z, int64_t words, int64_t tokens, const float* bias, const M
         const vf old_m = lanes.get(m + j), new_m = max(old_m, largest);
         const vf origin = new_m == -kInf ? splat(0.0f) : new_m;
         if (any(new_m > old_m)) {
-          // Sums count from the maximum; when it moves by d, s shrinks by exp(d), t moves too.
-          const vf moved = old_m == -kInf ? splat(0.0f) : old_m - origin;
+          // Sums count from the maximum; when it moves by d, s shrinks by exp(d), t moves too. Where
+          // d is below the floor, or -inf, exp(d) is 0 and nothing is left of either.
+          const vf moved = max(old_m - origin, splat(kFloor));
           const vf decay = exp(old_m - origin);
           for (int i = 0; i < lanes.n; ++i) {
             if (t) t[j + i] = (t[j + i] + s[j + i] * moved[i]) * decay[i];

@@ -84,7 +84,8 @@ const Kernels* best_kernels();
 const Kernels* kernels_named(const char* name);
 std::vector<const char*> kernel_names();
 
-// The largest t such that the entries of x (n, not negative) below t add up to at most `mass`.
+// The largest t, of those up to the largest entry of x, such that the entries of x (n, not negative)
+// below t add up to at most `mass`.
 float tail_threshold(const float* x, int64_t n, double mass);
 
 }  // namespace lmhead

@@ -9,7 +9,9 @@
 
 namespace LMHEAD_ISA {
 
-#if defined(__AVX512F__)
+#if defined(LMHEAD_LANES)  // the kernel tests: any width on any machine
+inline constexpr int kLanes = LMHEAD_LANES;
+#elif defined(__AVX512F__)
 inline constexpr int kLanes = 16;
 #elif defined(__AVX2__)
 inline constexpr int kLanes = 8;

@@ -1,8 +1,49 @@
-"""One thread per test process: several run side by side, and spinning threads would slow them all.
+"""How the tests run: on one thread, and on the core that `--core` names.
 
-The tests that are about threads set their own number.
+    pytest                 the compiled core, as installed
+    pytest --core torch    torch operations in its place
+    pytest --core both     every test twice
+    pytest --core tiny     the compiled core even on tiles of a few tokens, where torch would serve
+
+A test marked `both_cores` runs on both, whatever the option.
+
+One thread per process, since several run side by side, and spinning threads would slow them all;
+the tests that are about threads set their own number.
 """
 
+import pytest
 import torch
 
+from lmhead.sweep import native
+
 torch.set_num_threads(1)
+
+CHOICES = ("native", "torch", "both", "tiny")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--core", choices=CHOICES, default="native", help="what serves the kernels")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "both_cores: run with and without the compiled core")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    choice = metafunc.config.getoption("--core")
+    if choice == "both" or metafunc.definition.get_closest_marker("both_cores"):
+        metafunc.parametrize("served_by", ["native", "torch"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def served_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which core this test runs on; processes that it starts follow."""
+    choice: str = getattr(request, "param", request.config.getoption("--core"))
+    if choice == "torch":
+        monkeypatch.setattr(native, "core", None)
+        monkeypatch.setenv("LMHEAD_NATIVE", "off")
+    elif hasattr(request, "param") and native.core is None:
+        pytest.skip("the compiled core is not installed; see `lmhead doctor`")
+    elif choice == "tiny":
+        monkeypatch.setattr(native, "_MIN_TOKENS", 1)
+    return choice

@@ -66,8 +66,7 @@ class Random {
   double uniform(double low, double high) { return low + (high - low) * engine_() / 4294967296.0; }
   // About normal: peaked rows and long tails come from its scale.
   float normal(double scale) {
-    double sum = -6.0;
-    for (int i = 0; i < 12; ++i) sum += uniform(0.0, 1.0);
+    const double sum = uniform(-1.0, 1.0) + uniform(-1.0, 1.0) + uniform(-1.0, 1.0);
     return static_cast<float>(scale * sum);
   }
   int64_t below(int64_t n) { return static_cast<int64_t>(uniform(0.0, static_cast<double>(n))); }
@@ -92,9 +91,11 @@ class Tally {
     open_ = true;
   }
 
-  void expect(bool holds, const std::string& what) {
+  void expect(bool holds, const char* what) {
     if (!holds && wrong_.empty()) wrong_ = what;
   }
+
+  void expect(bool holds, const std::string& what) { expect(holds, what.c_str()); }
 
   void expect_near(double got, double want, double bound, const char* what, int64_t at) {
     if (near(got, want, bound)) return;

@@ -3,7 +3,7 @@
 import oracle
 import pytest
 import torch
-from compare import assert_as_good_as, assert_close
+from compare import assert_as_good_as, assert_close, float64
 
 from contract.cases import Options, inputs, run
 from contract.implementations import HALF, TORCH, Implementation, every_implementation
@@ -57,6 +57,31 @@ def test_the_weight_gradient_of_many_rows_does_not_stall(
     for name in ("weight", "bias"):
         true = getattr(truth, name)[1::2]
         assert_close(getattr(outcome.grads, name)[1::2], true, rtol=rtol, dtype=dtype, what=name)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name_of)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@every_implementation(
+    torch_differs="the gradient of the logits is rounded to half, and p - y = -1 loses the scale"
+)
+def test_the_upstream_gradient_is_not_rounded_to_half_precision(
+    implementation: Implementation, reduction: str, dtype: torch.dtype
+) -> None:
+    """A loss is float32, and so is what reaches it: 1.0019 is 1 in bfloat16, a loss of scale.
+
+    Roundings of single elements go both ways; their projection on the truth hardly moves.
+    """
+    hidden, weight, bias, targets = inputs(64, vocab=101, dim=24, dtype=dtype)
+    upstream = torch.full((64,) if reduction == "none" else (), 1.0 + 0.49 * torch.finfo(dtype).eps)
+    options: Options = {"bias": bias, "reduction": reduction, "upstream": upstream}
+    outcome = run(implementation, hidden, weight, targets, **options)
+    truth = oracle.linear_cross_entropy_backward(
+        hidden, weight, targets, bias=bias, reduction=reduction, grad_output=upstream
+    )
+    for name in ("hidden", "weight"):
+        true = getattr(truth, name)
+        share = (float64(getattr(outcome.grads, name)) * true).sum() / (true * true).sum()
+        assert_close(share, 1.0, atol=0.1 * torch.finfo(dtype).eps, what=f"gradient of {name}")
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=name_of)

@@ -10,6 +10,7 @@ from lmhead import __version__
 _COMMANDS = {
     "demo": "Watch a hidden state become a word, step by step.",
     "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
+    "bench": "Speed, memory and errors, beside everything else a user could pick.",
 }
 
 

@@ -43,7 +43,7 @@ _BAR = 30
     "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language."
 )
 def command(lang: str) -> None:
-    r"""Watch a hidden state become a word, step by step.
+    """Watch a hidden state become a word, step by step.
 
     A toy model of 6 words finishes the sentence "I love ___": linear layer, logits, softmax,
     temperature, choice, loss, gradient, one step of learning. All numbers are real.
@@ -52,7 +52,7 @@ def command(lang: str) -> None:
     Examples:
       lmhead demo
       lmhead demo --lang zh
-    """
+    """  # noqa: D301
     text = printable("\n".join(_Walk(lang).lines()))
     click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 

@@ -12,13 +12,13 @@ import click
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
-    r"""Versions, threads, instruction sets, compiled core or fallback.
+    """Versions, threads, instruction sets, compiled core or fallback.
 
     \b
     Examples:
       lmhead doctor
       lmhead doctor --json
-    """
+    """  # noqa: D301
     facts = examine()
     if as_json:
         click.echo(json.dumps(facts, indent=2))

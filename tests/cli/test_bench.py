@@ -1,0 +1,130 @@
+"""`lmhead bench`: help without torch, mistakes without tracebacks, results with exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import liars
+from click.testing import CliRunner, Result
+
+from lmhead.bench import losses, queries
+from lmhead.bench.runner import WorkerProcess
+from lmhead.cli import main
+
+TINY = ["--shape", "200x16", "--tokens", "24", "--rounds", "2", "--threads", "1", "--no-memory"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+def test_help_loads_no_torch() -> None:
+    code = "import sys\nfrom lmhead.cli import main\n"
+    code += "try: main(['bench', 'loss', '--help'])\n"
+    code += "except SystemExit: print('TORCH' if 'torch' in sys.modules else 'LIGHT')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("LIGHT\n")
+
+
+@pytest.mark.parametrize("task", [losses.TASK, queries.TASK], ids=["loss", "query"])
+def test_help_names_everybody_and_has_examples(task: Any) -> None:
+    text = " ".join(run(task.name, "--help").output.split())
+    for name in task.implementations:
+        assert f" {name}" in text
+    assert "Examples:" in text
+    assert "\\b" not in text
+
+
+@pytest.mark.parametrize("name", ["memory", "scaling"])
+def test_help_of_the_others(name: str) -> None:
+    assert f"lmhead bench {name}" in run(name, "--help").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["loss", "--shape", "gpt5"], "shape must be smollm2"),
+        (["loss", "--shape", "200x16", "--only", "liger"], "only must name some of lmhead"),
+        (["query", "--shape", "200x16", "--baseline", "cce"], "baseline must name some of lmhead"),
+        (["loss", "--dtype", "int8"], "'int8' is not one of"),
+        (["loss", "--rounds", "0"], "0 is not in the range"),
+        (["query", "--tokens", "-3"], "-3 is not in the range"),
+        (["loss", "--tokens", "2000000000"], "GiB of memory"),
+        (["query", "--shape", "200x16", "--only", "hf"], "only must name"),
+        (["loss", "--shape", "200x16", "--data", "/nowhere"], "data must go with smollm2"),
+        (["loss", "--data", "/nowhere"], "data must be a folder with"),
+        (["nothing"], "No such command"),
+    ],
+)
+def test_a_mistake_is_answered_with_code_2(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("loss", *TINY, "--only", "product", "--out", str(tmp_path / "file" / "deep"))
+    assert done.exit_code == 2
+    assert "cannot write to" in done.output
+
+
+def test_a_run_writes_json_and_plots(tmp_path: Path) -> None:
+    done = run("loss", *TINY, "--only", "lmhead", "--only", "eager", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "lmhead, exact" in done.stdout
+    assert "round 2 of 2: eager torch" in done.stderr
+    names = {path.name for path in tmp_path.iterdir()}
+    stem = "loss-200x16-24-float32"
+    assert names == {f"{stem}.json", f"{stem}.png", f"{stem}.svg"}
+    document = json.loads((tmp_path / f"{stem}.json").read_text(encoding="utf-8"))
+    assert [r["name"] for r in document["results"]] == ["lmhead", "eager"]
+    assert list(document["results"][0]["ratios"]) == ["eager"]
+
+
+def test_json_alone_on_standard_output(tmp_path: Path) -> None:
+    only = ["--only", "lmhead", "--only", "product", "--baseline", "product"]
+    done = run("query", *TINY, *only, "--json", "--quick", "--no-plot", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["benchmark"] == "query"
+    assert list(document["results"][0]["ratios"]) == ["product"]
+    assert [path.name for path in tmp_path.iterdir()] == ["query-200x16-24-float32-quick.json"]
+
+
+@pytest.fixture
+def with_liars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "TASK", liars.TASK)
+
+
+@pytest.mark.usefixtures("with_liars")
+@pytest.mark.parametrize("name", ["wrong", "ours"])
+def test_a_wrong_result_is_answered_with_code_1(name: str, tmp_path: Path) -> None:
+    done = run("loss", *TINY, "--only", name, "--no-plot", "--out", str(tmp_path))
+    assert done.exit_code == 1
+    assert ("WRONG: a wrong gradient" if name == "wrong" else "Skipped: ours") in done.stdout
+
+
+def test_ctrl_c_ends_with_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = WorkerProcess.ask
+    times: list[str] = []
+
+    def ask(self: WorkerProcess, do: str, **request: Any) -> dict[str, Any]:
+        times.extend([do] if do == "time" else [])
+        if len(times) == 4:
+            raise KeyboardInterrupt
+        return asked(self, do, **request)
+
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
+    only = ["--only", "eager", "--only", "product"]
+    done = run("loss", *TINY, "--rounds", "9", *only, "--out", str(tmp_path))
+    assert done.exit_code == 130
+    assert "Interrupted; rounds done: 2 of 9." in done.stdout
+    assert "eager torch" in done.stdout
+    assert list(tmp_path.iterdir()) == []

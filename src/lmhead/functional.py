@@ -62,7 +62,7 @@ def linear_cross_entropy(
         grad_filter: τ in [0, 1), an approximation: the words that carry the last τ of the
             probability mass get their gradient from one rank-one term. About twice as fast on a
             trained model, the loss itself is exact. A `GradFilter` reports its error.
-        max_bytes: bound on temporary memory; None for 64 MiB.
+        max_bytes: bound on temporary memory; None for 128 MiB.
 
     Returns:
         A number, or (...) for "none"; float32 (float64 for float64 inputs).
@@ -221,7 +221,7 @@ def query(
         argmax: ask for the most probable word.
         top_k: ask for the k largest logits and their ids.
         kl_to: ask for KL(p ‖ q); q is a `LazyLogits` of the same shape, or (hidden, weight).
-        max_bytes: bound on temporary memory; None for 64 MiB.
+        max_bytes: bound on temporary memory; None for 128 MiB.
 
     Returns:
         `Answers`. log_prob, entropy, logsumexp and kl are differentiable, together.

@@ -33,7 +33,7 @@ class LMHead(nn.Module):
     Attributes:
         weight: (V, D), initialised as `nn.Linear` does: Kaiming-uniform with a = √5.
         bias: (V,) or None.
-        max_bytes: bound on the temporary memory of a sweep; None for 64 MiB.
+        max_bytes: bound on the temporary memory of a sweep; None for 128 MiB.
 
     >>> head = LMHead(16, 100)
     >>> logits = head(torch.randn(4, 16))

@@ -134,7 +134,7 @@ def query(**options: Any) -> None:
 @click.option("--tokens", type=click.IntRange(1), help="N.  [default: what fits the shape]")
 @_dtype
 @_threads
-@click.option("--max-bytes", type=click.IntRange(1), help="The bound.  [default: 64 MiB]")
+@click.option("--max-bytes", type=click.IntRange(1), help="The bound.  [default: 128 MiB]")
 @_quick
 @_output
 def memory(

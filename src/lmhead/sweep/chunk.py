@@ -48,6 +48,8 @@ class Chunk:
         self.hiddens = questions.source.take(rows)
         self.tokens = self.hiddens[0].shape[0]
         self.other_hiddens = () if questions.other is None else questions.other.take(rows)
+        self._turned = tuple(h.T.contiguous() for h in self.hiddens)
+        self._other_turned = tuple(h.T.contiguous() for h in self.other_hiddens)
         self.ids = None if questions.ids is None else questions.ids[rows]
         self._made = False
 
@@ -77,7 +79,7 @@ class Chunk:
     def _linear(self) -> Iterator[tuple[int, int, Tensor]]:
         """All tiles of the linear layer, without bias and map."""
         for lo, hi, z in self._tiles():
-            yield lo, hi, self.questions.source.linear_tile(self.hiddens, lo, hi, z)
+            yield lo, hi, self.questions.source.linear_tile(self._turned, lo, hi, z)
         self._made = True
 
     def logits(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -95,7 +97,7 @@ class Chunk:
             return None
         assert self.buffers.other is not None
         out = self._view(self.buffers.other, hi - lo)
-        other.linear_tile(self.other_hiddens, lo, hi, out)
+        other.linear_tile(self._other_turned, lo, hi, out)
         return kernels.finish_(out, other.bias_tile(lo, hi), other.pointwise)
 
     def _soft_tile(self, lo: int, hi: int) -> Tensor | None:

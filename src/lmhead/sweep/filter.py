@@ -130,7 +130,7 @@ def backward(
         kept = torch.arange(vocab, device=kept.device)
 
     gradient = chunk.whole()  # (V, tokens)
-    into.start(chunk.rows, chunk.hiddens)
+    into.start(chunk.rows, chunk.hiddens, whole=False)
     kept_rows = torch.zeros_like(a)
     kept_soft = torch.zeros_like(a)
     for some in kept.split(chunk.plan.words):  # type: ignore[no-untyped-call]

@@ -47,14 +47,21 @@ class Gradients:
         self.rank_one = RankOneTerms(self)
         self.wanted = needs.any
         self._hiddens = _zeros(source.hiddens, needs.hiddens, source.dtype)
-        self._weights = _zeros(source.weights, needs.weights, source.dtype)
+        self._weights = [
+            w.new_empty(w.shape, dtype=source.dtype) if n else None
+            for w, n in zip(source.weights, needs.weights, strict=True)
+        ]
+        self._written = False  # whether the weights' sums hold anything yet
         self._bias = _zeros((source.bias,), (needs.bias,), source.dtype)[0]
 
-    def start(self, rows: Rows, hiddens: tuple[Tensor, ...]) -> None:
-        """Begin a chunk of tokens."""
+    def start(self, rows: Rows, hiddens: tuple[Tensor, ...], *, whole: bool = True) -> None:
+        """Begin a chunk of tokens; `whole` promises that `add` will see every word of it once."""
+        if not whole:
+            self._clear()
         self._rows, self._inputs = rows, hiddens
+        # (D_i, B): turned, since the product is faster so.
         self._sums = [
-            None if g is None else torch.zeros_like(h)
+            None if g is None else h.new_zeros(h.shape[1], h.shape[0])
             for g, h in zip(self._hiddens, hiddens, strict=True)
         ]
 
@@ -63,25 +70,35 @@ class Gradients:
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
-                into_hidden.addmm_(grad.T, self.source.weight_tile(term, lo, hi))
+                into_hidden.addmm_(self.source.weight_tile(term, lo, hi).T, grad)
             if into_weight is not None:
-                into_weight[lo:hi].addmm_(grad, hidden)
+                into_weight[lo:hi].addmm_(grad, hidden, beta=1 if self._written else 0)
         if self._bias is not None:
             self._bias[lo:hi] += grad.sum(1)
 
     def add_words(self, words: Tensor, grad: Tensor) -> None:
         """Take in G for some words only: (K,) and (K, tokens)."""
+        self._clear()
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
-                into_hidden.addmm_(grad.T, self.source.weight_rows(term, words))
+                into_hidden.addmm_(self.source.weight_rows(term, words).T, grad)
             if into_weight is not None:
                 scatter_add_(into_weight, words, grad @ hidden)
         if self._bias is not None:
             self._bias.index_add_(0, words, grad.sum(1))
 
+    def _clear(self) -> None:
+        """Set the weights' sums to 0, unless something is in them."""
+        if not self._written:
+            for total in self._weights:
+                if total is not None:
+                    total.zero_()
+            self._written = True
+
     def add_low_rank(self, term: int, columns: Tensor, inputs: Tensor) -> Tensor | None:
         """DW += columns (V, m) @ inputs (m, D); returns columnsᵀ W (m, D) if dH is wanted."""
+        self._clear()
         back = None if self._hiddens[term] is None else torch.zeros_like(inputs)
         into = self._weights[term]
         for lo in range(0, self.source.vocab, 4096):
@@ -104,14 +121,16 @@ class Gradients:
             self._bias.addmv_(columns, sums)
 
     def finish(self) -> None:
-        """End the chunk."""
+        """End the chunk, which has been over all words or has cleared the sums before."""
+        self._written = True
         for total, chunk in zip(self._hiddens, self._sums, strict=True):
             if total is not None and chunk is not None:
-                total[self._rows] += chunk  # rank-one terms may have come before
+                total[self._rows] += chunk.T  # rank-one terms may have come before
 
     def result(self) -> tuple[Tensor | None, ...]:
         """The gradients, in the type of the products: hiddens, weights, bias."""
         self.rank_one.flush()
+        self._clear()  # only where there was no token at all
         return (*self._hiddens, *self._weights, self._bias)
 
 

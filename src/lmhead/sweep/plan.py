@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-DEFAULT_MAX_BYTES = 64 * 2**20
+DEFAULT_MAX_BYTES = 128 * 2**20
 # Beyond these sizes the products do not get faster; below, they do.
-_WORDS = 4096
+_WORDS = 8192
 _TOKENS = 1024
 # Tokens of a chunk under the gradient filter: fewer keep fewer words, more make better products.
-_FILTERED_TOKENS = 128
+_FILTERED_TOKENS = 256
 # With fewer tokens in a chunk, reading and writing the weight gradient for each chunk costs more
 # than a fourth product.
 _MIN_RETAINED = 32

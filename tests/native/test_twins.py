@@ -26,7 +26,9 @@ def absorb(p: Problem, *, entropy: bool = True) -> Absorbed:
     hiddens, vocab = source.take(slice(None)), source.vocab
     edges = sorted({0, vocab // 5, vocab // 2, vocab})
     for lo, hi in pairwise(edges):
-        z = source.linear_tile(hiddens, lo, hi, torch.empty(hi - lo, source.rows))
+        z = source.linear_tile(
+            tuple(h.T.contiguous() for h in hiddens), lo, hi, torch.empty(hi - lo, source.rows)
+        )
         scratch = torch.empty_like(z), torch.empty_like(z)
         bias = source.bias_tile(lo, hi)
         kernels.absorb_(z, lo, bias, source.pointwise, running, scratch, top, rank)

@@ -196,8 +196,10 @@ class Chunk:
         if self.plan.filtered and q.grad_filter is not None and k.a is not None:
             filter.backward(self, answers, upstream, k.a, into, q.grad_filter)
             return
-        into.start(self.rows, self.hiddens)
-        if q.other is not None:
+        to_other = q.other is not None and upstream.kl is not None and other_into.wanted
+        if into.wanted:
+            into.start(self.rows, self.hiddens)
+        if to_other:
             other_into.start(self.rows, self.other_hiddens)
         for lo, hi, z in self.logits():
             scratch = self.scratch(hi - lo)
@@ -207,7 +209,7 @@ class Chunk:
                 assert q.other is not None
                 assert answers.other_lse is not None
                 log_q = kernels.subtract_(z_q.clone(), answers.other_lse)
-                if other_into.wanted:
+                if to_other:
                     p = kernels.subtract_(scratch[1].copy_(z), answers.lse).exp_()
                     kernels.gradient_(
                         z_q,
@@ -232,8 +234,9 @@ class Chunk:
                 scratch=scratch,
             )
             into.add(lo, hi, z)
-        into.finish()
-        if q.other is not None:
+        if into.wanted:
+            into.finish()
+        if to_other:
             other_into.finish()
 
     def _picks(

@@ -86,7 +86,7 @@ def make_plan(
 
     >>> make_plan(2048, 49152, 576, itemsize=4, converts=False, retain=True).retained
     True
-    >>> make_plan(2048, 1_000_000, 576, itemsize=4, converts=False, retain=True).retained
+    >>> make_plan(2048, 4_000_000, 576, itemsize=4, converts=False, retain=True).retained
     False
     """
     budget = (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes) // itemsize

@@ -23,7 +23,7 @@ class Pointwise:
     A masked word (x = -inf) stays masked under tanh: soft-capping must not revive it.
 
     >>> Pointwise.of(softcap=30.0, scale=0.5)(torch.tensor([0.0, 1000.0, -math.inf]))
-    tensor([0., 30., -inf])
+    tensor([ 0., 30., -inf])
     """
 
     scale: float = 1.0

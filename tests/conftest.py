@@ -30,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "core" in metafunc.fixturenames:
+        return  # it is about the compiled core itself, see tests/native
     choice = metafunc.config.getoption("--core")
     if choice == "both" or metafunc.definition.get_closest_marker("both_cores"):
         metafunc.parametrize("served_by", ["native", "torch"], indirect=True)

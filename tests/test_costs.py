@@ -13,6 +13,7 @@ from torch import Tensor
 from twins import backward, ids
 
 from lmhead import LMHead, linear_cross_entropy, query
+from lmhead.sweep import run
 
 N, D, V = 96, 48, 640
 # Half of what the logits take: they must be made in pieces.
@@ -160,3 +161,24 @@ def test_queries_allocate_no_logits(questions: dict[str, Any], trained: bool) ->
             backward(sum(answer.sum() for answer in smooth))
             assert hidden.grad is not None
             assert weight.grad is not None
+
+
+@pytest.mark.parametrize("grad_filter", [None, 0.02])
+def test_gradients_are_handed_over_without_a_copy(
+    grad_filter: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd copies a tensor into `.grad` where something else still holds it."""
+    made: list[int] = []
+
+    def watched(*args: Any) -> Any:
+        value, gradients = answer_and_differentiate(*args)
+        made.extend(g.data_ptr() for g in gradients if g is not None)
+        return value, gradients
+
+    answer_and_differentiate = run.answer_and_differentiate
+    monkeypatch.setattr(run, "answer_and_differentiate", watched)
+    hidden, weight = leaves()
+    backward(linear_cross_entropy(hidden, weight, TARGETS, grad_filter=grad_filter))
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    assert made == [hidden.grad.data_ptr(), weight.grad.data_ptr()]

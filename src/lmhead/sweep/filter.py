@@ -102,7 +102,7 @@ def backward(
     are taken from `upstream`: picked words, label smoothing, soft targets.
     """
     q = chunk.questions
-    source, vocab, dtype, terms = q.source, q.source.vocab, q.source.dtype, into.rank_one
+    source, vocab, dtype = q.source, q.source.vocab, q.source.dtype
     assert answers.lse is not None
     columns = a.new_empty(vocab)
     totals = torch.zeros_like(a)
@@ -114,7 +114,7 @@ def backward(
     if upstream.mixed is not None and q.mix is not None:
         # Label smoothing is a rank-one term by itself, on all words.
         weight = q.mix * source.pointwise.scale
-        terms.add(chunk.rows, chunk.hiddens, weight, upstream.mixed.to(dtype))
+        into.add_rank_one(chunk.rows, chunk.hiddens, weight, upstream.mixed.to(dtype))
     soft = _SoftPart.of(chunk, upstream)
     groups = _by_sign(chunk, a, columns)
     mass = torch.stack([sums for sums, _ in groups]).abs().sum(0)
@@ -155,7 +155,7 @@ def backward(
         for tail in tails:
             term = _rank_one(tail)
             if term is not None:
-                terms.add(chunk.rows, chunk.hiddens, *term)
+                into.add_rank_one(chunk.rows, chunk.hiddens, *term)
     into.finish()
     settings.chunks += 1
     if settings.report_every and (settings.chunks - 1) % settings.report_every == 0:

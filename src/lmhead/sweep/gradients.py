@@ -44,7 +44,7 @@ class Gradients:
 
     def __init__(self, source: Source, needs: Needs) -> None:
         self.source = source
-        self.rank_one = RankOneTerms(self)
+        self._pending: list[_RankOne] = []
         self.wanted = needs.any
         self._hiddens = _zeros(source.hiddens, needs.hiddens, source.dtype)
         self._weights = [
@@ -96,29 +96,40 @@ class Gradients:
                     total.zero_()
             self._written = True
 
-    def add_low_rank(self, term: int, columns: Tensor, inputs: Tensor) -> Tensor | None:
-        """DW += columns (V, m) @ inputs (m, D); returns columnsᵀ W (m, D) if dH is wanted."""
+    def add_rank_one(self, rows: Rows, hiddens: tuple[Tensor, ...], c: Tensor, d: Tensor) -> None:
+        """Take in d cᵀ for some tokens, whether or not their chunk has begun: (V,), (tokens,)."""
+        self._pending.append(_RankOne(rows, d, c, tuple(d @ h for h in hiddens)))
+        if len(self._pending) >= _PENDING:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Multiply out the rank-one terms together: dW += C U, dH += d (Cᵀ W), db += C Σd."""
+        terms, self._pending = self._pending, []
+        if not terms:
+            return
+        columns = torch.stack([t.c for t in terms], 1)  # (V, m)
+        for number in range(len(self.source.hiddens)):
+            inputs = torch.stack([t.inputs[number] for t in terms])  # (m, D)
+            back = self._add_low_rank(number, columns, inputs)
+            into = self._hiddens[number]
+            if into is not None:
+                for t, row in zip(terms, back, strict=True):
+                    into[t.rows] += torch.outer(t.d, row)
+        if self._bias is not None:
+            self._bias.addmv_(columns, torch.stack([t.d.sum() for t in terms]))
+
+    def _add_low_rank(self, term: int, columns: Tensor, inputs: Tensor) -> Tensor:
+        """DW += columns (V, m) @ inputs (m, D); returns columnsᵀ W (m, D), or 0 if unwanted."""
         self._clear()
-        back = None if self._hiddens[term] is None else torch.zeros_like(inputs)
+        back = torch.zeros_like(inputs)
         into = self._weights[term]
         for lo in range(0, self.source.vocab, 4096):
             hi = min(lo + 4096, self.source.vocab)
             if into is not None:
                 into[lo:hi].addmm_(columns[lo:hi], inputs)
-            if back is not None:
+            if self._hiddens[term] is not None:
                 back.addmm_(columns[lo:hi].T, self.source.weight_tile(term, lo, hi))
         return back
-
-    def add_to_rows(self, term: int, rows: Rows, grad: Tensor) -> None:
-        """DH += grad (B, D) for some tokens whose chunk is finished."""
-        into = self._hiddens[term]
-        if into is not None:
-            into[rows] += grad
-
-    def add_to_bias(self, columns: Tensor, sums: Tensor) -> None:
-        """Db += columns (V, m) @ sums (m,)."""
-        if self._bias is not None:
-            self._bias.addmv_(columns, sums)
 
     def finish(self) -> None:
         """End the chunk, which has been over all words or has cleared the sums before."""
@@ -129,41 +140,19 @@ class Gradients:
 
     def result(self) -> tuple[Tensor | None, ...]:
         """The gradients, in the type of the products: hiddens, weights, bias."""
-        self.rank_one.flush()
+        self._flush()
         self._clear()  # only where there was no token at all
         return (*self._hiddens, *self._weights, self._bias)
 
 
-class RankOneTerms:
-    """Terms d cᵀ of G (tokens x words), collected and multiplied out together."""
+@dataclass(frozen=True)
+class _RankOne:
+    """A term d cᵀ of G (tokens x words) that waits to be multiplied out with others."""
 
-    def __init__(self, into: Gradients) -> None:
-        self.into = into
-        self.columns: list[Tensor] = []  # c, (V,) each
-        self.inputs: list[tuple[Tensor, ...]] = []  # Σ_n d_n h_n, (D_i,) each
-        self.rows: list[tuple[Rows, Tensor]] = []  # which tokens, and d
-
-    def add(self, rows: Rows, hiddens: tuple[Tensor, ...], c: Tensor, d: Tensor) -> None:
-        """Add d cᵀ for some tokens."""
-        self.columns.append(c)
-        self.inputs.append(tuple(d @ h for h in hiddens))
-        self.rows.append((rows, d))
-        if len(self.columns) >= _PENDING:
-            self.flush()
-
-    def flush(self) -> None:
-        """Multiply out what was collected: dW += C U, dH += d (Cᵀ W)."""
-        if not self.columns:
-            return
-        columns = torch.stack(self.columns, 1)  # (V, m)
-        for term in range(len(self.into.source.hiddens)):
-            inputs = torch.stack([u[term] for u in self.inputs])  # (m, D)
-            back = self.into.add_low_rank(term, columns, inputs)
-            if back is not None:
-                for (rows, d), row in zip(self.rows, back, strict=True):
-                    self.into.add_to_rows(term, rows, torch.outer(d, row))
-        self.into.add_to_bias(columns, torch.stack([d.sum() for _, d in self.rows]))
-        self.columns, self.inputs, self.rows = [], [], []
+    rows: Rows  # which tokens
+    d: Tensor  # (tokens,)
+    c: Tensor  # (V,)
+    inputs: tuple[Tensor, ...]  # Σ_n d_n h_n, (D_i,) each
 
 
 def _zeros(

@@ -34,7 +34,7 @@ from lmhead.bench.machine import describe
 
 THRESHOLD = 2.0**-12
 TAIL_MASS = 0.02
-CHUNK = 128  # tokens, as the filter has it
+CHUNK = 256  # tokens, as the filter has it
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -1,0 +1,302 @@
+"""`beam_search`: keep the best few sequences at every step, and return the best that end.
+
+In:  a model, prompts, how many beams, how to score and when to stop.
+Out: `Beams`, per prompt the n best continuations and their scores.
+
+`beam_words` finds the best next words of every beam, `beam_groups` decides what goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lmhead import checks
+from lmhead.sampling.beam_groups import Group, Hypothesis, Rules
+from lmhead.sampling.beam_words import ProcessedWords, Processor, TopWords, rank
+from lmhead.sampling.model import Model
+
+Prompt = Tensor | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Beams:
+    """What `beam_search` found, best first for each prompt.
+
+    Attributes:
+        sequences: per prompt a list of sequences, each a list of new ids, the end included.
+        scores: per prompt a list of scores, Σ log p / length ** length_penalty.
+        steps: how many times the body ran.
+    """
+
+    sequences: list[list[list[int]]]
+    scores: list[list[float]]
+    steps: int
+
+    @property
+    def best(self) -> list[list[int]]:
+        """The best sequence of each prompt."""
+        return [sequences[0] for sequences in self.sequences]
+
+
+@torch.no_grad()
+def beam_search(
+    model: Model,
+    prompt: Prompt,
+    *,
+    num_beams: int,
+    max_new_tokens: int,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+    num_beam_groups: int = 1,
+    diversity_penalty: float = 0.0,
+    num_return_sequences: int = 1,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    processor: Processor | None = None,
+) -> Beams:
+    """The continuations with the highest score that a search with `num_beams` beams finds.
+
+    Equivalent to: transformers' model.generate(do_sample=False, num_beams=num_beams, ...)
+
+    Args:
+        model: a `Model`: body, head, eos_token_ids.
+        prompt: ids (B, L), or B lists of ids of any lengths, which are padded on the left.
+        num_beams: how many sequences are kept at each step; 1 is greedy search.
+        max_new_tokens: how many ids are added at most.
+        length_penalty: a sequence of n new ids has the score Σ log p / n ** length_penalty; above 0
+            favours long sequences, below 0 short ones.
+        early_stopping: when to stop once `num_beams` sequences have ended. True: at once. False:
+            when the best beam, if it ended now, would not be better than the worst of them.
+            "never": when it could not be at any length.
+        num_beam_groups: groups of beams that search one after the other at each step, and avoid
+            each other's words (diverse beam search).
+        diversity_penalty: what a word loses for each beam of an earlier group that chose it at the
+            same step. Scores include it.
+        num_return_sequences: how many sequences per prompt to return; fewer come back where fewer
+            exist.
+        eos_token_id: the ids that end a sequence, None for `model.eos_token_ids`, [] for none.
+        pad_token_id: in a `prompt` tensor, such ids at the start of a row are padding.
+        processor: changes the log-probabilities (R, V) before words are chosen, for instance a
+            `Sampler` with a repetition penalty. With one beam it sees the logits, as in greedy
+            search. It costs a tensor of that size, which is not built otherwise.
+
+    Returns:
+        `Beams`.
+
+    Raises:
+        ValueError, TypeError: an argument of the wrong shape, type or range; a head or a processor
+            that gives NaN; a processor that leaves a prompt without any sequence.
+
+    >>> class Chain:  # a model whose next word depends on the last one only
+    ...     eos_token_ids, tokenizer = (3,), None
+    ...     def body(self, ids, cache, mask):
+    ...         return torch.nn.functional.one_hot(ids, 4).double(), self
+    ...     def head(self, hidden):
+    ...         p = [[0, .5, .4, .1], [.3, .3, .3, .1], [0, .1, 0, .9], [0, 0, 0, 1]]
+    ...         return hidden @ torch.tensor(p).double().log().clamp(min=-99)
+    ...     def select(self, rows):
+    ...         return self
+    >>> beam_search(Chain(), [[0]], num_beams=2, max_new_tokens=4).sequences
+    [[[2, 3]]]
+    """
+    checks.check_whole("num_beams", num_beams, low=1)
+    checks.check_whole("max_new_tokens", max_new_tokens, low=1)
+    checks.check_whole("num_return_sequences", num_return_sequences, low=1, high=num_beams)
+    checks.check_number("length_penalty", length_penalty)
+    _check_groups(num_beams, num_beam_groups, diversity_penalty)
+    if early_stopping is not True and early_stopping is not False and early_stopping != "never":
+        raise ValueError(f"early_stopping must be False, True or 'never'; got {early_stopping!r}")
+    if processor is not None and not callable(getattr(processor, "process", None)):
+        raise TypeError(f"processor must have a method process; got {type(processor).__name__}")
+    eos = _eos_ids(model.eos_token_ids if eos_token_id is None else eos_token_id)
+    if pad_token_id is not None:
+        checks.check_whole("pad_token_id", pad_token_id, low=0)
+    ids, mask = _read_prompt(prompt, pad_token_id)
+
+    rules = Rules(
+        size=num_beams // num_beam_groups,
+        eos=frozenset(eos),
+        max_new_tokens=max_new_tokens,
+        length_penalty=length_penalty,
+        # One beam: the first sequence that ends is what greedy search returns.
+        early_stopping=True if num_beams == 1 else early_stopping,
+        diverse=num_beam_groups > 1,
+    )
+    if pad_token_id is None:
+        pad_token_id = eos[0] if eos else 0
+    search = _Search(model, rules, num_beam_groups, diversity_penalty, pad_token_id, processor)
+    prompts = [[Group(rules) for _ in range(num_beam_groups)] for _ in ids]
+    steps = search.run(prompts, ids, mask)
+
+    best = [_best(groups, num_return_sequences, place) for place, groups in enumerate(prompts)]
+    return Beams(
+        sequences=[[hypothesis.tokens for hypothesis in found] for found in best],
+        scores=[[hypothesis.score for hypothesis in found] for found in best],
+        steps=steps,
+    )
+
+
+class _Search:
+    """The loop: body, head, best words, groups, until every prompt is done."""
+
+    def __init__(
+        self,
+        model: Model,
+        rules: Rules,
+        num_groups: int,
+        diversity_penalty: float,
+        pad: int,
+        processor: Processor | None,
+    ) -> None:
+        self.model, self.rules, self.num_groups = model, rules, num_groups
+        self.diversity_penalty, self.pad, self.processor = diversity_penalty, pad, processor
+
+    def run(self, prompts: list[list[Group]], ids: Tensor, mask: Tensor) -> int:
+        """Search until every group of every prompt is done; gives the number of steps.
+
+        A row of the batch is a beam. At first there is one per prompt, which all its groups share;
+        from then on there are `num_groups` x `size`, and prompts that are done leave the batch.
+        """
+        context, lengths, cache = ids, mask.sum(-1), None
+        steps, live = 0, prompts
+        while True:
+            hidden, cache = self.model.body(ids, cache, mask)
+            if hidden.shape[:2] != ids.shape:
+                raise ValueError(
+                    f"model.body must give hidden states {(*ids.shape, 'D')} for ids "
+                    f"{tuple(ids.shape)}; got {tuple(hidden.shape)}"
+                )
+            words = self._words(self.model.head(hidden[:, -1]), context, mask, lengths)
+            parents, tokens = self._step(words, live, context.device)
+            steps += 1
+            going_on = [p for p, groups in enumerate(live) if not all(g.done for g in groups)]
+            if not going_on:
+                return steps
+            live = [live[p] for p in going_on]
+            rows, ids = parents[going_on].flatten(), tokens[going_on].reshape(-1, 1)
+            cache = cache.select(rows)
+            context, lengths = torch.cat([context[rows], ids], 1), lengths[rows]
+            mask = torch.cat([mask[rows], torch.ones_like(ids, dtype=torch.bool)], 1)
+
+    def _words(
+        self, logits: Any, context: Tensor, mask: Tensor, lengths: Tensor
+    ) -> TopWords | ProcessedWords:
+        # A beam needs `size` words that go on, besides those that end it, besides those that lose
+        # by being chosen before.
+        count = self.num_groups * self.rules.size + len(self.rules.eos)
+        if self.processor is None:
+            return TopWords(logits, count, self.diversity_penalty)
+        return ProcessedWords(
+            logits,
+            count,
+            self.diversity_penalty,
+            self.processor,
+            normalize_last=self.num_groups * self.rules.size == 1,
+            context=context,
+            context_mask=mask,
+            prompt_length=lengths,
+        )
+
+    def _step(
+        self, words: TopWords | ProcessedWords, live: list[list[Group]], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Advance all groups in their order; gives the parent row and the word of each new beam.
+
+        Both (P, num_groups x size) for the P live prompts.
+        """
+        size = self.rules.size
+        width = len(live[0][0].beams)  # 1 at first, then size
+        per_prompt = 1 if not live[0][0].beams[0] else self.num_groups * size
+        starts = per_prompt * torch.arange(len(live), device=device)[:, None]
+        parents: list[list[int]] = [[] for _ in live]
+        tokens: list[list[int]] = [[] for _ in live]
+        chosen: list[list[int]] = [[] for _ in live]
+        for g in range(self.num_groups):
+            first = 0 if per_prompt == 1 else g * size
+            rows = starts + first + torch.arange(width, device=device)
+            taken = torch.tensor(chosen, dtype=torch.int64, device=device).reshape(len(live), -1)
+            scores, ids = words.best(rows.flatten(), taken.repeat_interleave(width, 0))
+            totals = torch.tensor([groups[g].totals for groups in live], dtype=torch.float64)
+            ranked = rank(totals.to(device), *(t.reshape(*rows.shape, -1) for t in (scores, ids)))
+            for p, groups in enumerate(live):
+                if groups[g].done:
+                    # As in transformers: a group that is done goes on choosing padding.
+                    beams, added = [0] * size, [self.pad] * size
+                    chosen[p] += added
+                else:
+                    next_beams = groups[g].advance(ranked[p])
+                    missing = size - len(next_beams)
+                    beams = [c.beam for c in next_beams] + [0] * missing
+                    added = [c.token for c in next_beams]
+                    chosen[p] += added + [-1] * missing
+                    added += [self.pad] * missing
+                parents[p] += [p * per_prompt + first + beam for beam in beams]
+                tokens[p] += added
+        return torch.tensor(parents, device=device), torch.tensor(tokens, device=device)
+
+
+def _best(groups: list[Group], count: int, place: int) -> list[Hypothesis]:
+    """The best sequences of all groups together."""
+    found = sorted((h for group in groups for h in group.ended), key=lambda h: -h.score)
+    if not found:
+        raise ValueError(
+            f"processor must leave a sequence to return; it cut all of those of prompt {place}"
+        )
+    return found[:count]
+
+
+def _check_groups(num_beams: int, num_beam_groups: int, diversity_penalty: float) -> None:
+    checks.check_whole("num_beam_groups", num_beam_groups, low=1, high=num_beams)
+    if num_beams % num_beam_groups:
+        raise ValueError(
+            f"num_beam_groups must divide num_beams; got {num_beam_groups} groups of {num_beams}"
+        )
+    checks.check_number("diversity_penalty", diversity_penalty, low=0.0)
+    if (diversity_penalty > 0) != (num_beam_groups > 1):
+        wanted = "above 0, or all groups are the same" if num_beam_groups > 1 else "0"
+        raise ValueError(
+            f"diversity_penalty must be {wanted}, with num_beam_groups={num_beam_groups}; "
+            f"got {diversity_penalty}"
+        )
+
+
+def _eos_ids(eos_token_id: int | Sequence[int]) -> list[int]:
+    ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    for token in ids:
+        checks.check_whole("eos_token_id", token, low=0)
+    return ids
+
+
+def _read_prompt(prompt: Prompt, pad: int | None) -> tuple[Tensor, Tensor]:
+    """Ids (B, L) padded on the left, and the mask (B, L) that is False for padding."""
+    if isinstance(prompt, Tensor):
+        checks.check_id_type("prompt", prompt)
+        if prompt.dim() != 2 or prompt.numel() == 0:
+            raise ValueError(
+                f"prompt must have shape (B, L), B and L at least 1; got {tuple(prompt.shape)}"
+            )
+        mask = torch.ones_like(prompt, dtype=torch.bool)
+        if pad is not None:
+            mask = (prompt != pad).cumsum(-1) > 0
+            empty = (~mask[:, -1]).nonzero().flatten().tolist()
+            if empty:
+                raise ValueError(
+                    f"prompt must hold an id that is not padding; row {empty[0]} has none"
+                )
+        return prompt.long(), mask
+    if not prompt or any(isinstance(row, int) for row in prompt):
+        raise TypeError("prompt must be a tensor (B, L) or a list of lists of ids")
+    lengths = [len(row) for row in prompt]
+    if min(lengths) == 0:
+        raise ValueError(f"prompt must hold no empty list; got one at index {lengths.index(0)}")
+    longest = max(lengths)
+    fill = 0 if pad is None else pad
+    ids = torch.tensor([[fill] * (longest - len(row)) + list(row) for row in prompt])
+    checks.check_id_type("prompt", ids)
+    missing = longest - torch.tensor(lengths, device=ids.device)
+    return ids, torch.arange(longest, device=ids.device) >= missing[:, None]

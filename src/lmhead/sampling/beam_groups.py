@@ -1,0 +1,122 @@
+"""The bookkeeping of beam search: which sequences go on, which have ended, when there are enough.
+
+A `Group` is one beam search of one prompt, with beams of its own. Plain beam search has one group
+per prompt; diverse beam search has several, which see each other only through the scores.
+
+In:  candidates, best first, each a beam and the word to add to it.
+Out: the candidates that become the next beams, and the best sequences that have ended.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the groups of a search have in common.
+
+    Attributes:
+        size: beams per group, and how many ended sequences a group keeps.
+        eos: the ids that end a sequence.
+        max_new_tokens: where every sequence ends.
+        length_penalty: the exponent of the length that a sum of log-probabilities is divided by.
+        early_stopping: when a group with `size` ended sequences stops, see `Group.cannot_improve`.
+        diverse: whether there are other groups. Transformers had two programs, which differ in
+            what happens when a group may stop; `Group.advance` names the differences.
+    """
+
+    size: int
+    eos: frozenset[int]
+    max_new_tokens: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    diverse: bool
+
+    def score(self, total: float, length: int) -> float:
+        """Σ log p / length ** length_penalty."""
+        return float(total / length**self.length_penalty)
+
+
+class Candidate(NamedTuple):
+    """A word to add to a beam; `total` is the sum of log-probabilities with that word."""
+
+    total: float
+    beam: int
+    token: int
+
+
+class Hypothesis(NamedTuple):
+    """A sequence that has ended, and its score."""
+
+    score: float
+    tokens: list[int]
+
+
+class Group:
+    """The beams of one search and the sequences that have ended in it.
+
+    Attributes:
+        totals: the sum of log-probabilities of each beam; -inf for a beam that does not exist.
+        beams: the new ids of each beam.
+        ended: the best sequences that have ended, best first, at most `rules.size`.
+        done: no sequence can be added any more.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.totals: list[float] = [0.0]
+        self.beams: list[list[int]] = [[]]
+        self.ended: list[Hypothesis] = []
+        self.done = False
+
+    def advance(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Take one step: `candidates`, best first, in; the next beams, at most `size`, out."""
+        rules, length = self.rules, len(self.beams[0]) + 1
+        last = length == rules.max_new_tokens
+        possible = [c for c in candidates if c.total > -math.inf]
+        # An end counts only among the best: what stands behind them is there to fill the beams.
+        best = possible[: rules.size]
+        going_on = [c for c in possible if c.token not in rules.eos][: rules.size]
+        if last and not rules.diverse:
+            self._end(best)
+        else:
+            self._end([c for c in best if c.token in rules.eos])
+        # Transformers' group search bounds the future by the best candidate, ended or not, and asks
+        # whether it is done before it takes in the sequences that the maximum length cuts off.
+        ahead = possible if rules.diverse else going_on
+        self.done = not ahead or self.cannot_improve(ahead[0].total, length)
+        if last and rules.diverse and not self.done:
+            self._end(going_on)
+        self.done = self.done or last or not going_on
+
+        missing = rules.size - len(going_on)
+        self.totals = [c.total for c in going_on] + [-math.inf] * missing
+        grown = [[*self.beams[c.beam], c.token] for c in going_on]
+        self.beams = grown + [[0] * length] * missing
+        return going_on
+
+    def cannot_improve(self, best_total: float, length: int) -> bool:
+        """Whether to stop: there are enough ended sequences, and `early_stopping` agrees.
+
+        True: at once. False: when the best beam, if it ended now, would not be better than the
+        worst of them. "never": when it would not be better at the length that favours it most.
+        """
+        rules = self.rules
+        if len(self.ended) < rules.size:
+            return False
+        if rules.early_stopping is True:
+            return True
+        if rules.early_stopping == "never" and rules.length_penalty > 0:
+            length = rules.max_new_tokens
+        return rules.score(best_total, length) <= self.ended[-1].score
+
+    def _end(self, candidates: list[Candidate]) -> None:
+        """Add sequences, and keep the best; among equals the first to end."""
+        for total, beam, token in candidates:
+            tokens = [*self.beams[beam], token]
+            self.ended.append(Hypothesis(self.rules.score(total, len(tokens)), tokens))
+        self.ended.sort(key=lambda hypothesis: -hypothesis.score)
+        del self.ended[self.rules.size :]

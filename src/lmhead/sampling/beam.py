@@ -8,6 +8,7 @@ Out: `Beams`, per prompt the n best continuations and their scores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.sampling.beam_groups import Group, Hypothesis, Rules
+from lmhead.sampling.beam_groups import Candidate, Group, Hypothesis, Rules
 from lmhead.sampling.beam_words import ProcessedWords, Processor, TopWords, rank
 from lmhead.sampling.model import Model
 
@@ -65,7 +66,8 @@ def beam_search(
 
     Args:
         model: a `Model`: body, head, eos_token_ids.
-        prompt: ids (B, L), or B lists of ids of any lengths, which are padded on the left.
+        prompt: ids (B, L), or B lists of ids of any lengths, which are padded on the left and put
+            on torch's default device.
         num_beams: how many sequences are kept at each step; 1 is greedy search.
         max_new_tokens: how many ids are added at most.
         length_penalty: a sequence of n new ids has the score Σ log p / n ** length_penalty; above 0
@@ -209,35 +211,26 @@ class _Search:
 
         Both (P, num_groups x size) for the P live prompts.
         """
-        size = self.rules.size
-        width = len(live[0][0].beams)  # 1 at first, then size
-        per_prompt = 1 if not live[0][0].beams[0] else self.num_groups * size
+        size, width = self.rules.size, len(live[0][0].beams)
+        per_prompt = self.num_groups * size if live[0][0].beams[0] else 1
         starts = per_prompt * torch.arange(len(live), device=device)[:, None]
+        # As in transformers: a group that is done goes on choosing padding.
+        idle = [Candidate(-math.inf, 0, self.pad)] * size
         parents: list[list[int]] = [[] for _ in live]
-        tokens: list[list[int]] = [[] for _ in live]
         chosen: list[list[int]] = [[] for _ in live]
         for g in range(self.num_groups):
-            first = 0 if per_prompt == 1 else g * size
+            first = g * size if per_prompt > 1 else 0
             rows = starts + first + torch.arange(width, device=device)
-            taken = torch.tensor(chosen, dtype=torch.int64, device=device).reshape(len(live), -1)
+            taken = torch.tensor(chosen, dtype=torch.int64, device=device)
             scores, ids = words.best(rows.flatten(), taken.repeat_interleave(width, 0))
             totals = torch.tensor([groups[g].totals for groups in live], dtype=torch.float64)
             ranked = rank(totals.to(device), *(t.reshape(*rows.shape, -1) for t in (scores, ids)))
             for p, groups in enumerate(live):
-                if groups[g].done:
-                    # As in transformers: a group that is done goes on choosing padding.
-                    beams, added = [0] * size, [self.pad] * size
-                    chosen[p] += added
-                else:
-                    next_beams = groups[g].advance(ranked[p])
-                    missing = size - len(next_beams)
-                    beams = [c.beam for c in next_beams] + [0] * missing
-                    added = [c.token for c in next_beams]
-                    chosen[p] += added + [-1] * missing
-                    added += [self.pad] * missing
-                parents[p] += [p * per_prompt + first + beam for beam in beams]
-                tokens[p] += added
-        return torch.tensor(parents, device=device), torch.tensor(tokens, device=device)
+                beams = idle if groups[g].done else groups[g].advance(ranked[p])
+                parents[p] += [p * per_prompt + first + candidate.beam for candidate in beams]
+                chosen[p] += [candidate.token for candidate in beams]
+        tokens = torch.tensor(chosen, device=device).clamp(min=0)  # any id, where there is no beam
+        return torch.tensor(parents, device=device), tokens
 
 
 def _best(groups: list[Group], count: int, place: int) -> list[Hypothesis]:

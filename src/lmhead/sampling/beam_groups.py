@@ -73,7 +73,10 @@ class Group:
         self.done = False
 
     def advance(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Take one step: `candidates`, best first, in; the next beams, at most `size`, out."""
+        """Take one step: `candidates`, best first, in; the next `size` beams out.
+
+        Where there are fewer, candidates with the word -1 and the total -inf stand in.
+        """
         rules, length = self.rules, len(self.beams[0]) + 1
         last = length == rules.max_new_tokens
         possible = [c for c in candidates if c.total > -math.inf]
@@ -92,10 +95,9 @@ class Group:
             self._end(going_on)
         self.done = self.done or last or not going_on
 
-        missing = rules.size - len(going_on)
-        self.totals = [c.total for c in going_on] + [-math.inf] * missing
-        grown = [[*self.beams[c.beam], c.token] for c in going_on]
-        self.beams = grown + [[0] * length] * missing
+        going_on += [Candidate(-math.inf, 0, -1)] * (rules.size - len(going_on))
+        self.totals = [c.total for c in going_on]
+        self.beams = [[*self.beams[c.beam], c.token] for c in going_on]
         return going_on
 
     def cannot_improve(self, best_total: float, length: int) -> bool:

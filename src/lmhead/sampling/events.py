@@ -1,0 +1,67 @@
+"""What generation gives: a `TokenEvent` for each token, a `Generation` for each prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["eos", "stop", "length", "interrupted"]
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One token of one row.
+
+    Attributes:
+        row: the number of the prompt.
+        token: its id.
+        text: what can be shown now. It may lag behind the tokens, by an unfinished character or
+            what may become a stop string; the texts of all events make the whole text.
+        log_prob: the model's log-probability of the token.
+        top: the k most probable (id, log-probability), best first; empty unless asked for.
+        sampler_log_prob: its log-probability after the sampler's cuts; None for greedy.
+        finish_reason: None as long as the row goes on; "eos" for a token of the model's that ends
+            a text, "stop" for a stop string or id, "length" where there was no room for more.
+        stopped_by: the stop string or id; None for other reasons.
+    """
+
+    row: int
+    token: int
+    text: str
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()
+    sampler_log_prob: float | None = None
+    finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a prompt became.
+
+    Attributes:
+        prompt_ids: the prompt's ids.
+        text: the new text, without the stop string; empty for a model without a tokenizer.
+        finish_reason: as in `TokenEvent`, or "interrupted".
+        events: one for each new token.
+    """
+
+    prompt_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    events: tuple[TokenEvent, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new ids, the one that ended the text included."""
+        return [event.token for event in self.events]
+
+    @property
+    def log_probs(self) -> list[float]:
+        """The model's log-probability of each token."""
+        return [event.log_prob for event in self.events]
+
+    @property
+    def stopped_by(self) -> str | int | None:
+        """The stop string or id; None for other reasons."""
+        return self.events[-1].stopped_by if self.events else None

@@ -1,0 +1,97 @@
+"""Bytes of tokens to text, piece by piece, and where to stop.
+
+A token may end in the middle of a character, and a stop string may begin in one token and end in
+another. `TextStream` therefore lets text out only once it can no longer change: the bytes of an
+unfinished character wait for the rest of it, and text that may be the beginning of a stop string
+waits until it is one, or not.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Any
+
+from lmhead.sampling.model import Tokenizer
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class TextStream:
+    r"""Text from bytes, up to the first stop string.
+
+    What comes out does not depend on how the bytes are cut into pieces. Together it is
+    `b"".join(pieces).decode("utf-8", "replace")`, up to the stop string that ends first (of several
+    that end together, the longest); the stop string and what follows it do not come out.
+
+    Args:
+        stops: the stop strings.
+        before: bytes before the text, not part of it; a character that they leave unfinished is.
+
+    Attributes:
+        stopped_by: the stop string that was found; None as long as there is none.
+
+    >>> stream = TextStream(["END"])
+    >>> [stream.push(piece) for piece in (b"\xe4\xbd", b"\xa0 E", b"Z E", b"ND or")]
+    ['', '你 ', 'EZ ', '']
+    >>> stream.stopped_by
+    'END'
+    """
+
+    def __init__(self, stops: Iterable[str] = (), *, before: bytes = b"") -> None:
+        self.stops = tuple(stops)
+        assert all(self.stops), "an empty stop string would stop everything"
+        self.stopped_by: str | None = None
+        self._decoder = _UTF8("replace")
+        self._decoder.decode(before)
+        self._held = ""
+
+    def push(self, piece: bytes) -> str:
+        """The text that more bytes let out."""
+        return self._take(self._decoder.decode(piece))
+
+    def finish(self) -> str:
+        """The text that was held back, now that nothing follows; broken bytes become U+FFFD."""
+        text = self._take(self._decoder.decode(b"", final=True)) + self._held
+        self._held = ""
+        return text
+
+    def _take(self, text: str) -> str:
+        if self.stopped_by is not None:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, self.stopped_by = min(found)
+            self._held = ""
+            return text[:at]
+        held = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`, but not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def bytes_after(tokenizer: Tokenizer, previous: int | None, token: int) -> bytes:
+    """The bytes of a token behind another.
+
+    A tokenizer whose tokens change with the one before (no space at the beginning of a text, say)
+    has a method of this name; for the others it is `token_bytes`.
+    """
+    special: Any = getattr(tokenizer, "bytes_after", None)
+    found: bytes = special(previous, token) if special else tokenizer.token_bytes(token)
+    return found
+
+
+def bytes_of(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
+    """The bytes of ids that begin a text."""
+    pieces: list[bytes] = []
+    previous: int | None = None
+    for token in ids:
+        pieces.append(bytes_after(tokenizer, previous, token))
+        previous = token
+    return b"".join(pieces)

@@ -1,0 +1,15 @@
+"""Open a model from files on this machine: the body gives hidden states, the head is ours.
+
+In:  paths of local files; nothing is fetched.
+Out: a `LanguageModel`, which `sampling.generate` takes.
+
+    model               what is opened: body, head, tokenizer
+    llama2c             checkpoints of llama2.c
+    llama2c_tokenizer   its vocabulary files
+"""
+
+from lmhead.models.llama2c import load_llama2c
+from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
+from lmhead.models.model import LanguageModel
+
+__all__ = ["LanguageModel", "Llama2cTokenizer", "load_llama2c"]

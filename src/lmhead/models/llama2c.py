@@ -1,0 +1,176 @@
+"""Checkpoints of llama2.c: one file of float32 numbers behind a header of seven.
+
+    header   7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len;
+             vocab_size is negative if the head has a weight of its own
+    arrays   float32, little-endian, one after the other, in the order of `_arrays`
+
+The file is mapped, not read: opening costs nothing, and the pages that are used are loaded by the
+operating system, once for all processes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from math import prod
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lmhead.head import LMHead
+from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
+from lmhead.models.model import LanguageModel
+from lmhead.nn import LlamaBody, LlamaConfig
+
+_HEADER = struct.Struct("<7i")
+_LATER_VERSIONS = 0x616B3432  # "ak42", the first number of the formats that came after
+_BOS, _EOS = 1, 2
+
+
+def load_llama2c(
+    model_path: str | PathLike[str], tokenizer_path: str | PathLike[str] | None = None
+) -> LanguageModel:
+    """Open a checkpoint of llama2.c, with its vocabulary if there is one.
+
+    The weights stay in the file, which must stay where it is; they do not ask for gradients. The
+    head is an `LMHead`, tied to the embedding where the checkpoint says so.
+
+    Args:
+        model_path: the checkpoint, e.g. `stories15M.bin`; version 0, float32.
+        tokenizer_path: the vocabulary; None for `tok<vocab_size>.bin` or `tokenizer.bin` beside the
+            checkpoint, and no tokenizer if there is neither.
+
+    Raises:
+        ValueError: a file that is not what it should be, or two that do not belong together.
+
+    Example::
+
+        model = load_llama2c("stories15M.bin")
+        generate(model, "Once upon a time", max_new_tokens=50).text
+    """
+    path = Path(model_path)
+    config, max_length, tied = _read_header(path)
+    state = _map_arrays(path, config, max_length, tied)
+    own = None if tied else state.pop("head")
+    # The body is made without memory and given views into the file. (The embedding is made of its
+    # view at once: to initialise one without memory, torch would load its compiler.)
+    embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+        state["embedding.weight"]
+    )
+    with torch.device("meta"):
+        body = LlamaBody(config, embedding=embedding)
+    body.load_state_dict(state, assign=True)
+    body.requires_grad_(False).eval()
+    if own is None:
+        head = LMHead.tied(body.embedding)
+    else:
+        head = LMHead(config.hidden_size, config.vocab_size, device="meta")
+        head.load_state_dict({"weight": own}, assign=True)
+        head.requires_grad_(False)
+    return LanguageModel(
+        body,
+        head,
+        # A checkpoint of llama2.c may begin the next story in place of ending this one.
+        eos_token_ids=(_BOS, _EOS),
+        tokenizer=_open_tokenizer(path, tokenizer_path, config.vocab_size),
+        max_length=max_length,
+        name=path.stem,
+    )
+
+
+def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
+    """The sizes, the most tokens at once, and whether the head is tied."""
+    with path.open("rb") as file:
+        found = file.read(_HEADER.size)
+    if len(found) < _HEADER.size:
+        raise ValueError(
+            f"model_path must be a checkpoint of llama2.c, which begins with {_HEADER.size} bytes "
+            f"of header; got {len(found)} bytes in {path}"
+        )
+    size, inner, layers, heads, groups, vocab, max_length = _HEADER.unpack(found)
+    if size == _LATER_VERSIONS:
+        raise ValueError(
+            "model_path must be a llama2.c checkpoint of version 0 (export.py --version 0); got "
+            f"version {inner} in {path}"
+        )
+    try:
+        config = LlamaConfig(
+            vocab_size=abs(vocab),
+            hidden_size=size,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=groups,
+            rotary="interleaved",
+        )
+        if max_length < 1:
+            raise ValueError(f"max_seq_len must be at least 1; got {max_length}")
+    except ValueError as error:
+        raise ValueError(
+            f"model_path must be a checkpoint of llama2.c; the header of {path} says: {error}"
+        ) from None
+    return config, max_length, vocab > 0
+
+
+def _arrays(
+    config: LlamaConfig, max_length: int, tied: bool
+) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
+    """Name, whether there is one per layer, and shape of every array, in the file's order."""
+    size, inner, d = config.hidden_size, config.intermediate_size, config.head_size
+    queries, keys = config.num_attention_heads * d, config.num_key_value_heads * d
+    yield "embedding.weight", False, (config.vocab_size, size)
+    yield "attention_norm.weight", True, (size,)
+    yield "attention.query.weight", True, (queries, size)
+    yield "attention.key.weight", True, (keys, size)
+    yield "attention.value.weight", True, (keys, size)
+    yield "attention.output.weight", True, (size, queries)
+    yield "feed_forward_norm.weight", True, (size,)
+    yield "feed_forward.gate.weight", True, (inner, size)
+    yield "feed_forward.down.weight", True, (size, inner)
+    yield "feed_forward.up.weight", True, (inner, size)
+    yield "norm.weight", False, (size,)
+    yield "rotary", False, (2, max_length, d // 2)  # cos and sin, which we compute
+    if not tied:
+        yield "head", False, (config.vocab_size, size)
+
+
+def _map_arrays(path: Path, config: LlamaConfig, max_length: int, tied: bool) -> dict[str, Tensor]:
+    """Views into the file, by the names that `LlamaBody` gives its parameters."""
+    layers = config.num_hidden_layers
+    arrays = [
+        (name, per_layer, (layers, *shape) if per_layer else shape)
+        for name, per_layer, shape in _arrays(config, max_length, tied)
+    ]
+    expected = _HEADER.size + 4 * sum(prod(shape) for _, _, shape in arrays)
+    found = path.stat().st_size
+    if found != expected:
+        raise ValueError(
+            f"model_path must have {expected:,} bytes, as its header says ({config}, "
+            f"max_seq_len={max_length}, {'tied' if tied else 'own'} head); got {found:,} in {path}"
+        )
+    # Copy on write: a change stays in this process and never reaches the file.
+    numbers = torch.from_numpy(np.memmap(path, "<f4", mode="c", offset=_HEADER.size))
+    state: dict[str, Tensor] = {}
+    begin = 0
+    for name, per_layer, shape in arrays:
+        array = numbers[begin : begin + prod(shape)].view(shape)
+        begin += prod(shape)
+        if per_layer:
+            state.update({f"blocks.{i}.{name}": layer for i, layer in enumerate(array)})
+        elif name != "rotary":
+            state[name] = array
+    return state
+
+
+def _open_tokenizer(
+    path: Path, given: str | PathLike[str] | None, vocab_size: int
+) -> Llama2cTokenizer | None:
+    if given is not None:
+        return Llama2cTokenizer(given, vocab_size)
+    for name in (f"tok{vocab_size}.bin", "tokenizer.bin"):
+        if (beside := path.with_name(name)).is_file():
+            return Llama2cTokenizer(beside, vocab_size)
+    return None

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
+from lmhead.sampling.arguments import Stop
 from lmhead.sampling.events import Generation, TokenEvent
-from lmhead.sampling.loop import Stop, Task
+from lmhead.sampling.loop import Task
 from lmhead.sampling.model import Model
 
 

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.logits import LazyLogits
+from lmhead.sampling.arguments import Stop, id_list, is_one, prompt_ids, stops
 from lmhead.sampling.events import FinishReason, Generation, TokenEvent
-from lmhead.sampling.model import Cache, Model, Tokenizer
+from lmhead.sampling.model import Cache, Model
 from lmhead.sampling.text import TextStream, bytes_after, bytes_of
-
-Stop = str | int | Sequence[str | int]
 
 
 class Task:
@@ -42,13 +41,12 @@ class Task:
         if sampler is not None and not callable(sampler):
             raise TypeError(f"sampler must be callable or None; got {type(sampler).__name__}")
         self.model, self.sampler, self.logprobs = model, sampler, logprobs
-        self.stop_texts, self.stop_ids = _stops(stop, model.tokenizer)
+        self.stop_texts, self.stop_ids = stops(stop, model.tokenizer)
         eos = model.eos_token_ids if eos_token_ids is None else eos_token_ids
-        self.eos_ids = frozenset(_ids("eos_token_ids", eos))
-        self.single = _is_one(prompt)
-        self.prompts = [
-            _prompt_ids(p, model.tokenizer) for p in ([prompt], prompt)[not self.single]
-        ]
+        self.eos_ids = frozenset(id_list("eos_token_ids", eos))
+        self.single = is_one(prompt)
+        prompts = [prompt] if self.single else prompt
+        self.prompts = [prompt_ids(one, model.tokenizer) for one in prompts]
         max_length: int | None = getattr(model, "max_length", None)
         longest = max(map(len, self.prompts))
         if max_length is not None and longest > max_length:
@@ -63,10 +61,11 @@ class Task:
 
     def run(self) -> Iterator[TokenEvent]:
         """Every token of every row, step by step."""
-        rows = [Row(self, number) for number, room in enumerate(self.room) if room]
-        if not rows:
+        numbers = [number for number, room in enumerate(self.room) if room]
+        if not numbers:
             return
-        batch = Batch(self.model, self.sampler, [self.prompts[row.number] for row in rows])
+        batch = Batch(self.model, self.sampler, [self.prompts[number] for number in numbers])
+        rows = [Row(self, number) for number in numbers]
         while True:
             choice = batch.choose(self.logprobs)
             going = []
@@ -281,63 +280,3 @@ def _select(state: Any, rows: Tensor) -> Any:
         "the sampler's state must be None, a tensor with one entry per row, a tuple or list of "
         f"these, or have select(rows); got {type(state).__name__}"
     )
-
-
-# The door ---------------------------------------------------------------------------------------
-
-
-def _is_one(prompt: Any) -> bool:
-    """Whether it is one prompt, not a list of them."""
-    if isinstance(prompt, Tensor):
-        return prompt.dim() == 1
-    if not isinstance(prompt, str | list | tuple):
-        raise TypeError(
-            f"prompt must be text, a list of ids, or a list of either; got {type(prompt).__name__}"
-        )
-    if isinstance(prompt, str):
-        return True
-    if not prompt:
-        raise ValueError("prompt must have at least one token, or be a list of prompts; got []")
-    return not isinstance(prompt[0], str | list | tuple | Tensor)
-
-
-def _prompt_ids(prompt: Any, tokenizer: Tokenizer | None) -> list[int]:
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise ValueError(
-                f"prompt must be ids for a model without a tokenizer; got text {prompt[:40]!r}"
-            )
-        ids = tokenizer.encode(prompt)
-    else:
-        ids = _ids("prompt", prompt)
-    if not ids:
-        raise ValueError(f"prompt must have at least one token; got none in {prompt!r}")
-    return ids
-
-
-def _ids(name: str, ids: Any) -> list[int]:
-    if isinstance(ids, Tensor):
-        checks.check_id_type(name, ids)
-        ids = ids.tolist()
-    if not isinstance(ids, list | tuple | set | frozenset | range):
-        raise TypeError(f"{name} must be a list of ids; got {type(ids).__name__}")
-    for id in ids:
-        checks.check_whole(f"an id of {name}", id, low=0)
-    return list(ids)
-
-
-def _stops(stop: Any, tokenizer: Tokenizer | None) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Stop strings and stop ids."""
-    if stop is None:
-        return (), frozenset()
-    if not isinstance(stop, str | int | list | tuple | set | frozenset):
-        raise TypeError(
-            f"stop must be a string, an id, or a list of both; got {type(stop).__name__}"
-        )
-    parts = [stop] if isinstance(stop, str | int) else list(stop)
-    texts = tuple(part for part in parts if isinstance(part, str))
-    if not all(texts):
-        raise ValueError("stop must hold no empty string, which is found everywhere; got ''")
-    if texts and tokenizer is None:
-        raise ValueError(f"stop must be ids for a model without a tokenizer; got {texts[0]!r}")
-    return texts, frozenset(_ids("stop", [part for part in parts if not isinstance(part, str)]))

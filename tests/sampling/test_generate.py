@@ -321,6 +321,8 @@ def test_a_sampler_is_told_where_it_is(tiny: LanguageModel, seeds: tuple[int, ..
         ({"prompt": [1, 2.0]}, TypeError, "an id of prompt must be a whole number; got float"),
         ({"prompt": [1, "a"]}, TypeError, "an id of prompt must be a whole number; got str"),
         ({"prompt": ["a", 1]}, TypeError, "prompt must be a list of ids; got int"),
+        ({"prompt": torch.zeros(0, 3)}, ValueError, r"not empty; got \(0, 3\)"),
+        ({"prompt": torch.ones(3)}, TypeError, "prompt must be whole numbers"),
         ({"prompt": [300]}, ValueError, r"ids must be in \[0, 300\); got 300"),
         ({"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0; got -1"),
         ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be a whole number"),

@@ -133,6 +133,8 @@ def test_characters_come_out_whole() -> None:
     assert said(b"\xe4\xbda\xff").text == "\ufffda\ufffd"
     # A prompt may end in the middle of a character.
     assert generate(parrot("你好".encode()), [0xE4, 0xBD], max_new_tokens=50).text == "你好"
+    assert generate(parrot(b"\xe4"), [0xE4], max_new_tokens=0).text == ""
+    assert generate(parrot(b"\xe4"), [0xE4], max_new_tokens=9).text == ""
 
 
 def test_rows_of_text_finish_one_by_one() -> None:

@@ -104,6 +104,11 @@ def test_after_a_stop_string_nothing_comes_out() -> None:
 def test_a_character_begun_before_the_text() -> None:
     stream = TextStream(before=b"a\xe4\xbd")
     assert stream.push(b"\xa0b") == "你b"
+    # As long as nothing is added to it, it is not ours.
+    stream = TextStream(before=b"a\xe4\xbd")
+    assert (stream.push(b""), stream.finish()) == ("", "")
+    stream = TextStream(before=b"a\xe4\xbd")
+    assert (stream.push(b"b"), stream.finish()) == ("\ufffdb", "")
 
 
 class Spaced:

@@ -16,6 +16,10 @@ Stop = str | int | Sequence[str | int]
 def is_one(prompt: Any) -> bool:
     """Whether it is one prompt, not a list of them."""
     if isinstance(prompt, Tensor):
+        if prompt.dim() not in (1, 2) or prompt.numel() == 0:
+            raise ValueError(
+                f"prompt must be ids of shape (L,) or (B, L), not empty; got {tuple(prompt.shape)}"
+            )
         return prompt.dim() == 1
     if not isinstance(prompt, str | list | tuple):
         raise TypeError(

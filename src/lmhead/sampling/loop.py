@@ -86,11 +86,11 @@ class Task:
         if reason is None:
             interrupted = interrupted and self.room[number] > 0
             reason = "interrupted" if interrupted else "length"
-            text += self._held_back(number, events)[len(text) :]
+            text = self._whole_text(number, events)
         return Generation(tuple(self.prompts[number]), text, reason, tuple(events))
 
-    def _held_back(self, number: int, events: list[TokenEvent]) -> str:
-        """The whole text of a row that did not come to its end."""
+    def _whole_text(self, number: int, events: list[TokenEvent]) -> str:
+        """The text of a row that did not come to its end, with what was held back."""
         row = Row(self, number)
         return "".join(row.show(event.token) for event in events) + row.text.finish()
 

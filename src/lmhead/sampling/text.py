@@ -26,7 +26,8 @@ class TextStream:
 
     Args:
         stops: the stop strings.
-        before: bytes before the text, not part of it; a character that they leave unfinished is.
+        before: bytes before the text, not part of it; a character that they leave unfinished is,
+            as soon as there is more of it.
 
     Attributes:
         stopped_by: the stop string that was found; None as long as there is none.
@@ -44,14 +45,18 @@ class TextStream:
         self.stopped_by: str | None = None
         self._decoder = _UTF8("replace")
         self._decoder.decode(before)
+        self._begun = False
         self._held = ""
 
     def push(self, piece: bytes) -> str:
         """The text that more bytes let out."""
+        self._begun = self._begun or piece != b""
         return self._take(self._decoder.decode(piece))
 
     def finish(self) -> str:
         """The text that was held back, now that nothing follows; broken bytes become U+FFFD."""
+        if not self._begun:
+            return ""
         text = self._take(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text

@@ -12,6 +12,7 @@ and a `ValueError` says so. Picking word 0 in silence would be a lie.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmhead.reference.arrays import Array, ArrayLike, Ids, floats
 from lmhead.reference.queries import argmax, descending_order
@@ -37,7 +38,7 @@ def greedy(logits: ArrayLike) -> Ids:
     >>> print(greedy([1.0, 3.0, 2.0]), greedy(softmax([1.0, 3.0, 2.0], temperature=0.1)))
     1 1
     """
-    return argmax(_choosable(logits))
+    return argmax(choosable(logits))
 
 
 def sample_inverse_cdf(p: ArrayLike, u: ArrayLike) -> Ids:
@@ -77,23 +78,24 @@ def sample_gumbel(logits: ArrayLike, u: ArrayLike) -> Ids:
     >>> print(sample_gumbel([1.0, 3.0, 2.0], [0.5, 0.5, 0.9]))
     2
     """
-    return argmax(_choosable(logits) + gumbel(u))
+    return argmax(choosable(logits) + gumbel(u))
 
 
-def top_k_filter(logits: ArrayLike, k: int) -> Array:
+def top_k_filter(logits: ArrayLike, k: int, *, min_tokens_to_keep: int = 1) -> Array:
     """Top-k: keep the k best words, exactly k even if some tie (the lowest ids stay).
+
+    Every filter keeps its `min_tokens_to_keep` best words, come what may; here, k or that many.
 
     >>> top_k_filter([1.0, 3.0, 2.0, 2.0], k=2)
     array([-inf,   3.,   2., -inf])
     """
-    z = _choosable(logits)
+    z = choosable(logits)
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}")
-    place = np.argsort(descending_order(z), axis=-1)
-    return np.where(place < k, z, -np.inf)
+    return np.where(among_best(z, max(k, min_tokens_to_keep)), z, -np.inf)
 
 
-def top_p_filter(logits: ArrayLike, top_p: float) -> Array:
+def top_p_filter(logits: ArrayLike, top_p: float, *, min_tokens_to_keep: int = 1) -> Array:
     """Top-p (nucleus): best words first, keep them until their probabilities reach top_p.
 
     A word stays if the words before it sum to less than top_p. The best word always stays.
@@ -102,7 +104,7 @@ def top_p_filter(logits: ArrayLike, top_p: float) -> Array:
     >>> [int(np.isfinite(top_p_filter(z, top_p)).sum()) for top_p in (0.0, 0.5, 0.51, 0.75, 1.0)]
     [1, 1, 2, 2, 4]
     """
-    z = _choosable(logits)
+    z = choosable(logits)
     if not 0.0 <= top_p <= 1.0:
         raise ValueError(f"top_p must be in [0, 1]; got {top_p}")
     if top_p == 1.0:  # all of it, though rounding may reach 1 before the last word
@@ -111,14 +113,12 @@ def top_p_filter(logits: ArrayLike, top_p: float) -> Array:
     p = np.take_along_axis(softmax(z), order, axis=-1)
     before = np.zeros_like(p)
     before[..., 1:] = p.cumsum(axis=-1)[..., :-1]
-    stays_in_order = before < top_p
-    stays_in_order[..., 0] = True
-    stays = np.zeros_like(stays_in_order)
-    np.put_along_axis(stays, order, stays_in_order, axis=-1)
-    return np.where(stays, z, -np.inf)
+    stays = np.zeros(z.shape, dtype=np.bool_)
+    np.put_along_axis(stays, order, before < top_p, axis=-1)
+    return np.where(stays | among_best(z, min_tokens_to_keep), z, -np.inf)
 
 
-def min_p_filter(logits: ArrayLike, min_p: float) -> Array:
+def min_p_filter(logits: ArrayLike, min_p: float, *, min_tokens_to_keep: int = 1) -> Array:
     """Min-p: keep the words with p[v] >= min_p · max p.
 
     Where the model is sure, few words stay; where it is not, many. Since p[v] / max p is
@@ -127,15 +127,34 @@ def min_p_filter(logits: ArrayLike, min_p: float) -> Array:
     >>> min_p_filter(np.log([0.5, 0.25, 0.125, 0.125]), 0.3).round(3)
     array([-0.693, -1.386,   -inf,   -inf])
     """
-    z = _choosable(logits)
+    z = choosable(logits)
     if not 0.0 <= min_p <= 1.0:
         raise ValueError(f"min_p must be in [0, 1]; got {min_p}")
     best: Array = z.max(axis=-1, keepdims=True)
-    return np.where(np.exp(z - best) >= min_p, z, -np.inf)
+    stays = np.exp(z - best) >= min_p
+    return np.where(stays | among_best(z, min_tokens_to_keep), z, -np.inf)
 
 
-def _choosable(logits: ArrayLike) -> Array:
-    """The logits, once every row has a largest one that is a number."""
+def among_best(z: Array, count: int) -> NDArray[np.bool_]:
+    """Whether a word is one of the `count` best of its row: `min_tokens_to_keep` of all filters.
+
+    >>> among_best(np.array([1.0, 3.0, 2.0, 2.0]), 2)
+    array([False,  True,  True, False])
+    """
+    if count < 1:
+        raise ValueError(f"min_tokens_to_keep must be at least 1; got {count}")
+    place = np.argsort(descending_order(z), axis=-1)
+    return np.asarray(place < count)
+
+
+def choosable(logits: ArrayLike) -> Array:
+    """The logits, once every row has a largest one that is a number; else a `ValueError`.
+
+    >>> choosable([[0.0, 1.0], [-np.inf, -np.inf]])
+    Traceback (most recent call last):
+    ...
+    ValueError: logits must have a finite maximum; got -inf in row 1
+    """
     z = floats(logits)
     best = np.atleast_1d(z.max(axis=-1)).reshape(-1)
     if not np.isfinite(best).all():

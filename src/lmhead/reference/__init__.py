@@ -15,6 +15,11 @@ it. Read the chapters in this order:
      9. `feed_forward`   two linear layers and a bend
     10. `decoding`       greedy, sampling, top-k, top-p, min-p
     11. `hierarchical`   a word as a path of yes-or-no questions
+    12. `truncation`     temperature, top-h, typical, epsilon, eta, top-n-sigma, XTC
+    13. `mirostat`       a filter that steers itself
+    14. `penalties`      repetition, frequency, presence, n-grams, DRY
+    15. `constraints`    biases, bad words, forced words, guidance
+    16. `philox`         random numbers that can be looked up
 
 >>> from lmhead import reference as ref
 >>> logits = ref.head_logits([1.0, 2.0], weight=[[1, 0], [0, 1], [1, 1]])
@@ -43,6 +48,17 @@ from lmhead.reference.classifier import (
     fit_softmax_regression,
     regression_gradients,
     regression_loss,
+)
+from lmhead.reference.constraints import (
+    allowed_filter,
+    bad_words_filter,
+    begin_suppress_filter,
+    forced_tokens,
+    guidance,
+    logit_bias,
+    min_length_filter,
+    sequence_bias,
+    suppress_filter,
 )
 from lmhead.reference.cross_entropy import (
     cross_entropy,
@@ -92,6 +108,12 @@ from lmhead.reference.linear import (
     sigmoid,
     sigmoid_backward,
 )
+from lmhead.reference.mirostat import (
+    mirostat_1_filter,
+    mirostat_2_filter,
+    mirostat_k,
+    mirostat_update,
+)
 from lmhead.reference.norm import (
     LayerNormGrads,
     layer_norm,
@@ -100,6 +122,19 @@ from lmhead.reference.norm import (
     post_norm_backward,
     pre_norm,
     pre_norm_backward,
+)
+from lmhead.reference.penalties import (
+    dry_penalty,
+    dry_repeats,
+    frequency_penalty,
+    no_repeat_ngram_filter,
+    presence_penalty,
+    repetition_penalty,
+)
+from lmhead.reference.philox import (
+    philox_4x32,
+    philox_gumbel,
+    philox_uniform,
 )
 from lmhead.reference.queries import (
     argmax,
@@ -124,6 +159,16 @@ from lmhead.reference.softmax import (
     softmax_backward,
     softmax_jacobian,
     softmax_naive,
+)
+from lmhead.reference.truncation import (
+    dynamic_temperature,
+    epsilon_filter,
+    eta_filter,
+    temperature_scale,
+    top_h_filter,
+    top_n_sigma_filter,
+    typical_filter,
+    xtc_filter,
 )
 
 # In the order of the chapters, not of the alphabet.
@@ -217,4 +262,39 @@ __all__ = [  # noqa: RUF022
     "leaf_log_prob",
     "leaf_log_prob_backward",
     "leaf_probabilities",
+    # 12. truncation
+    "temperature_scale",
+    "dynamic_temperature",
+    "top_h_filter",
+    "typical_filter",
+    "epsilon_filter",
+    "eta_filter",
+    "top_n_sigma_filter",
+    "xtc_filter",
+    # 13. mirostat
+    "mirostat_1_filter",
+    "mirostat_k",
+    "mirostat_2_filter",
+    "mirostat_update",
+    # 14. penalties
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "no_repeat_ngram_filter",
+    "dry_penalty",
+    "dry_repeats",
+    # 15. constraints
+    "logit_bias",
+    "sequence_bias",
+    "bad_words_filter",
+    "allowed_filter",
+    "suppress_filter",
+    "begin_suppress_filter",
+    "min_length_filter",
+    "forced_tokens",
+    "guidance",
+    # 16. philox
+    "philox_4x32",
+    "philox_uniform",
+    "philox_gumbel",
 ]

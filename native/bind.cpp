@@ -12,6 +12,7 @@
 
 #include "kernels.hpp"
 #include "parallel.hpp"
+#include "philox.hpp"
 
 namespace nb = nanobind;
 using lmhead::Kernels;
@@ -180,6 +181,86 @@ void widen(Array<const uint16_t, 2> from, Array<float, 2> to, int threads) {
   chosen->widen(from.data(), to.data(), static_cast<int64_t>(to.size()), threads);
 }
 
+template <class A>
+std::pair<int64_t, int64_t> shape(const A& z) {
+  return {static_cast<int64_t>(z.shape(0)), static_cast<int64_t>(z.shape(1))};
+}
+
+// out: (rows, 6), the numbers of RowSums.
+void row_sums(Array<const float, 2> z, Array<const double, 1> beta, Array<double, 2> out,
+              int threads) {
+  static_assert(sizeof(lmhead::RowSums) == 6 * sizeof(double));
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require(beta.size() == z.shape(0), "beta must have one entry per row");
+  require(out.shape(0) == z.shape(0) && out.shape(1) == 6, "out must be (rows, 6)");
+  const nb::gil_scoped_release release;
+  chosen->rows->sums(z.data(), rows, vocab, beta.data(),
+                     reinterpret_cast<lmhead::RowSums*>(out.data()), threads);
+}
+
+void row_reach(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
+               Array<const double, 1> centre, Array<const double, 1> width,
+               Array<const double, 1> limit, bool count, Array<double, 1> radius, int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  for (const auto* given : {&beta, &max, &centre, &width, &limit})
+    require(given->size() == z.shape(0), "one entry per row");
+  require(radius.size() == z.shape(0), "one entry per row");
+  const nb::gil_scoped_release release;
+  chosen->rows->reach(z.data(), rows, vocab, beta.data(), max.data(), centre.data(), width.data(),
+                      limit.data(), count, radius.data(), threads);
+}
+
+void row_band_count(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
+                    Array<int64_t, 1> counts, int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require(lo.size() == z.shape(0) && hi.size() == z.shape(0) && counts.size() == z.shape(0),
+          "one entry per row");
+  const nb::gil_scoped_release release;
+  chosen->rows->band_count(z.data(), rows, vocab, lo.data(), hi.data(), counts.data(), threads);
+}
+
+void row_band_fill(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
+                   Array<int64_t, 2> ids, Array<float, 2> values, int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require(lo.size() == z.shape(0) && hi.size() == z.shape(0) && ids.shape(0) == z.shape(0),
+          "one entry per row");
+  require(same_shape(ids, values), "ids and values must have the same shape");
+  const nb::gil_scoped_release release;
+  chosen->rows->band_fill(z.data(), rows, vocab, lo.data(), hi.data(),
+                          static_cast<int64_t>(ids.shape(1)), ids.data(), values.data(), threads);
+}
+
+// keys: (rows, 2), seed and position.
+void row_race(Array<const float, 2> z, Array<const double, 1> beta, Array<const int64_t, 2> keys,
+              Array<int64_t, 1> winners, int threads) {
+  static_assert(sizeof(lmhead::Key) == 2 * sizeof(int64_t));
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require(beta.size() == z.shape(0) && winners.size() == z.shape(0), "one entry per row");
+  require(keys.shape(0) == z.shape(0) && keys.shape(1) == 2, "keys must be (rows, 2)");
+  const nb::gil_scoped_release release;
+  chosen->rows->race(z.data(), rows, vocab, beta.data(),
+                     reinterpret_cast<const lmhead::Key*>(keys.data()), winners.data(), threads);
+}
+
+void uniforms(Array<const int64_t, 2> keys, uint32_t stream, Array<const int64_t, 2> ids,
+              Array<double, 2> out) {
+  require(keys.shape(0) == ids.shape(0) && keys.shape(1) == 2, "keys must be (rows, 2)");
+  require(same_shape(ids, out), "ids and out must have the same shape");
+  const nb::gil_scoped_release release;
+  const size_t width = ids.shape(1);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int64_t* key = keys.data() + i / width * 2;
+    out.data()[i] = lmhead::to_uniform(
+        lmhead::philox({static_cast<uint64_t>(key[0]), static_cast<uint64_t>(key[1])}, stream,
+                       static_cast<uint64_t>(ids.data()[i])));
+  }
+}
+
 float tail_threshold(Array<const float, 1> x, double mass) {
   const nb::gil_scoped_release release;
   return lmhead::tail_threshold(x.data(), static_cast<int64_t>(x.size()), mass);
@@ -220,6 +301,16 @@ NB_MODULE(_native, m) {
   m.def("scatter_add", &scatter_add, tensor("into"), tensor("ids"), tensor("from_"),
         arg("threads"));
   m.def("widen", &widen, tensor("from_"), tensor("to"), arg("threads"));
+  m.def("row_sums", &row_sums, tensor("z"), tensor("beta"), tensor("out"), arg("threads"));
+  m.def("row_reach", &row_reach, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),
+        tensor("width"), tensor("limit"), arg("count"), tensor("radius"), arg("threads"));
+  m.def("row_band_count", &row_band_count, tensor("z"), tensor("lo"), tensor("hi"),
+        tensor("counts"), arg("threads"));
+  m.def("row_band_fill", &row_band_fill, tensor("z"), tensor("lo"), tensor("hi"), tensor("ids"),
+        tensor("values"), arg("threads"));
+  m.def("row_race", &row_race, tensor("z"), tensor("beta"), tensor("keys"), tensor("winners"),
+        arg("threads"));
+  m.def("uniforms", &uniforms, tensor("keys"), arg("stream"), tensor("ids"), tensor("out"));
   m.def("tail_threshold", &tail_threshold, tensor("x"), arg("mass"));
   m.def("use", &use, arg("name"));
   m.def("instruction_sets", &instruction_sets);

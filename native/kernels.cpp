@@ -245,10 +245,6 @@ void gradient(float* z, int64_t words, int64_t tokens, const float* high, const 
     z[picks[i].word * tokens + picks[i].token] += picks[i].value * steep[i];
 }
 
-constexpr int kHalf = kLanes / 2;
-using vf_half = float __attribute__((vector_size(kHalf * 4)));
-using vd = double __attribute__((vector_size(kHalf * 8)));
-
 inline float value(float x) { return x; }
 
 inline float value(uint16_t bits) {
@@ -323,6 +319,7 @@ void widen(const uint16_t* from, float* to, int64_t n, int threads) {
 
 namespace lmhead {
 
+extern const RowKernels LMHEAD_ROWS;
 extern const Kernels LMHEAD_TABLE;
 const Kernels LMHEAD_TABLE = {
     LMHEAD_NAME,
@@ -332,6 +329,7 @@ const Kernels LMHEAD_TABLE = {
     LMHEAD_ISA::pairs<uint16_t>,
     LMHEAD_ISA::scatter_add,
     LMHEAD_ISA::widen,
+    &LMHEAD_ROWS,
 };
 
 }  // namespace lmhead

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "rows.hpp"
+
 namespace lmhead {
 
 // z = scale · x + shift, or outer · tanh(scale · x + shift) + outer_shift if bounded.
@@ -51,8 +53,8 @@ struct Kernels {
   const char* name;
 
   // Bias and map in place; then the running softmax of each token: maximum m, s = Σ exp(z - m),
-  // t = Σ exp(z - m)(z - m) if not null; sums in float64, since
-  // a long tail of small terms is lost when added to a float32 one by one. `heaps`, `ranks` may be null; `lo` is the tile's first id.
+  // t = Σ exp(z - m)(z - m) if not null; sums in float64, since a long tail of small terms is lost
+  // when added to a float32 one by one. `heaps`, `ranks` may be null; `lo` is the tile's first id.
   void (*softmax)(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map,
                   float* m, double* s, double* t, int64_t lo, const Heaps* heaps,
                   const Ranks* ranks, std::vector<Pair>* close, int threads);
@@ -77,6 +79,8 @@ struct Kernels {
 
   // bfloat16 to float32.
   void (*widen)(const uint16_t* from, float* to, int64_t n, int threads);
+
+  const RowKernels* rows;
 };
 
 // The kernels for this machine, or for a named instruction set; null if it cannot run that.

@@ -22,6 +22,13 @@ inline constexpr int kLanes = 4;
 using vf = float __attribute__((vector_size(kLanes * 4)));
 using vi = int32_t __attribute__((vector_size(kLanes * 4)));
 
+// Half as many numbers of twice the size.
+inline constexpr int kHalf = kLanes / 2;
+using vf_half = float __attribute__((vector_size(kHalf * 4)));
+using vd = double __attribute__((vector_size(kHalf * 8)));
+using vl = int64_t __attribute__((vector_size(kHalf * 8)));
+using vu = uint64_t __attribute__((vector_size(kHalf * 8)));
+
 inline vf load(const float* p) {
   vf v;
   std::memcpy(&v, p, sizeof v);
@@ -86,6 +93,39 @@ inline vf exp(vf x) {
   p = p * low * high;
   p = x < -87.336f ? splat(0.0f) : p;
   p = x > 88.72284f ? splat(__builtin_inff()) : p;
+  return x == x ? p : x;
+}
+
+// exp(x) in float64 to about 1 ulp, by the same steps. Below -708 the result is 0 (no denormals),
+// above 709 it is inf. NaN stays NaN.
+inline vd exp(vd x) {
+  const vd clamped = x < -708.0 ? vd{} - 708.0 : (x > 709.0 ? vd{} + 709.0 : x);
+  // Adding 1.5 · 2^52 rounds to the nearest whole number, and leaves it in the lowest bits.
+  const vd magic = vd{} + 6755399441055744.0;
+  const vd shifted = clamped * 1.4426950408889634 + magic;
+  const vd n = shifted - magic;
+  const vd r = (clamped - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  vd p = vd{} + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 0.5;
+  p = p * (r * r) + r + 1.0;
+  vl bits, origin;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  std::memcpy(&origin, &magic, sizeof origin);
+  const vl power = (bits - origin + 1023) << 52;
+  vd scale;
+  std::memcpy(&scale, &power, sizeof scale);
+  p = p * scale;
+  p = x < -708.0 ? vd{} : p;
+  p = x > 709.0 ? vd{} + __builtin_inf() : p;
   return x == x ? p : x;
 }
 

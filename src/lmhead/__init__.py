@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lmhead.functional import Answers, linear_cross_entropy, query
     from lmhead.head import LMHead
     from lmhead.logits import LazyLogits
+    from lmhead.sampling import Sampled, Sampler
     from lmhead.sweep import GradFilter
     from lmhead.tying import TyingAdvice, advise_tying
 
@@ -32,6 +33,8 @@ _ROOM = {
     "LMHead": "head",
     "LazyLogits": "logits",
     "PerformanceWarning": "errors",
+    "Sampled": "sampling",
+    "Sampler": "sampling",
     "TyingAdvice": "tying",
     "advise_tying": "tying",
     "linear_cross_entropy": "functional",
@@ -44,6 +47,8 @@ __all__ = [
     "LMHead",
     "LazyLogits",
     "PerformanceWarning",
+    "Sampled",
+    "Sampler",
     "TyingAdvice",
     "__version__",
     "advise_tying",

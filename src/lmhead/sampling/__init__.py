@@ -1,1 +1,61 @@
-"""From logits to tokens: samplers, beam search, generation."""
+"""From logits to the word: stages, the chain, beam search, generation."""
+
+from lmhead.sampling.cuts import XTC, Epsilon, Eta, MinP, TopH, TopK, TopNSigma, TopP, Typical
+from lmhead.sampling.edits import (
+    AllowedIds,
+    BadWords,
+    ForcedTokens,
+    Guidance,
+    LogitBias,
+    MinLength,
+    SequenceBias,
+    Suppress,
+)
+from lmhead.sampling.explain import Explanation, Step
+from lmhead.sampling.mirostat import Mirostat1, Mirostat2
+from lmhead.sampling.options import Options
+from lmhead.sampling.penalties import DRY, CountPenalty, NoRepeatNGram, RepetitionPenalty
+from lmhead.sampling.sampled import Kept, Sampled
+from lmhead.sampling.sampler import Sampler
+from lmhead.sampling.stage import Call, Cut, Edit, Stage
+from lmhead.sampling.support import kept_log_prob
+from lmhead.sampling.temperature import DynamicTemperature, Temperature
+
+__all__ = [
+    "DRY",
+    "XTC",
+    "AllowedIds",
+    "BadWords",
+    "Call",
+    "CountPenalty",
+    "Cut",
+    "DynamicTemperature",
+    "Edit",
+    "Epsilon",
+    "Eta",
+    "Explanation",
+    "ForcedTokens",
+    "Guidance",
+    "Kept",
+    "LogitBias",
+    "MinLength",
+    "MinP",
+    "Mirostat1",
+    "Mirostat2",
+    "NoRepeatNGram",
+    "Options",
+    "RepetitionPenalty",
+    "Sampled",
+    "Sampler",
+    "SequenceBias",
+    "Stage",
+    "Step",
+    "Suppress",
+    "Temperature",
+    "TopH",
+    "TopK",
+    "TopNSigma",
+    "TopP",
+    "Typical",
+    "kept_log_prob",
+]

@@ -6,10 +6,11 @@ Out: `RowAnswers` (differentiable, one entry per token), `Decisions` (whole numb
 May be called by: `head`, `logits`, `functional` and the rooms below them.
 
 Read in this order: `source`, `questions`, `loss`, `plan`, `kernels`, `chunk`, `gradients`, `run`,
-`exact`, `filter`, `autograd`.
+`exact`, `filter`, `autograd`, `decode`.
 """
 
 from lmhead.sweep.autograd import dense_answers, row_answers, total_loss
+from lmhead.sweep.decode import top_of_rows, whole_row
 from lmhead.sweep.filter import FilterReport, GradFilter
 from lmhead.sweep.loss import RowLoss
 from lmhead.sweep.plan import DEFAULT_MAX_BYTES, Plan
@@ -32,5 +33,7 @@ __all__ = [
     "accumulation_dtype",
     "dense_answers",
     "row_answers",
+    "top_of_rows",
     "total_loss",
+    "whole_row",
 ]

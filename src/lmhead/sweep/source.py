@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -72,6 +72,10 @@ class Source:
     def take(self, rows: Rows) -> tuple[Tensor, ...]:
         """The hidden states of some tokens, ready for products: (B, D_i) each."""
         return tuple(h[rows].to(self.dtype) for h in self.hiddens)
+
+    def select(self, rows: Tensor) -> Source:
+        """The source of some tokens."""
+        return replace(self, hiddens=tuple(h[rows] for h in self.hiddens))
 
     def weight_tile(self, term: int, lo: int, hi: int) -> Tensor:
         """Rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i).

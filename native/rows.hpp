@@ -1,0 +1,48 @@
+// Rows of logits, (rows, vocab), vocab contiguous: what sampling asks of a whole row, so that only
+// the few words that matter need be sorted. Pure functions on pointers, as in kernels.hpp.
+//
+// β = 1 / temperature; a word's mass is exp(β (z - max)), in float64. A masked word has z = -inf.
+#pragma once
+
+#include <cstdint>
+
+namespace lmhead {
+
+// What one row adds up to.
+struct RowSums {
+  double max;       // of z; NaN if there is one
+  double mass;      // Σ exp(β (z - max))
+  double weighted;  // Σ exp(β (z - max)) · β (z - max)
+  double count;     // of words that are not masked
+  double shift;     // Σ (z - max) over these
+  double square;    // Σ (z - max)² over these
+};
+
+// The noise of a word is a function of these two and its id.
+struct Key {
+  uint64_t seed, position;
+};
+
+struct RowKernels {
+  void (*sums)(const float* z, int64_t rows, int64_t vocab, const double* beta, RowSums* out,
+               int threads);
+
+  // The radius, rounded up, around `centre` within which the words that are nearest to it have
+  // together at least `limit` of mass (or number, if `count`); inf if they never have. Found by a
+  // histogram of β |z - centre| in steps of `width`.
+  void (*reach)(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
+                const double* centre, const double* width, const double* limit, bool count,
+                double* radius, int threads);
+
+  // The words with lo <= z <= hi that are not masked: how many, and which, in the order of ids.
+  void (*band_count)(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
+                     int64_t* counts, int threads);
+  void (*band_fill)(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
+                    int64_t width, int64_t* ids, float* values, int threads);
+
+  // The word with the largest β z + noise, ties to the lowest id; -1 if all are masked.
+  void (*race)(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
+               int64_t* winners, int threads);
+};
+
+}  // namespace lmhead

@@ -1,0 +1,156 @@
+"""Edits by decree: words that must, must not or should rather come, whatever the model says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lmhead.sampling.stage import Call, Edit, PerRow, per_row
+
+
+def _ids(ids: Iterable[int], call: Call, name: str) -> list[int]:
+    given = [int(i) for i in ids]
+    wrong = next((i for i in given if not 0 <= i < call.vocab), None)
+    if wrong is not None:
+        raise ValueError(f"{name} must hold ids in [0, {call.vocab}); got {wrong}")
+    return given
+
+
+def _force(z: Tensor, row: int, ids: list[int]) -> None:
+    z[row] = -math.inf
+    z[row, ids] = 0.0
+
+
+class Guidance(Edit):
+    """Classifier-free guidance: u + scale · (c - u), c and u being the log-probabilities with and
+    without the prompt.
+    """
+
+    name = "guidance_scale"
+
+    def __init__(self, scale: PerRow) -> None:
+        self.scale = scale
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Away from what would be said anyway."""
+        if call.unconditional is None:
+            raise ValueError("guidance_scale needs unconditional, the logits without the prompt")
+        scale = per_row(self.name, self.scale, call)[:, None].to(z.dtype)
+        c = z.log_softmax(1)
+        u = call.unconditional.to(z).log_softmax(1)
+        mixed = scale * (c - u) + u
+        # A word masked on both sides, -inf - -inf, stays masked.
+        z.copy_(mixed.masked_fill((c == -math.inf) | (u == -math.inf), -math.inf))
+
+
+class LogitBias(Edit):
+    """z + bias for given words."""
+
+    name = "logit_bias"
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self.bias = dict(bias)
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Add."""
+        ids = _ids(self.bias, call, self.name)
+        z[:, ids] += torch.tensor(list(self.bias.values()), dtype=z.dtype, device=z.device)
+
+
+class SequenceBias(Edit):
+    """z + bias for the last word of a sequence whose other words have just come."""
+
+    name = "sequence_bias"
+
+    def __init__(self, bias: Mapping[tuple[int, ...], float], *, name: str | None = None) -> None:
+        self.bias = {tuple(sequence): float(value) for sequence, value in bias.items()}
+        self._name = name or self.name
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Where the context ends with what comes before."""
+        for sequence, value in self.bias.items():
+            *before, last = _ids(sequence, call, self._name)
+            if not before:
+                z[:, last] += value
+                continue
+            for row, ids in enumerate(call.context.ids):
+                if ids[-len(before) :] == tuple(before):
+                    z[row, last] += value
+
+
+class BadWords(SequenceBias):
+    """Sequences that must not be completed; the end of the text can always come."""
+
+    name = "bad_words_ids"
+
+    def __init__(self, sequences: Sequence[Sequence[int]], ends: Sequence[int] = ()) -> None:
+        kept = [tuple(s) for s in sequences if len(s) != 1 or s[0] not in ends]
+        super().__init__(dict.fromkeys(kept, -math.inf), name=self.name)
+
+
+class AllowedIds(Edit):
+    """Only these words."""
+
+    name = "allowed_token_ids"
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = list(ids)
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Mask the others."""
+        kept = _ids(self.ids, call, self.name)
+        allowed = torch.zeros(call.vocab, dtype=torch.bool, device=z.device)
+        allowed[kept] = True
+        z.masked_fill_(~allowed, -math.inf)
+
+
+class Suppress(Edit):
+    """None of these words; with `at_begin`, only as the first one after the prompt."""
+
+    name = "suppress_tokens"
+
+    def __init__(self, ids: Sequence[int], *, at_begin: bool = False) -> None:
+        self.ids, self.at_begin = list(ids), at_begin
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Mask them."""
+        ids = _ids(self.ids, call, self.name)
+        for row, output in enumerate(call.context.outputs):
+            if not (self.at_begin and output):
+                z[row, ids] = -math.inf
+
+
+class MinLength(Edit):
+    """No end before so many ids, counted with the prompt (`min_length`) or without it."""
+
+    name = "min_length"
+
+    def __init__(self, length: int, ends: Sequence[int], *, new: bool = False) -> None:
+        self.length, self.ends, self.new = length, list(ends), new
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Mask the ends."""
+        ends = _ids(self.ends, call, "eos_token_id")
+        context = call.context
+        for row, length in enumerate(context.lengths):
+            if length - (context.prompts[row] if self.new else 0) < self.length:
+                z[row, ends] = -math.inf
+
+
+class ForcedTokens(Edit):
+    """At a given number of ids so far, only given words: {position: ids}."""
+
+    name = "forced_tokens"
+
+    def __init__(self, tokens: Mapping[int, Sequence[int]], *, name: str | None = None) -> None:
+        self.tokens = {int(at): list(ids) for at, ids in tokens.items()}
+        self._name = name or self.name
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Probability 1 for them."""
+        for row, length in enumerate(call.context.lengths):
+            if length in self.tokens:
+                _force(z, row, _ids(self.tokens[length], call, self._name))

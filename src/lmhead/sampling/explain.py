@@ -1,0 +1,143 @@
+"""`sampler.explain`: what each stage did, as an object, a table and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from lmhead.sampling.distribution import Distribution, Few, Whole
+from lmhead.sampling.run import choose
+from lmhead.sampling.stage import Call, Stage
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of logits after one stage.
+
+    Attributes:
+        row: of the batch.
+        stage: its name; "logits" before the first one.
+        settings: the stage with its parameters, as text.
+        words: how many words are left.
+        mass: how much of the model's probability they have.
+        cut: how many words this stage struck out.
+        cut_mass: how much of the probability before this stage they had.
+        cut_ids: the most probable of them.
+        entropy: of what is left, in nats.
+        best: the most probable word that is left.
+        best_prob: its probability among those that are left.
+    """
+
+    row: int
+    stage: str
+    settings: str
+    words: int
+    mass: float
+    cut: int
+    cut_mass: float
+    cut_ids: list[int]
+    entropy: float
+    best: int
+    best_prob: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The steps of each row, and the token that the chain would give."""
+
+    steps: tuple[tuple[Step, ...], ...]
+    tokens: tuple[int, ...]
+
+    def __str__(self) -> str:
+        head = ("stage", "words", "mass", "cut", "cut mass", "entropy", "best", "p(best)")
+        tables = []
+        for steps, token in zip(self.steps, self.tokens, strict=True):
+            lines = [
+                (
+                    s.stage,
+                    f"{s.words:,}",
+                    f"{s.mass:.4f}",
+                    f"{s.cut:,}",
+                    f"{s.cut_mass:.4f}",
+                    f"{s.entropy:.3f}",
+                    str(s.best),
+                    f"{s.best_prob:.4f}",
+                )
+                for s in steps
+            ]
+            title = f"row {steps[0].row}, token {token}"
+            tables.append("\n".join([title, *_table([head, *lines])]))
+        return "\n\n".join(tables)
+
+    def to_json(self) -> str:
+        """All steps, and the tokens."""
+        rows = [[asdict(s) for s in steps] for steps in self.steps]
+        return json.dumps({"rows": rows, "tokens": list(self.tokens)}, indent=2)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def explain(raw: Whole, stages: Sequence[Stage], call: Call, *, greedy: bool) -> Explanation:
+    """Run the stages one by one and look at what is left after each."""
+    words: Distribution = raw
+    model = _log_probs(raw, call.vocab)
+    before = model
+    found = [_look(model, model, model, "logits", "")]
+    for stage in stages:
+        words = stage(words, call)
+        after = _log_probs(words, call.vocab)
+        if bool((after == -math.inf).all(1).any()):
+            raise ValueError(f"{stage.name} removed the last word: nothing is left to choose from")
+        found.append(_look(model, before, after, stage.name, repr(stage)))
+        before = after
+    tokens, _ = choose(words, call, greedy=greedy)
+    rows = tuple(tuple(step[i] for step in found) for i in range(len(model)))
+    return Explanation(rows, tuple(tokens.tolist()))
+
+
+def _log_probs(words: Distribution, vocab: int) -> Tensor:
+    whole = words.widen(vocab) if isinstance(words, Few) else words
+    return (whole.z.double() * whole.beta[:, None]).log_softmax(1)
+
+
+def _look(model: Tensor, before: Tensor, after: Tensor, stage: str, settings: str) -> list[Step]:
+    steps = []
+    for row in range(len(model)):
+        left = after[row] > -math.inf
+        gone = ~left & (before[row] > -math.inf)
+        ids = gone.nonzero()[:, 0]
+        likely = before[row, ids].argsort(descending=True)[:_SHOWN]
+        p = after[row, left].exp()
+        best = int(after[row].argmax())
+        steps.append(
+            Step(
+                row=row,
+                stage=stage,
+                settings=settings,
+                words=int(left.sum()),
+                mass=float(model[row, left].exp().sum().clamp(max=1.0)),
+                cut=len(ids),
+                cut_mass=float(before[row, ids].exp().sum()),
+                cut_ids=ids[likely].tolist(),
+                entropy=float(-torch.xlogy(p, p).sum()) + 0.0,
+                best=best,
+                best_prob=float(after[row, best].exp()),
+            )
+        )
+    return steps

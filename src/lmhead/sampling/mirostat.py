@@ -1,0 +1,89 @@
+"""Mirostat: a cut that aims at a given surprise per token, and learns from what came out.
+
+It keeps words by a bound mu on their surprise -log2 p, and after each token moves mu by
+eta · (tau - surprise of the token). mu is carried from call to call as `Sampled.state`; it starts
+at 2 · tau.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lmhead.sampling.distribution import Few, Norm, Whole
+from lmhead.sampling.stage import Call, Cut, PerRow, per_row
+
+
+class Mirostat2(Cut):
+    """Version 2: the words with a surprise of at most mu."""
+
+    name = "mirostat"
+    gives = "ids"
+
+    def __init__(self, tau: PerRow = 5.0, eta: PerRow = 0.1) -> None:
+        self.tau, self.eta = tau, eta
+
+    def start(self, call: Call) -> Tensor:
+        """Mu before the first token, (B,)."""
+        return 2 * per_row("mirostat_tau", self.tau, call)
+
+    def learn(self, call: Call, log_prob: Tensor) -> Tensor:
+        """Mu after a token with this log-probability among the words that were left."""
+        tau = per_row("mirostat_tau", self.tau, call)
+        eta = per_row("mirostat_eta", self.eta, call)
+        return self._mu(call) - eta * (-log_prob / math.log(2) - tau)
+
+    def _mu(self, call: Call) -> Tensor:
+        assert call.surprise is not None
+        return call.surprise
+
+    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+        """From log2 p = -mu upwards."""
+        lo = (whole.norm.lse - self._mu(call) * math.log(2)) / whole.beta
+        lo = torch.minimum(lo - 1e-9 * (1 + lo.abs()), whole.sums.max)
+        return lo, torch.full_like(lo, math.inf)
+
+    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
+        """By surprise; the best word always."""
+        surprise = (norm.lse[:, None] - few.z) / math.log(2)
+        stays = surprise <= self._mu(call)[:, None]
+        stays[:, :1] = True
+        return stays
+
+
+class Mirostat1(Mirostat2):
+    """Version 1: the k best words, k being estimated as if the words followed Zipf's law.
+
+    The law's exponent is fitted to the 100 best words.
+    """
+
+    _FITTED = 100
+
+    def __call__(self, words: Whole | Few, call: Call) -> Few:
+        """Cut to the k best."""
+        few = words
+        if isinstance(words, Whole):
+            few = words.above(words.largest(torch.full_like(words.beta, self._FITTED)))
+        assert isinstance(few, Few)
+        k = self._k(few, words.norm, self._mu(call))
+        if isinstance(words, Whole):
+            few = words.above(words.largest(k))
+        return few.keep(torch.arange(few.z.shape[1], device=k.device)[None] < k[:, None])
+
+    def _k(self, few: Few, norm: Norm, mu: Tensor) -> Tensor:
+        """How many words a surprise of mu is worth, (B,)."""
+        p = (few.z - norm.lse[:, None]).exp()[:, : self._FITTED]
+        place = torch.arange(1, p.shape[1], device=p.device, dtype=p.dtype)
+        t = ((place + 1) / place).log()
+        real = p[:, 1:] > 0
+        b = torch.where(real, (p[:, :-1] / p[:, 1:].clamp(min=1e-300)).log(), 0.0)
+        s = (t * b).sum(1) / torch.where(real, t * t, 0.0).sum(1).clamp(min=1e-300)
+        epsilon = s - 1
+        count = norm.n
+        near_one = epsilon.abs() < 1e-12
+        safe = torch.where(near_one, 1.0, epsilon)
+        ratio = torch.where(near_one, 1 / count.log(), safe / (1 - count ** (-safe)))
+        k = (ratio * 2**mu) ** (1 / s.clamp(min=1e-12))
+        return torch.where(count > 1, k.round().nan_to_num(posinf=math.inf), 1.0).clamp(min=1.0)

@@ -1,0 +1,217 @@
+"""A call of a sampler, row by row or all at once: through the stages, to a token.
+
+In:  logits as a tensor or as a source of them, the stages, the call.
+Out: `Sampled`, one entry per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmhead.sampling import rows
+from lmhead.sampling.cuts import TopK
+from lmhead.sampling.distribution import Distribution, Few, Whole
+from lmhead.sampling.mirostat import Mirostat2
+from lmhead.sampling.noise import gumbel
+from lmhead.sampling.sampled import Kept, Sampled
+from lmhead.sampling.stage import Call, Edit, Stage
+from lmhead.sampling.temperature import Temperature
+from lmhead.sweep import Source, top_of_rows, whole_row
+
+_PAIR_BYTES = 2**26
+
+
+def run(logits: Tensor | Source, stages: Sequence[Stage], call: Call, greedy: Tensor) -> Sampled:
+    """One token per row. `greedy` (B,) says which rows take the best word.
+
+    A greedy row and a drawn one go their own ways.
+    """
+    parts: list[tuple[Tensor, Sampled]] = []
+    for cold in (True, False):
+        which = (greedy == cold).nonzero()[:, 0]
+        if len(which) == 0 and (cold or parts):
+            continue
+        job = _Job(active(stages, greedy=cold), call.select(which), cold)
+        some = job.lazy(logits, which) if isinstance(logits, Source) else job.dense(logits[which])
+        parts.append((which, some))
+    return _join(parts)
+
+
+def active(stages: Sequence[Stage], *, greedy: bool) -> list[Stage]:
+    """The stages that count: for a greedy choice, those that can change which word is best."""
+    return [s for s in stages if isinstance(s, Edit) or not greedy]
+
+
+def start(z: Tensor) -> Whole:
+    """Rows of logits (B, V), checked, at temperature 1."""
+    whole = Whole(z, torch.ones(len(z), dtype=torch.float64, device=z.device))
+    top = whole.sums.max
+    if bool(top.isfinite().all()):
+        return whole
+    row = int((~top.isfinite()).nonzero()[0])
+    value = float(top[row])
+    if value == -math.inf:
+        raise ValueError(f"logits must have a word that is not masked; row {row} is all -inf")
+    raise ValueError(f"logits must be finite or -inf; got {value} in row {row}")
+
+
+def choose(words: Distribution, call: Call, *, greedy: bool) -> tuple[Tensor, Tensor]:
+    """The token of each row, and its logit among the words that are left: (B,) each."""
+    if isinstance(words, Whole):
+        if not greedy:
+            token = rows.race(words.z, words.beta, call.keys)
+            return token, words.z.gather(1, token[:, None])[:, 0].double() * words.beta
+        words = words.above(words.sums.max)
+    if greedy:
+        return words.ids[:, 0], words.z[:, 0]
+    place = (words.z + gumbel(call.keys, words.ids)).argmax(1, keepdim=True)
+    return words.ids.gather(1, place)[:, 0], words.z.gather(1, place)[:, 0]
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """The model's own distribution, before any stage."""
+
+    lse: Tensor  # (B,)
+    n: Tensor  # (B,), how many words are not masked
+    at: Callable[[Tensor], Tensor]  # logits at given ids: (B, K) to (B, K), float64
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Some rows that are all greedy or all drawn."""
+
+    stages: list[Stage]
+    call: Call
+    greedy: bool
+
+    def dense(self, z: Tensor) -> Sampled:
+        """From all logits, (B, V)."""
+        whole = start(z)
+        words: Distribution = whole
+        for stage in self.stages:
+            words = stage(words, self.call)
+        self._check_left(whole, words)
+        raw = _Raw(whole.norm.lse, whole.sums.n, lambda ids: z.gather(1, ids).double())
+        return self._finish(words, raw)
+
+    def lazy(self, source: Source, which: Tensor) -> Sampled:
+        """From a source: by one sweep where the top is enough, else with one row at a time."""
+        k = self._top()
+        if k is not None:
+            return self._from_top(source, which, min(k, self.call.vocab))
+        parts = []
+        for i, row in enumerate(which.tolist()):
+            here = torch.tensor([i])
+            job = _Job(self.stages, self.call.select(here), self.greedy)
+            parts.append((here, job.dense(whole_row(source, row)[None])))
+        if not parts:
+            return self.dense(torch.empty(0, self.call.vocab))
+        return _join(parts)
+
+    def _top(self) -> int | None:
+        """How many of the best words decide everything; None if it may take all of them."""
+        if self.greedy and not self.stages:
+            return 1
+        first = next((s for s in self.stages if not isinstance(s, Temperature)), None)
+        if not isinstance(first, TopK) or first.ties != "lowest":
+            return None
+        k = torch.as_tensor(first.k)
+        return None if bool((k < 1).any()) else int(k.max())
+
+    def _from_top(self, source: Source, which: Tensor, k: int) -> Sampled:
+        if len(which) != source.rows:
+            source = source.select(which)
+        values, ids, lse = top_of_rows(source, k)
+        fine = lse.isfinite() & values[:, 0].isfinite()
+        if not bool(fine.all()):
+            row = int(which[(~fine).nonzero()[0]])
+            raise ValueError(
+                f"logits must be finite or -inf, and not all -inf; row {row} is not so"
+            )
+        words: Distribution = Few(ids, values)
+        for stage in self.stages:
+            words = stage(words, self.call)
+
+        def at(some: Tensor) -> Tensor:
+            numbers = torch.arange(len(some))[:, None].expand_as(some).reshape(-1)
+            flat = source.pairs(numbers, some.reshape(-1), max_bytes=_PAIR_BYTES)
+            return flat.reshape(some.shape)
+
+        return self._finish(words, _Raw(lse, torch.full_like(lse, self.call.vocab), at))
+
+    def _finish(self, words: Distribution, raw: _Raw) -> Sampled:
+        call = self.call
+        token, chosen = choose(words, call, greedy=self.greedy)
+        raw_log_prob = (raw.at(token[:, None])[:, 0] - raw.lse).clamp(max=0.0)
+        if self.greedy:
+            only = Few(token[:, None], torch.zeros_like(raw_log_prob)[:, None])
+            kept = Kept.of(only, call.vocab)
+            none = torch.zeros_like(raw_log_prob)
+            return Sampled(token, none, raw_log_prob, raw_log_prob, kept, call.surprise)
+        # What rounding leaves above 0 is not a probability above 1.
+        log_prob = (chosen - words.norm.lse).clamp(max=0.0)
+        mass = self._kept_mass(words, raw).clamp(max=0.0)
+        state = call.surprise
+        for stage in self.stages:
+            if isinstance(stage, Mirostat2):
+                state = stage.learn(call, log_prob)
+        return Sampled(token, log_prob, raw_log_prob, mass, Kept.of(words, call.vocab), state)
+
+    def _kept_mass(self, words: Distribution, raw: _Raw) -> Tensor:
+        """The log of what the words that are left have in the model's distribution."""
+        if isinstance(words, Few):
+            left = raw.at(words.ids).masked_fill(words.z == -math.inf, -math.inf)
+        elif bool((words.norm.n == raw.n).all()):
+            return torch.zeros_like(raw.lse)
+        else:
+            ids = torch.arange(self.call.vocab)[None].expand(len(words.z), -1)
+            left = raw.at(ids).masked_fill(words.z == -math.inf, -math.inf)
+        return left.logsumexp(1) - raw.lse
+
+    def _check_left(self, whole: Whole, words: Distribution) -> None:
+        """Raise where no word is left, naming the stage that took the last one."""
+        if bool(_tops(words).isfinite().all()):
+            return
+        words = whole
+        for stage in self.stages:  # again, now looking after each
+            words = stage(words, self.call)
+            top = _tops(words)
+            if not bool(top.isfinite().all()):
+                first = int((~top.isfinite()).nonzero()[0])
+                lost = float(top[first]) == -math.inf
+                raise ValueError(
+                    f"{stage.name} {'removed the last word' if lost else 'made a NaN or inf'} of "
+                    f"row {int(self.call.rows[first])}: there is nothing to choose from"
+                )
+
+
+def _tops(words: Distribution) -> Tensor:
+    """The largest logit of each row, (B,)."""
+    if isinstance(words, Whole):
+        return words.sums.max
+    if words.z.shape[1] == 0:
+        return torch.full((len(words.z),), -math.inf, dtype=torch.float64)
+    return words.z[:, 0]
+
+
+def _join(parts: Sequence[tuple[Tensor, Sampled]]) -> Sampled:
+    """The rows of a batch from those of its parts."""
+    if len(parts) == 1:
+        return parts[0][1]
+    order = torch.cat([which for which, _ in parts]).argsort()
+    some = [sampled for _, sampled in parts]
+    states = [s.state for s in some if s.state is not None]
+    return Sampled(
+        token=torch.cat([s.token for s in some])[order],
+        log_prob=torch.cat([s.log_prob for s in some])[order],
+        raw_log_prob=torch.cat([s.raw_log_prob for s in some])[order],
+        log_kept_mass=torch.cat([s.log_kept_mass for s in some])[order],
+        kept=Kept.join([s.kept for s in some], [which for which, _ in parts]),
+        state=torch.cat(states)[order] if states else None,
+    )

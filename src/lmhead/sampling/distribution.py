@@ -63,8 +63,7 @@ class Few:
     def keep(self, mask: Tensor) -> Few:
         """The words of a mask (B, K), in the same order."""
         mask = mask & (self.z > -math.inf)
-        counts = mask.sum(1)
-        width = int(counts.max()) if len(counts) else 0
+        width = rows.widest(mask.sum(1))
         # Words that stay come first, in their order: a stable sort of the mask.
         order = (~mask).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
         z = self.z.masked_fill(~mask, -math.inf).gather(1, order)

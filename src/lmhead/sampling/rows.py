@@ -110,15 +110,13 @@ def band(z: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         hi32 = torch.nextafter(hi.float(), torch.tensor(math.inf))
         counts = torch.empty(z.shape[0], dtype=torch.int64)
         core.row_band_count(z, lo32, hi32, counts, native.threads())
-        width = int(counts.max()) if len(counts) else 0
-        ids = torch.zeros(z.shape[0], width, dtype=torch.int64)
+        ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64)
         values = torch.full(ids.shape, -math.inf)
         core.row_band_fill(z, lo32, hi32, ids, values, native.threads())
         return ids, values.double()
     inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
     counts = inside.sum(1)
-    width = int(counts.max()) if len(counts) else 0
-    ids = torch.zeros(z.shape[0], width, dtype=torch.int64, device=z.device)
+    ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64, device=z.device)
     values = torch.full(ids.shape, -math.inf, dtype=torch.float64, device=z.device)
     row, word = inside.nonzero(as_tuple=True)
     place = torch.arange(len(row), device=z.device) - (counts.cumsum(0) - counts)[row]
@@ -140,6 +138,11 @@ def race(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
         score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], ids)[0]
         winners[i] = score.argmax()
     return winners
+
+
+def widest(counts: Tensor) -> int:
+    """At least 1, so that a row has a largest entry even if it is -inf."""
+    return max(1, int(counts.max())) if len(counts) else 1
 
 
 def _core(z: Tensor) -> ModuleType | None:

@@ -36,8 +36,12 @@ def run(logits: Tensor | Source, stages: Sequence[Stage], call: Call, greedy: Te
         which = (greedy == cold).nonzero()[:, 0]
         if len(which) == 0 and (cold or parts):
             continue
-        job = _Job(active(stages, greedy=cold), call.select(which), cold)
-        some = job.lazy(logits, which) if isinstance(logits, Source) else job.dense(logits[which])
+        whole = len(which) == len(greedy)
+        job = _Job(active(stages, greedy=cold), call if whole else call.select(which), cold)
+        if isinstance(logits, Source):
+            some = job.lazy(logits, which)
+        else:
+            some = job.dense(logits if whole else logits[which])
         parts.append((which, some))
     return _join(parts)
 
@@ -195,8 +199,6 @@ def _tops(words: Distribution) -> Tensor:
     """The largest logit of each row, (B,)."""
     if isinstance(words, Whole):
         return words.sums.max
-    if words.z.shape[1] == 0:
-        return torch.full((len(words.z),), -math.inf, dtype=torch.float64)
     return words.z[:, 0]
 
 

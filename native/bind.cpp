@@ -186,17 +186,46 @@ std::pair<int64_t, int64_t> shape(const A& z) {
   return {static_cast<int64_t>(z.shape(0)), static_cast<int64_t>(z.shape(1))};
 }
 
-// out: (rows, 6), the numbers of RowSums.
-void row_sums(Array<const float, 2> z, Array<const double, 1> beta, Array<double, 2> out,
-              int threads) {
-  static_assert(sizeof(lmhead::RowSums) == 6 * sizeof(double));
+template <class... As>
+void require_rows(size_t rows, const As&... arrays) {
+  require(((arrays.size() == rows) && ...), "one entry per row");
+}
+
+void row_top(Array<const float, 2> z, Array<double, 1> max, Array<double, 1> n, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
-  require(beta.size() == z.shape(0), "beta must have one entry per row");
-  require(out.shape(0) == z.shape(0) && out.shape(1) == 6, "out must be (rows, 6)");
+  require_rows(z.shape(0), max, n);
   const nb::gil_scoped_release release;
-  chosen->rows->sums(z.data(), rows, vocab, beta.data(),
-                     reinterpret_cast<lmhead::RowSums*>(out.data()), threads);
+  chosen->rows->top(z.data(), rows, vocab, max.data(), n.data(), threads);
+}
+
+void row_mass(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
+              Array<double, 1> mass, Array<double, 1> weighted, int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require_rows(z.shape(0), beta, max, mass, weighted);
+  const nb::gil_scoped_release release;
+  chosen->rows->mass(z.data(), rows, vocab, beta.data(), max.data(), mass.data(), weighted.data(),
+                     threads);
+}
+
+void row_moments(Array<const float, 2> z, Array<const double, 1> max, Array<double, 1> shift,
+                 Array<double, 1> square, int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require_rows(z.shape(0), max, shift, square);
+  const nb::gil_scoped_release release;
+  chosen->rows->moments(z.data(), rows, vocab, max.data(), shift.data(), square.data(), threads);
+}
+
+void row_kth(Array<const float, 2> z, Array<const int64_t, 1> k, Array<float, 1> value,
+             int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require_rows(z.shape(0), k, value);
+  for (size_t i = 0; i < k.size(); ++i) require(k.data()[i] >= 1, "k must be at least 1");
+  const nb::gil_scoped_release release;
+  chosen->rows->kth(z.data(), rows, vocab, k.data(), value.data(), threads);
 }
 
 void row_reach(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
@@ -204,9 +233,7 @@ void row_reach(Array<const float, 2> z, Array<const double, 1> beta, Array<const
                Array<const double, 1> limit, bool count, Array<double, 1> radius, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
-  for (const auto* given : {&beta, &max, &centre, &width, &limit})
-    require(given->size() == z.shape(0), "one entry per row");
-  require(radius.size() == z.shape(0), "one entry per row");
+  require_rows(z.shape(0), beta, max, centre, width, limit, radius);
   const nb::gil_scoped_release release;
   chosen->rows->reach(z.data(), rows, vocab, beta.data(), max.data(), centre.data(), width.data(),
                       limit.data(), count, radius.data(), threads);
@@ -216,8 +243,7 @@ void row_band_count(Array<const float, 2> z, Array<const float, 1> lo, Array<con
                     Array<int64_t, 1> counts, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
-  require(lo.size() == z.shape(0) && hi.size() == z.shape(0) && counts.size() == z.shape(0),
-          "one entry per row");
+  require_rows(z.shape(0), lo, hi, counts);
   const nb::gil_scoped_release release;
   chosen->rows->band_count(z.data(), rows, vocab, lo.data(), hi.data(), counts.data(), threads);
 }
@@ -226,8 +252,8 @@ void row_band_fill(Array<const float, 2> z, Array<const float, 1> lo, Array<cons
                    Array<int64_t, 2> ids, Array<float, 2> values, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
-  require(lo.size() == z.shape(0) && hi.size() == z.shape(0) && ids.shape(0) == z.shape(0),
-          "one entry per row");
+  require_rows(z.shape(0), lo, hi);
+  require(ids.shape(0) == z.shape(0), "one row of ids per row");
   require(same_shape(ids, values), "ids and values must have the same shape");
   const nb::gil_scoped_release release;
   chosen->rows->band_fill(z.data(), rows, vocab, lo.data(), hi.data(),
@@ -240,7 +266,7 @@ void row_race(Array<const float, 2> z, Array<const double, 1> beta, Array<const 
   static_assert(sizeof(lmhead::Key) == 2 * sizeof(int64_t));
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
-  require(beta.size() == z.shape(0) && winners.size() == z.shape(0), "one entry per row");
+  require_rows(z.shape(0), beta, winners);
   require(keys.shape(0) == z.shape(0) && keys.shape(1) == 2, "keys must be (rows, 2)");
   const nb::gil_scoped_release release;
   chosen->rows->race(z.data(), rows, vocab, beta.data(),
@@ -301,7 +327,12 @@ NB_MODULE(_native, m) {
   m.def("scatter_add", &scatter_add, tensor("into"), tensor("ids"), tensor("from_"),
         arg("threads"));
   m.def("widen", &widen, tensor("from_"), tensor("to"), arg("threads"));
-  m.def("row_sums", &row_sums, tensor("z"), tensor("beta"), tensor("out"), arg("threads"));
+  m.def("row_top", &row_top, tensor("z"), tensor("max"), tensor("n"), arg("threads"));
+  m.def("row_mass", &row_mass, tensor("z"), tensor("beta"), tensor("max"), tensor("mass"),
+        tensor("weighted"), arg("threads"));
+  m.def("row_moments", &row_moments, tensor("z"), tensor("max"), tensor("shift"),
+        tensor("square"), arg("threads"));
+  m.def("row_kth", &row_kth, tensor("z"), tensor("k"), tensor("value"), arg("threads"));
   m.def("row_reach", &row_reach, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),
         tensor("width"), tensor("limit"), arg("count"), tensor("radius"), arg("threads"));
   m.def("row_band_count", &row_band_count, tensor("z"), tensor("lo"), tensor("hi"),

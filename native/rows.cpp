@@ -18,7 +18,6 @@ namespace {
 
 using lmhead::Key;
 using lmhead::parallel_for;
-using lmhead::RowSums;
 
 constexpr float kInf = __builtin_inff();
 constexpr double kFar = std::numeric_limits<double>::infinity();
@@ -58,76 +57,135 @@ Two widen(const float* z, int n) {
   return {__builtin_convertvector(low, vd), __builtin_convertvector(high, vd)};
 }
 
-float largest(const float* z, int64_t n) {
-  vf top = splat(-kInf);
-  vi odd{};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int left = static_cast<int>(std::min<int64_t>(kLanes, n - i));
-    const vf v = left == kLanes ? load(z + i) : load(z + i, left, -kInf);
-    odd |= ~(v == v);
-    top = max(top, v);
-  }
-  if (any(odd)) return std::numeric_limits<float>::quiet_NaN();
-  float result = -kInf;
-  for (int i = 0; i < kLanes; ++i) result = std::max(result, top[i]);
-  return result;
-}
-
 double total(vd v) {
   double sum = 0.0;
   for (int i = 0; i < kHalf; ++i) sum += v[i];
   return sum;
 }
 
-RowSums add_up(const float* z, int64_t n, double beta, double max) {
-  vd mass{}, weighted{}, count{}, shift{}, square{};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Two two = widen(z + i, static_cast<int>(std::min<int64_t>(kLanes, n - i)));
-    for (const vd& v : {two.low, two.high}) {
-      const vd far = v - max;
-      const vd real = v == -kFar ? vd{} : far;  // a masked word counts nowhere
-      const vd one = v == -kFar ? vd{} : vd{} + 1.0;
-      const vd e = exp(real * beta) * one;
-      mass += e;
-      weighted += e * (real * beta);
-      count += one;
-      shift += real;
-      square += real * real;
-    }
+// Two numbers per piece of a row, added (or otherwise put together) in the order of the pieces.
+struct Twin {
+  double first, second;
+};
+
+template <class Body, class Join>
+void by_pieces(int64_t rows, int64_t vocab, int threads, double* first, double* second, Twin start,
+               const Body& body, const Join& join) {
+  const int64_t per_row = pieces(vocab);
+  std::vector<Twin> parts(static_cast<size_t>(rows * per_row));
+  each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
+    parts[row * per_row + piece] = body(row, lo, hi);
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    Twin sum = start;
+    for (int64_t i = 0; i < per_row; ++i) sum = join(sum, parts[row * per_row + i]);
+    first[row] = sum.first;
+    second[row] = sum.second;
   }
-  return {max, total(mass), total(weighted), total(count), total(shift), total(square)};
 }
 
-void sums(const float* z, int64_t rows, int64_t vocab, const double* beta, RowSums* out,
-          int threads) {
-  const int64_t per_row = pieces(vocab);
-  std::vector<float> tops(static_cast<size_t>(rows * per_row));
-  each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
-    tops[row * per_row + piece] = largest(z + row * vocab + lo, hi - lo);
-  });
-  for (int64_t row = 0; row < rows; ++row) {
-    out[row] = {-kFar, 0, 0, 0, 0, 0};
-    for (int64_t i = 0; i < per_row; ++i) {
-      const double top = tops[row * per_row + i];
-      if (!(top <= out[row].max)) out[row].max = top;  // a NaN comes through, and stays
+Twin add(Twin a, Twin b) { return {a.first + b.first, a.second + b.second}; }
+
+void top(const float* z, int64_t rows, int64_t vocab, double* max_out, double* n_out,
+         int threads) {
+  const auto body = [&](int64_t row, int64_t lo, int64_t hi) -> Twin {
+    const float* words = z + row * vocab;
+    vf best = splat(-kInf);
+    vi odd{}, real{};
+    for (int64_t i = lo; i < hi; i += kLanes) {
+      const int n = static_cast<int>(std::min<int64_t>(kLanes, hi - i));
+      const vf v = n == kLanes ? load(words + i) : load(words + i, n, -kInf);
+      odd |= ~(v == v);
+      real -= v > -kInf;
+      best = max(best, v);
+    }
+    float largest = -kInf;
+    double count = 0.0;
+    for (int i = 0; i < kLanes; ++i) {
+      largest = std::max(largest, best[i]);
+      count += real[i];
+    }
+    return {any(odd) ? std::numeric_limits<double>::quiet_NaN() : largest, count};
+  };
+  // A NaN comes through, and stays.
+  const auto join = [](Twin a, Twin b) -> Twin {
+    return {b.first <= a.first ? a.first : (a.first != a.first ? a.first : b.first),
+            a.second + b.second};
+  };
+  by_pieces(rows, vocab, threads, max_out, n_out, {-kFar, 0.0}, body, join);
+}
+
+void mass(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
+          double* mass_out, double* weighted_out, int threads) {
+  const auto body = [&](int64_t row, int64_t lo, int64_t hi) -> Twin {
+    const float* words = z + row * vocab;
+    const double b = beta[row], m = max[row];
+    vd sum[2] = {}, weighted[2] = {};
+    for (int64_t i = lo; i < hi; i += kLanes) {
+      const Two two = widen(words + i, static_cast<int>(std::min<int64_t>(kLanes, hi - i)));
+      for (int k = 0; k < 2; ++k) {
+        // A masked word is as far off as one that adds nothing.
+        vd far = ((k ? two.high : two.low) - m) * b;
+        far = far < -1000.0 ? vd{} - 1000.0 : far;
+        const vd e = exp(far);
+        sum[k] += e;
+        weighted[k] += e * far;
+      }
+    }
+    return {total(sum[0] + sum[1]), total(weighted[0] + weighted[1])};
+  };
+  by_pieces(rows, vocab, threads, mass_out, weighted_out, {0.0, 0.0}, body, add);
+}
+
+void moments(const float* z, int64_t rows, int64_t vocab, const double* max, double* shift_out,
+             double* square_out, int threads) {
+  const auto body = [&](int64_t row, int64_t lo, int64_t hi) -> Twin {
+    const float* words = z + row * vocab;
+    vd shift{}, square{};
+    for (int64_t i = lo; i < hi; i += kLanes) {
+      const Two two = widen(words + i, static_cast<int>(std::min<int64_t>(kLanes, hi - i)));
+      for (const vd& v : {two.low, two.high}) {
+        const vd far = v == -kFar ? vd{} : v - max[row];
+        shift += far;
+        square += far * far;
+      }
+    }
+    return {total(shift), total(square)};
+  };
+  by_pieces(rows, vocab, threads, shift_out, square_out, {0.0, 0.0}, body, add);
+}
+
+// The k largest of a row in a heap, smallest first; a vector of words is passed over with one
+// comparison where none of them is above that.
+float kth_of(const float* z, int64_t vocab, int64_t k) {
+  std::vector<float> heap;
+  heap.reserve(static_cast<size_t>(k));
+  const auto larger = [](float a, float b) { return a > b; };
+  float least = -kInf;
+  for (int64_t i = 0; i < vocab; i += kLanes) {
+    const int n = static_cast<int>(std::min<int64_t>(kLanes, vocab - i));
+    const vf v = n == kLanes ? load(z + i) : load(z + i, n, -kInf);
+    if (!any(v > least)) continue;
+    for (int j = 0; j < n; ++j) {
+      if (!(v[j] > least)) continue;
+      if (static_cast<int64_t>(heap.size()) == k) {
+        std::pop_heap(heap.begin(), heap.end(), larger);
+        heap.back() = v[j];
+      } else {
+        heap.push_back(v[j]);
+      }
+      std::push_heap(heap.begin(), heap.end(), larger);
+      if (static_cast<int64_t>(heap.size()) == k) least = heap.front();
     }
   }
-  std::vector<RowSums> parts(tops.size());
-  each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
-    const double max = out[row].max;
-    if (max - max != 0.0) return;  // nothing but masked words, an inf or a NaN: no sums
-    parts[row * per_row + piece] = add_up(z + row * vocab + lo, hi - lo, beta[row], max);
+  return least;
+}
+
+void kth(const float* z, int64_t rows, int64_t vocab, const int64_t* k, float* value,
+         int threads) {
+  parallel_for(rows, threads, [&](int64_t row) {
+    value[row] = kth_of(z + row * vocab, vocab, k[row]);
   });
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < per_row; ++i) {
-      const RowSums& part = parts[row * per_row + i];
-      out[row].mass += part.mass;
-      out[row].weighted += part.weighted;
-      out[row].count += part.count;
-      out[row].shift += part.shift;
-      out[row].square += part.square;
-    }
-  }
 }
 
 void reach(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
@@ -311,8 +369,8 @@ namespace lmhead {
 
 extern const RowKernels LMHEAD_ROWS;
 const RowKernels LMHEAD_ROWS = {
-    LMHEAD_ISA::sums,       LMHEAD_ISA::reach, LMHEAD_ISA::band_count,
-    LMHEAD_ISA::band_fill,  LMHEAD_ISA::race,
+    LMHEAD_ISA::top,   LMHEAD_ISA::mass,       LMHEAD_ISA::moments,   LMHEAD_ISA::kth,
+    LMHEAD_ISA::reach, LMHEAD_ISA::band_count, LMHEAD_ISA::band_fill, LMHEAD_ISA::race,
 };
 
 }  // namespace lmhead

@@ -8,24 +8,26 @@
 
 namespace lmhead {
 
-// What one row adds up to.
-struct RowSums {
-  double max;       // of z; NaN if there is one
-  double mass;      // Σ exp(β (z - max))
-  double weighted;  // Σ exp(β (z - max)) · β (z - max)
-  double count;     // of words that are not masked
-  double shift;     // Σ (z - max) over these
-  double square;    // Σ (z - max)² over these
-};
-
 // The noise of a word is a function of these two and its id.
 struct Key {
   uint64_t seed, position;
 };
 
 struct RowKernels {
-  void (*sums)(const float* z, int64_t rows, int64_t vocab, const double* beta, RowSums* out,
-               int threads);
+  // The largest z of each row (NaN if there is one), and how many words are not masked.
+  void (*top)(const float* z, int64_t rows, int64_t vocab, double* max, double* n, int threads);
+
+  // Σ exp(β (z - max)) and Σ exp(β (z - max)) · β (z - max).
+  void (*mass)(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
+               double* mass, double* weighted, int threads);
+
+  // Σ (z - max) and Σ (z - max)², over words that are not masked.
+  void (*moments)(const float* z, int64_t rows, int64_t vocab, const double* max, double* shift,
+                  double* square, int threads);
+
+  // The k-th largest z of each row, -inf if there are fewer: a heap, for small k.
+  void (*kth)(const float* z, int64_t rows, int64_t vocab, const int64_t* k, float* value,
+              int threads);
 
   // The radius, rounded up, around `centre` within which the words that are nearest to it have
   // together at least `limit` of mass (or number, if `count`); inf if they never have. Found by a

@@ -1,6 +1,6 @@
 """Cuts: which words may be drawn at all. `lmhead.reference` has each as a plain definition.
 
-Every cut works on the distribution that the stage before it left, and keeps the best word.
+Every cut works on the distribution that the stage before it left, and leaves a word.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import math
 import torch
 from torch import Tensor
 
-from lmhead.sampling.distribution import Distribution, Few, Norm, Whole
+from lmhead.sampling.distribution import Distribution, Few, Whole
 from lmhead.sampling.noise import FOR_COINS, uniforms
-from lmhead.sampling.rows import reach
 from lmhead.sampling.stage import Call, Cut, PerRow, Stage, per_row
-
-
-def _upwards(lo: Tensor) -> tuple[Tensor, Tensor]:
-    return lo, torch.full_like(lo, math.inf)
 
 
 def _places(few: Few) -> Tensor:
     """0 for the best word of a row, 1 for the next one: (1, K)."""
     return torch.arange(few.z.shape[1], device=few.z.device)[None]
+
+
+def _slack(lo: Tensor) -> Tensor:
+    """A bound lowered by more than its rounding error."""
+    return lo - 1e-9 * (1 + lo.abs().nan_to_num(posinf=0.0))
 
 
 class TopK(Cut):
@@ -38,16 +38,16 @@ class TopK(Cut):
 
     def _k(self, call: Call) -> Tensor:
         k = per_row(self.name, self.k, call)
-        return torch.where(k > 0, k, math.inf)
+        return torch.where(k > 0, k, call.vocab)
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+    def find(self, whole: Whole, call: Call) -> Few:
         """From the k-th best logit upwards."""
-        return _upwards(whole.largest(self._k(call)))
+        return whole.above(whole.kth(self._k(call)))
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:  # noqa: ARG002
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
         """The first k."""
         k = self._k(call)[:, None]
-        if self.ties == "lowest" or few.z.shape[1] == 0:
+        if self.ties == "lowest":
             return _places(few) < k
         last = (k - 1).clamp(max=few.z.shape[1] - 1).long()
         return few.z >= few.z.gather(1, last)
@@ -59,13 +59,14 @@ class _WithFloor(Cut):
     def __init__(self, min_tokens_to_keep: int) -> None:
         self.min_tokens_to_keep = min_tokens_to_keep
 
-    def _floor(self, whole: Whole, lo: Tensor) -> Tensor:
-        """A bound lowered so that enough words are above it."""
-        if self.min_tokens_to_keep <= 1:
-            return torch.minimum(lo, whole.sums.max)
-        return torch.minimum(lo, whole.largest(torch.full_like(lo, self.min_tokens_to_keep)))
+    def _above(self, whole: Whole, lo: Tensor) -> Few:
+        """The words above a bound (in units of z), or enough words."""
+        least = whole.largest
+        if self.min_tokens_to_keep > 1:
+            least = whole.kth(torch.full_like(lo, self.min_tokens_to_keep))
+        return whole.above(torch.minimum(_slack(lo), least))
 
-    def _and_floor(self, few: Few, stays: Tensor) -> Tensor:
+    def _or_enough(self, few: Few, stays: Tensor) -> Tensor:
         return stays | (_places(few) < self.min_tokens_to_keep)
 
 
@@ -80,18 +81,22 @@ class TopP(_WithFloor):
         super().__init__(min_tokens_to_keep)
         self.p = p
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+    def find(self, whole: Whole, call: Call) -> Few:
         """The words around the best one that hold p of the mass."""
         p = per_row(self.name, self.p, call)
-        lo = whole.sums.max - whole.heaviest(whole.sums.max, p)
-        return _upwards(self._floor(whole, torch.where(p < 1, lo, -math.inf)))
+        if bool((p >= 1).any()):
+            return whole.above(torch.full_like(p, -math.inf))
+        few = whole.around(whole.largest, p)
+        if bool((few.n >= self.min_tokens_to_keep).all()):
+            return few
+        least = few.z.masked_fill(few.z == -math.inf, math.inf).amin(1)
+        return self._above(whole, least / whole.beta)
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
-        """Where the mass before is below p."""
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
+        """Where the mass before a word is below p."""
         p = per_row(self.name, self.p, call)[:, None]
-        mass = (few.z - norm.lse[:, None]).exp()
-        before = mass.cumsum(1) - mass
-        return self._and_floor(few, (before < p) | (p >= 1))
+        mass = (few.z - before.lse[:, None]).exp()
+        return self._or_enough(few, (mass.cumsum(1) - mass < p) | (p >= 1))
 
 
 class MinP(_WithFloor):
@@ -103,15 +108,15 @@ class MinP(_WithFloor):
         super().__init__(min_tokens_to_keep)
         self.min_p = min_p
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+    def find(self, whole: Whole, call: Call) -> Few:
         """Needs the largest logit only."""
         min_p = per_row(self.name, self.min_p, call)
-        return _upwards(self._floor(whole, _slack(whole.sums.max + min_p.log() / whole.beta)))
+        return self._above(whole, whole.largest + min_p.log() / whole.beta)
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """By the ratio to the best word."""
         min_p = per_row(self.name, self.min_p, call)[:, None]
-        return self._and_floor(few, (few.z - norm.top[:, None]).exp() >= min_p)
+        return self._or_enough(few, (few.z - before.top[:, None]).exp() >= min_p)
 
 
 class Typical(_WithFloor):
@@ -124,30 +129,24 @@ class Typical(_WithFloor):
         super().__init__(min_tokens_to_keep)
         self.mass = mass
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+    def find(self, whole: Whole, call: Call) -> Few:
         """The words around log p = -entropy that hold the mass."""
         mass = per_row(self.name, self.mass, call)
-        norm = whole.norm
-        centre = (norm.lse - norm.entropy) / whole.beta
-        radius = torch.where(mass < 1, whole.heaviest(centre, mass), math.inf)
-        if self.min_tokens_to_keep > 1:
-            enough = torch.full_like(centre, float(self.min_tokens_to_keep))
-            s, width = whole.sums, torch.full_like(centre, 1 / 64)
-            nearest = reach(whole.z, whole.beta, s.max, centre, width, enough, count=True)
-            radius = torch.maximum(radius, nearest)
-        slack = 1e-9 * (1 + centre.abs())
-        return centre - radius - slack, centre + radius + slack
+        everything = torch.full_like(mass, -math.inf)
+        if bool((mass >= 1).any()):
+            return whole.above(everything)
+        few = whole.around((whole.lse - whole.entropy) / whole.beta, mass)
+        enough = bool((few.n >= self.min_tokens_to_keep).all())
+        return few if enough else whole.above(everything)
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """In the order of distance, up to and with the word that reaches the mass."""
         limit = per_row(self.name, self.mass, call)[:, None]
-        real = few.z > -math.inf
-        log_p = few.z - norm.lse[:, None]
-        distance = (-log_p - norm.entropy[:, None]).abs().masked_fill(~real, math.inf)
+        log_p = few.z - before.lse[:, None]
+        distance = (-log_p - before.entropy[:, None]).abs()  # inf for what is no word
         order = distance.argsort(dim=1, stable=True)
         mass = log_p.exp().gather(1, order)
-        before = mass.cumsum(1) - mass
-        stays = self._and_floor(few, (before < limit) | (limit >= 1))
+        stays = self._or_enough(few, (mass.cumsum(1) - mass < limit) | (limit >= 1))
         return torch.zeros_like(stays).scatter_(1, order, stays)
 
 
@@ -160,19 +159,18 @@ class Epsilon(_WithFloor):
         super().__init__(min_tokens_to_keep)
         self.epsilon = epsilon
 
-    def _least(self, norm: Norm, call: Call) -> Tensor:  # noqa: ARG002
+    def _least(self, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
         """The least probability that stays, (B,)."""
         return per_row(self.name, self.epsilon, call)
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+    def find(self, whole: Whole, call: Call) -> Few:
         """From log p = log epsilon upwards."""
-        lo = (whole.norm.lse + self._least(whole.norm, call).log()) / whole.beta
-        return _upwards(self._floor(whole, _slack(lo)))
+        return self._above(whole, (whole.lse + self._least(whole, call).log()) / whole.beta)
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """By probability."""
-        p = (few.z - norm.lse[:, None]).exp()
-        return self._and_floor(few, p >= self._least(norm, call)[:, None])
+        p = (few.z - before.lse[:, None]).exp()
+        return self._or_enough(few, p >= self._least(before, call)[:, None])
 
 
 class Eta(Epsilon):
@@ -180,13 +178,13 @@ class Eta(Epsilon):
 
     name = "eta_cutoff"
 
-    def _least(self, norm: Norm, call: Call) -> Tensor:
-        epsilon = super()._least(norm, call)
-        return torch.minimum(epsilon, epsilon.sqrt() * (-norm.entropy).exp())
+    def _least(self, before: Distribution, call: Call) -> Tensor:
+        epsilon = super()._least(before, call)
+        return torch.minimum(epsilon, epsilon.sqrt() * (-before.entropy).exp())
 
 
 class TopNSigma(Cut):
-    """The words with z >= max z - n · (standard deviation of z)."""
+    """The words with z >= max z - n · (standard deviation of z); all where n is not above 0."""
 
     name = "top_n_sigma"
     takes = "logits"
@@ -194,17 +192,17 @@ class TopNSigma(Cut):
     def __init__(self, n: PerRow) -> None:
         self.n = n
 
-    def _least(self, norm: Norm, call: Call) -> Tensor:
+    def _least(self, before: Distribution, call: Call) -> Tensor:
         n = per_row(self.name, self.n, call)
-        return torch.where(n > 0, norm.top - n * norm.deviation, -math.inf)
+        return torch.where(n > 0, before.top - n * before.deviation, -math.inf)
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+    def find(self, whole: Whole, call: Call) -> Few:
         """Upwards from there."""
-        return _upwards(_slack(self._least(whole.norm, call) / whole.beta))
+        return whole.above(_slack(self._least(whole, call) / whole.beta))
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """By logit."""
-        return few.z >= self._least(norm, call)[:, None]
+        return few.z >= self._least(before, call)[:, None]
 
 
 class TopH(Cut):
@@ -218,11 +216,11 @@ class TopH(Cut):
     def __init__(self, top_h: PerRow) -> None:
         self.top_h = top_h
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def find(self, whole: Whole, call: Call) -> Few:  # noqa: ARG002
         """From the 100th best logit upwards."""
-        return _upwards(whole.largest(torch.full_like(whole.beta, self._MOST)))
+        return whole.above(whole.kth(torch.full_like(whole.beta, self._MOST)))
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:  # noqa: ARG002
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
         """By the sum of entropies of those before and itself."""
         share = per_row(self.name, self.top_h, call)[:, None]
         best = few.z[:, : self._MOST]
@@ -252,19 +250,18 @@ class XTC(Stage):
         """A coin per row, from its seed and position."""
         keys = call.keys
         coin = uniforms(keys, torch.zeros(len(keys), 1, dtype=torch.int64), FOR_COINS)[:, 0]
-        norm = words.norm
-        wins = coin.to(norm.lse) < per_row(self.name, self.probability, call)
+        wins = coin < per_row(self.name, self.probability, call)
         threshold = per_row("xtc_threshold", self.threshold, call)
         threshold = torch.where(wins & (threshold <= 0.5), threshold, math.inf)
-        least = norm.lse + threshold.log()
+        least = words.lse + threshold.log()
         if isinstance(words, Few):
-            return words.keep(~self._out(words, least, words.counts))
+            return words.keep(~self._out(words, least, words.n))
         few = words.above(_slack(least / words.beta))
-        out = self._out(few, least, norm.n)
-        z = words.z.clone()
+        out = self._out(few, least, words.n)
+        z = words.applied()
         row = torch.arange(len(z), device=z.device)[:, None].expand_as(out)
         z[row[out], few.ids[out]] = -math.inf
-        return Whole(z, words.beta)
+        return Whole.of(z)
 
     def _out(self, few: Few, least: Tensor, left: Tensor) -> Tensor:
         """Every likely word but the last, where enough words are left then."""
@@ -272,8 +269,3 @@ class XTC(Stage):
         several = likely.sum(1, keepdim=True)
         enough = left[:, None] - (several - 1) >= self.min_tokens_to_keep
         return likely & (_places(few) < several - 1) & enough
-
-
-def _slack(lo: Tensor) -> Tensor:
-    """A bound lowered by more than its rounding error."""
-    return lo - 1e-9 * (1 + lo.abs().nan_to_num(posinf=0.0))

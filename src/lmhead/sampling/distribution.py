@@ -10,25 +10,13 @@ definitions of the stages can be written down as they are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmhead.sampling import rows
-from lmhead.sampling.rows import Sums
-
-
-class Norm(NamedTuple):
-    """What a cut wants to know of the distribution it is made on, (B,) each, in float64."""
-
-    lse: Tensor  # log Σ exp z
-    entropy: Tensor  # in nats
-    top: Tensor  # the largest logit
-    deviation: Tensor  # of the logits
-    n: Tensor  # how many words
 
 
 @dataclass(frozen=True)
@@ -49,29 +37,47 @@ class Few:
         z, order = z.sort(dim=1, descending=True, stable=True)
         return cls(ids.gather(1, order), z)
 
+    @property
+    def top(self) -> Tensor:
+        """The largest logit, (B,)."""
+        return self.z[:, 0]
+
     @cached_property
-    def norm(self) -> Norm:
-        """Of the words that are left."""
-        s = rows.sums(self.z, torch.ones(len(self.z), dtype=torch.float64, device=self.z.device))
-        return Norm(s.max + s.mass.log(), s.entropy, s.max, s.deviation, s.n)
+    def n(self) -> Tensor:
+        """How many words are left, (B,), float64."""
+        return (self.z > -math.inf).sum(1).double()
+
+    @cached_property
+    def lse(self) -> Tensor:
+        """Log Σ exp z, (B,)."""
+        return self.z.logsumexp(1)
 
     @property
-    def counts(self) -> Tensor:
-        """How many words are left, (B,)."""
-        return (self.z > -math.inf).sum(1)
+    def entropy(self) -> Tensor:
+        """In nats, (B,)."""
+        log_p = self.z - self.lse[:, None]
+        return -torch.where(log_p > -math.inf, log_p.exp() * log_p, 0.0).sum(1)
+
+    @property
+    def deviation(self) -> Tensor:
+        """The standard deviation of the logits, (B,)."""
+        far = torch.where(self.z > -math.inf, self.z - self.top[:, None], 0.0)
+        return _deviation(self.n, far.sum(1), (far * far).sum(1))
 
     def keep(self, mask: Tensor) -> Few:
         """The words of a mask (B, K), in the same order."""
         mask = mask & (self.z > -math.inf)
         width = rows.widest(mask.sum(1))
+        z = self.z.masked_fill(~mask, -math.inf)
+        if not bool((mask[:, :-1] < mask[:, 1:]).any()):  # the first ones of every row
+            return Few(self.ids[:, :width], z[:, :width])
         # Words that stay come first, in their order: a stable sort of the mask.
         order = (~mask).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
-        z = self.z.masked_fill(~mask, -math.inf).gather(1, order)
-        return Few(self.ids.gather(1, order), z)
+        return Few(self.ids.gather(1, order), z.gather(1, order))
 
     def scaled(self, beta: Tensor) -> Few:
         """At another temperature: beta (B,) is its inverse."""
-        return replace(self, z=self.z * beta[:, None])
+        return Few(self.ids, self.z * beta[:, None])
 
     def widen(self, vocab: int) -> Whole:
         """All words again, those that were cut at -inf."""
@@ -79,36 +85,67 @@ class Few:
         real = self.z > -math.inf
         row = torch.arange(len(z), device=z.device)[:, None].expand_as(real)
         z[row[real], self.ids[real]] = self.z[real]
-        return Whole(z, torch.ones(len(z), dtype=torch.float64, device=z.device))
+        return Whole.of(z)
 
 
 @dataclass(frozen=True)
 class Whole:
-    """All words.
+    """All words. What is asked of them costs a pass over the vocabulary, once.
 
     Attributes:
         z: (B, V), float32 or float64.
         beta: (B,), float64; the logits are beta · z.
+        extent: of z, the largest entry and the number of words that are not masked, (B,) each.
     """
 
     z: Tensor
     beta: Tensor
+    extent: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, z: Tensor) -> Whole:
+        """Logits (B, V), at temperature 1."""
+        return cls(z, torch.ones(len(z), dtype=torch.float64, device=z.device), rows.top(z))
+
+    @property
+    def largest(self) -> Tensor:
+        """The largest z, (B,)."""
+        return self.extent[0]
+
+    @property
+    def top(self) -> Tensor:
+        """The largest logit, (B,)."""
+        return self.beta * self.largest
+
+    @property
+    def n(self) -> Tensor:
+        """How many words are not masked, (B,), float64."""
+        return self.extent[1]
 
     @cached_property
-    def sums(self) -> Sums:
-        """What the rows add up to."""
-        return rows.sums(self.z, self.beta)
+    def mass(self) -> tuple[Tensor, Tensor]:
+        """Σ exp(x) and Σ x exp(x), x being the distance of a logit to the largest."""
+        return rows.mass(self.z, self.beta, self.largest)
+
+    @property
+    def lse(self) -> Tensor:
+        """Log Σ exp(beta · z), (B,)."""
+        return self.top + self.mass[0].log()
+
+    @property
+    def entropy(self) -> Tensor:
+        """In nats, (B,)."""
+        total, weighted = self.mass
+        return total.log() - weighted / total
 
     @cached_property
-    def norm(self) -> Norm:
-        """Of beta · z."""
-        s = self.sums
-        top = self.beta * s.max
-        return Norm(top + s.mass.log(), s.entropy, top, self.beta * s.deviation, s.n)
+    def deviation(self) -> Tensor:
+        """The standard deviation of the logits, (B,)."""
+        return self.beta * _deviation(self.n, *rows.moments(self.z, self.largest))
 
     def scaled(self, beta: Tensor) -> Whole:
         """At another temperature: beta (B,) is its inverse."""
-        return replace(self, beta=self.beta * beta)
+        return Whole(self.z, self.beta * beta, self.extent)
 
     def applied(self) -> Tensor:
         """The logits with the temperature applied, (B, V): a copy, to be edited."""
@@ -125,21 +162,36 @@ class Whole:
         """The words with z >= lo."""
         return self.within(lo, torch.full_like(lo, math.inf))
 
-    def largest(self, k: Tensor) -> Tensor:
-        """A bound that at least k words reach, and few others: (B,) to (B,), -inf where V <= k."""
-        s = self.sums
-        spread = (s.max - s.mean) * self.beta
-        width = torch.where(spread > 0, spread / 1024, 1.0)
-        radius = rows.reach(self.z, self.beta, s.max, s.max, width, k.double(), count=True)
-        return s.max - radius
+    def kth(self, k: Tensor) -> Tensor:
+        """The k-th largest z: (B,) to (B,), -inf where there are fewer words."""
+        return rows.kth_largest(self.z, k)
 
-    def heaviest(self, centre: Tensor, share: Tensor) -> Tensor:
-        """The radius around `centre` (units of z) that holds a share of the mass: (B,)."""
-        s = self.sums
-        # The words beyond the limit by rounding alone must be in.
-        limit = s.mass * (share + 1e-9)
-        width = torch.full_like(centre, 1 / 64)
-        return rows.reach(self.z, self.beta, s.max, centre, width, limit)
+    def around(self, centre: Tensor, share: Tensor) -> Few:
+        """The words nearest to `centre` (in units of z) that hold a share of the mass, and a few
+        more: (B,) each.
+
+        In a distribution with a peak, words far from it do not count: a near band is tried first.
+        """
+        # Words that are beyond the limit by rounding alone must be in.
+        limit = (self.lse - self.top).exp() * (share + _ROUNDING)
+        near = torch.full_like(centre, _NEAR) / self.beta
+        few = self.within(centre - near, centre + near)
+        if bool(((few.lse - self.top).exp() >= limit).all()):
+            return few
+        radius = rows.reach(self.z, self.beta, self.largest, centre, limit)
+        radius += _ROUNDING * (1 + centre.abs())
+        return self.within(centre - radius, centre + radius)
+
+
+# More than all rounding errors of a sum of probabilities.
+_ROUNDING = 1e-9
+# Of the band that is tried first, in units of the logits: e^-6 of the best word and more.
+_NEAR = 6.0
+
+
+def _deviation(n: Tensor, shift: Tensor, square: Tensor) -> Tensor:
+    mean = shift / n
+    return (square / n - mean * mean).clamp(min=0).sqrt()
 
 
 Distribution = Whole | Few

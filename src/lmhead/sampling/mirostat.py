@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from lmhead.sampling.distribution import Few, Norm, Whole
+from lmhead.sampling.distribution import Distribution, Few, Whole
 from lmhead.sampling.stage import Call, Cut, PerRow, per_row
 
 
@@ -39,15 +39,14 @@ class Mirostat2(Cut):
         assert call.surprise is not None
         return call.surprise
 
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
+    def find(self, whole: Whole, call: Call) -> Few:
         """From log2 p = -mu upwards."""
-        lo = (whole.norm.lse - self._mu(call) * math.log(2)) / whole.beta
-        lo = torch.minimum(lo - 1e-9 * (1 + lo.abs()), whole.sums.max)
-        return lo, torch.full_like(lo, math.inf)
+        lo = (whole.lse - self._mu(call) * math.log(2)) / whole.beta
+        return whole.above(torch.minimum(lo - 1e-9 * (1 + lo.abs()), whole.largest))
 
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """By surprise; the best word always."""
-        surprise = (norm.lse[:, None] - few.z) / math.log(2)
+        surprise = (before.lse[:, None] - few.z) / math.log(2)
         stays = surprise <= self._mu(call)[:, None]
         stays[:, :1] = True
         return stays
@@ -61,27 +60,27 @@ class Mirostat1(Mirostat2):
 
     _FITTED = 100
 
-    def __call__(self, words: Whole | Few, call: Call) -> Few:
+    def __call__(self, words: Distribution, call: Call) -> Few:
         """Cut to the k best."""
         few = words
         if isinstance(words, Whole):
-            few = words.above(words.largest(torch.full_like(words.beta, self._FITTED)))
+            few = words.above(words.kth(torch.full_like(words.beta, self._FITTED)))
         assert isinstance(few, Few)
-        k = self._k(few, words.norm, self._mu(call))
+        k = self._k(few, words, self._mu(call))
         if isinstance(words, Whole):
-            few = words.above(words.largest(k))
+            few = words.above(words.kth(k))
         return few.keep(torch.arange(few.z.shape[1], device=k.device)[None] < k[:, None])
 
-    def _k(self, few: Few, norm: Norm, mu: Tensor) -> Tensor:
+    def _k(self, few: Few, words: Distribution, mu: Tensor) -> Tensor:
         """How many words a surprise of mu is worth, (B,)."""
-        p = (few.z - norm.lse[:, None]).exp()[:, : self._FITTED]
+        p = (few.z - words.lse[:, None]).exp()[:, : self._FITTED]
         place = torch.arange(1, p.shape[1], device=p.device, dtype=p.dtype)
         t = ((place + 1) / place).log()
         real = p[:, 1:] > 0
         b = torch.where(real, (p[:, :-1] / p[:, 1:].clamp(min=1e-300)).log(), 0.0)
         s = (t * b).sum(1) / torch.where(real, t * t, 0.0).sum(1).clamp(min=1e-300)
         epsilon = s - 1
-        count = norm.n
+        count = words.n
         near_one = epsilon.abs() < 1e-12
         safe = torch.where(near_one, 1.0, epsilon)
         ratio = torch.where(near_one, 1 / count.log(), safe / (1 - count ** (-safe)))

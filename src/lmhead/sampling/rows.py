@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,82 +17,77 @@ from torch import Tensor
 from lmhead.sampling.noise import gumbel
 from lmhead.sweep import native
 
-
-class Sums(NamedTuple):
-    """What a row adds up to, (B,) each, in float64; masked words (-inf) count nowhere.
-
-    `max`, `shift` and `square` are of z; `mass` and `weighted` of β z.
-    """
-
-    max: Tensor
-    mass: Tensor  # Σ exp(β (z - max))
-    weighted: Tensor  # Σ exp(β (z - max)) β (z - max)
-    n: Tensor
-    shift: Tensor  # Σ (z - max)
-    square: Tensor  # Σ (z - max)²
-
-    @property
-    def mean(self) -> Tensor:
-        """Of the words that are not masked."""
-        return self.max + self.shift / self.n
-
-    @property
-    def deviation(self) -> Tensor:
-        """The standard deviation of the words that are not masked."""
-        mean = self.shift / self.n
-        return (self.square / self.n - mean * mean).clamp(min=0).sqrt()
-
-    @property
-    def entropy(self) -> Tensor:
-        """Of softmax(β z), in nats."""
-        return self.mass.log() - self.weighted / self.mass
+# Up to here a heap finds the k-th largest faster than a histogram.
+_LARGEST_HEAP = 4096
+# Of the histogram by which `reach` finds its radius, in units of β z.
+_STEP = 1 / 64
 
 
-def sums(z: Tensor, beta: Tensor) -> Sums:
-    """Add up rows: z (B, V), beta (B,)."""
+def top(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row, and how many words are not masked: (B,) each, float64."""
     core = _core(z)
     if core is not None:
-        out = torch.empty(z.shape[0], 6, dtype=torch.float64)
-        core.row_sums(z, beta, out, native.threads())
-        return Sums(*out.unbind(1))
-    z = z.double()
-    top = z.amax(1)
-    masked = z == -math.inf
-    far = torch.where(masked, 0.0, z - top[:, None])
-    scaled = far * beta[:, None]
-    e = scaled.exp().masked_fill(masked, 0.0)
-    count = (~masked).sum(1).double()
-    return Sums(top, e.sum(1), (e * scaled).sum(1), count, far.sum(1), (far * far).sum(1))
+        largest, n = torch.empty(2, z.shape[0], dtype=torch.float64)
+        core.row_top(z, largest, n, native.threads())
+        return largest, n
+    return z.double().amax(1), (z > -math.inf).sum(1).double()
 
 
-def reach(
-    z: Tensor,
-    beta: Tensor,
-    top: Tensor,
-    centre: Tensor,
-    width: Tensor,
-    limit: Tensor,
-    *,
-    count: bool = False,
-) -> Tensor:
+def mass(z: Tensor, beta: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ exp(x) and Σ x exp(x) with x = β (z - max), (B,) each."""
+    core = _core(z)
+    if core is not None:
+        total, weighted = torch.empty(2, z.shape[0], dtype=torch.float64)
+        core.row_mass(z, beta.contiguous(), largest, total, weighted, native.threads())
+        return total, weighted
+    x = ((z.double() - largest[:, None]) * beta[:, None]).clamp(min=-1000.0)
+    e = x.exp()
+    return e.sum(1), (e * x).sum(1)
+
+
+def moments(z: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ (z - max) and Σ (z - max)² over the words that are not masked, (B,) each."""
+    core = _core(z)
+    if core is not None:
+        shift, square = torch.empty(2, z.shape[0], dtype=torch.float64)
+        core.row_moments(z, largest, shift, square, native.threads())
+        return shift, square
+    far = torch.where(z == -math.inf, 0.0, z.double() - largest[:, None])
+    return far.sum(1), (far * far).sum(1)
+
+
+def kth_largest(z: Tensor, k: Tensor) -> Tensor:
+    """The k-th largest logit of each row, (B,) in float64; -inf where there are fewer words."""
+    core = _core(z)
+    most = z.shape[1]
+    if core is not None and bool((k <= _LARGEST_HEAP).all()):
+        value = torch.empty(z.shape[0])
+        core.row_kth(z, k.long().contiguous(), value, native.threads())
+        return value.double()
+    widest = int(k.clamp(max=most).max()) if len(k) else 1
+    values = z.topk(widest, dim=1).values.double()
+    last = values.gather(1, (k.clamp(max=most).long() - 1)[:, None])[:, 0]
+    return torch.where(k <= most, last, -math.inf)
+
+
+def reach(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tensor) -> Tensor:
     """How far from `centre` one must go so that the words within have `limit` of mass together.
 
     A radius in units of z, (B,), a little too large rather than too small; inf where all words
-    together have less. `count` counts words instead. `width` is the step of the search in units of
-    β z.
+    together have less.
     """
     core = _core(z)
     if core is not None:
         radius = torch.empty_like(beta)
-        given = (t.contiguous() for t in (beta, top, centre, width, limit))
-        core.row_reach(z, *given, count, radius, native.threads())
+        width = torch.full_like(beta, _STEP)
+        given = (t.contiguous() for t in (beta, largest, centre, width, limit))
+        core.row_reach(z, *given, False, radius, native.threads())
         return radius
     z = z.double()
     distance = (z - centre[:, None]).abs().masked_fill(z == -math.inf, math.inf)
     nearest, order = distance.sort(1)
-    mass = ((z - top[:, None]) * beta[:, None]).exp().gather(1, order)
-    total = (nearest < math.inf).double().cumsum(1) if count else mass.cumsum(1)
-    place = (total < limit[:, None]).sum(1, keepdim=True)
+    weight = ((z - largest[:, None]) * beta[:, None]).exp().gather(1, order)
+    place = (weight.cumsum(1) < limit[:, None]).sum(1, keepdim=True)
     found = nearest.gather(1, place.clamp(max=z.shape[1] - 1))
     return torch.where(place < z.shape[1], found * (1 + 1e-9), math.inf)[:, 0]
 

@@ -53,8 +53,8 @@ def active(stages: Sequence[Stage], *, greedy: bool) -> list[Stage]:
 
 def start(z: Tensor) -> Whole:
     """Rows of logits (B, V), checked, at temperature 1."""
-    whole = Whole(z, torch.ones(len(z), dtype=torch.float64, device=z.device))
-    top = whole.sums.max
+    whole = Whole.of(z)
+    top = whole.largest
     if bool(top.isfinite().all()):
         return whole
     row = int((~top.isfinite()).nonzero()[0])
@@ -70,7 +70,7 @@ def choose(words: Distribution, call: Call, *, greedy: bool) -> tuple[Tensor, Te
         if not greedy:
             token = rows.race(words.z, words.beta, call.keys)
             return token, words.z.gather(1, token[:, None])[:, 0].double() * words.beta
-        words = words.above(words.sums.max)
+        words = words.above(words.largest)
     if greedy:
         return words.ids[:, 0], words.z[:, 0]
     place = (words.z + gumbel(call.keys, words.ids)).argmax(1, keepdim=True)
@@ -101,7 +101,7 @@ class _Job:
         for stage in self.stages:
             words = stage(words, self.call)
         self._check_left(whole, words)
-        raw = _Raw(whole.norm.lse, whole.sums.n, lambda ids: z.gather(1, ids).double())
+        raw = _Raw(whole.lse, whole.n, lambda ids: z.gather(1, ids).double())
         return self._finish(words, raw)
 
     def lazy(self, source: Source, which: Tensor) -> Sampled:
@@ -159,7 +159,7 @@ class _Job:
             none = torch.zeros_like(raw_log_prob)
             return Sampled(token, none, raw_log_prob, raw_log_prob, kept, call.surprise)
         # What rounding leaves above 0 is not a probability above 1.
-        log_prob = (chosen - words.norm.lse).clamp(max=0.0)
+        log_prob = (chosen - words.lse).clamp(max=0.0)
         mass = self._kept_mass(words, raw).clamp(max=0.0)
         state = call.surprise
         for stage in self.stages:
@@ -171,7 +171,7 @@ class _Job:
         """The log of what the words that are left have in the model's distribution."""
         if isinstance(words, Few):
             left = raw.at(words.ids).masked_fill(words.z == -math.inf, -math.inf)
-        elif bool((words.norm.n == raw.n).all()):
+        elif bool((words.n == raw.n).all()):
             return torch.zeros_like(raw.lse)
         else:
             ids = torch.arange(self.call.vocab)[None].expand(len(words.z), -1)
@@ -180,12 +180,12 @@ class _Job:
 
     def _check_left(self, whole: Whole, words: Distribution) -> None:
         """Raise where no word is left, naming the stage that took the last one."""
-        if bool(_tops(words).isfinite().all()):
+        if bool(words.top.isfinite().all()):
             return
         words = whole
         for stage in self.stages:  # again, now looking after each
             words = stage(words, self.call)
-            top = _tops(words)
+            top = words.top
             if not bool(top.isfinite().all()):
                 first = int((~top.isfinite()).nonzero()[0])
                 lost = float(top[first]) == -math.inf
@@ -193,13 +193,6 @@ class _Job:
                     f"{stage.name} {'removed the last word' if lost else 'made a NaN or inf'} of "
                     f"row {int(self.call.rows[first])}: there is nothing to choose from"
                 )
-
-
-def _tops(words: Distribution) -> Tensor:
-    """The largest logit of each row, (B,)."""
-    if isinstance(words, Whole):
-        return words.sums.max
-    return words.z[:, 0]
 
 
 def _join(parts: Sequence[tuple[Tensor, Sampled]]) -> Sampled:

@@ -27,10 +27,10 @@ class Kept(Sequence[Tensor]):
         """The words that are left."""
         if isinstance(words, Few):
             ids = words.ids.masked_fill(words.z == -math.inf, vocab).sort(1).values
-            counts = words.counts.tolist()
+            counts = words.n.int().tolist()
             few: list[Tensor | None] = [ids[i, :n] for i, n in enumerate(counts)]
             return cls(vocab, few, [None] * len(few))
-        full = words.norm.n == vocab
+        full = words.n == vocab
         lost = [
             None if f else (words.z[i] == -math.inf).nonzero()[:, 0]
             for i, f in enumerate(full.tolist())

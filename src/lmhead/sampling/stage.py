@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sampling.context import Context
-from lmhead.sampling.distribution import Distribution, Few, Norm, Whole
+from lmhead.sampling.distribution import Distribution, Few, Whole
 
 PerRow = float | Sequence[float] | Tensor
 """A number, or one per row."""
@@ -95,7 +95,7 @@ class Edit(Stage):
         whole = words.widen(call.vocab) if isinstance(words, Few) else words
         z = whole.applied()
         self.edit(z, call)
-        return Whole(z, torch.ones_like(whole.beta))
+        return Whole.of(z)
 
     @abstractmethod
     def edit(self, z: Tensor, call: Call) -> None:
@@ -105,9 +105,9 @@ class Edit(Stage):
 class Cut(Stage):
     """A stage that keeps some words: found by selection among all, decided among few.
 
-    `span` names a range of logits that holds every word that may stay; `stays` decides. What
-    `stays` may use is the same for all words and for few: the words of the span, best first, and
-    the norm of the distribution before the cut.
+    `find` gets the words that may stay, by selection; `stays` decides. What it may use is the same
+    whether all words or few were left: the words that may stay, best first, and what is known of
+    the distribution before the cut.
     """
 
     takes: ClassVar[Kind] = "probabilities"
@@ -115,17 +115,15 @@ class Cut(Stage):
 
     def __call__(self, words: Distribution, call: Call) -> Distribution:
         """Keep what `stays`."""
-        if isinstance(words, Few):
-            return words.keep(self.stays(words, words.norm, call))
-        few = words.within(*self.span(words, call))
-        return few.keep(self.stays(few, words.norm, call))
+        few = words if isinstance(words, Few) else self.find(words, call)
+        return few.keep(self.stays(few, words, call))
 
     @abstractmethod
-    def span(self, whole: Whole, call: Call) -> tuple[Tensor, Tensor]:
-        """(lo, hi) in units of `whole.z`, (B,) each."""
+    def find(self, whole: Whole, call: Call) -> Few:
+        """All words that may stay, and few others."""
 
     @abstractmethod
-    def stays(self, few: Few, norm: Norm, call: Call) -> Tensor:
+    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """Which words stay: (B, K), bool."""
 
 

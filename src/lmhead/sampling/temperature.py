@@ -38,12 +38,11 @@ class DynamicTemperature(Stage):
 
     def __call__(self, words: Distribution, call: Call) -> Distribution:
         """By the entropy of what is left."""
-        norm = words.norm
         middle = per_row("temperature", self.temperature, call)
         range = per_row(self.name, self.range, call)
         exponent = per_row("dynatemp_exponent", self.exponent, call)
         low, high = (middle - range).clamp(min=0), middle + range
-        share = torch.where(norm.n > 1, norm.entropy / norm.n.log(), 0.0)
+        share = torch.where(words.n > 1, words.entropy / words.n.log(), 0.0)
         temperature = low + (high - low) * share.clamp(0, 1) ** exponent
-        temperature = torch.where((range > 0) & (norm.n > 1), temperature, middle)
+        temperature = torch.where((range > 0) & (words.n > 1), temperature, middle)
         return words.scaled(1 / temperature.clamp(min=self._LEAST))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmhead.functional import Answers, linear_cross_entropy, query
     from lmhead.head import LMHead
     from lmhead.logits import LazyLogits
-    from lmhead.sampling import Sampled, Sampler
+    from lmhead.sampling import Sampled, Sampler, beam_search, generate, stream_generate
     from lmhead.sweep import GradFilter
     from lmhead.tying import TyingAdvice, advise_tying
 
@@ -37,8 +37,11 @@ _ROOM = {
     "Sampler": "sampling",
     "TyingAdvice": "tying",
     "advise_tying": "tying",
+    "beam_search": "sampling",
+    "generate": "sampling",
     "linear_cross_entropy": "functional",
     "query": "functional",
+    "stream_generate": "sampling",
 }
 
 __all__ = [
@@ -52,8 +55,11 @@ __all__ = [
     "TyingAdvice",
     "__version__",
     "advise_tying",
+    "beam_search",
+    "generate",
     "linear_cross_entropy",
     "query",
+    "stream_generate",
 ]
 
 

@@ -17,7 +17,7 @@ from lmhead import LMHead
 from lmhead.models import LanguageModel, load_llama2c
 from lmhead.nn import LlamaBody, LlamaConfig
 from lmhead.sampling.events import TokenEvent
-from lmhead.sampling.generate import generate, stream_generate
+from lmhead.sampling.generation import generate, stream_generate
 
 with_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sampling.events import Generation, TokenEvent
-from lmhead.sampling.generate import generate, stream_generate
+from lmhead.sampling.generation import generate, stream_generate
 
 
 class Letters:

@@ -1,5 +1,6 @@
 """From logits to the word: stages, the chain, beam search, generation."""
 
+from lmhead.sampling.beam import Beams, beam_search
 from lmhead.sampling.cuts import XTC, Epsilon, Eta, MinP, TopH, TopK, TopNSigma, TopP, Typical
 from lmhead.sampling.edits import (
     AllowedIds,
@@ -11,8 +12,11 @@ from lmhead.sampling.edits import (
     SequenceBias,
     Suppress,
 )
+from lmhead.sampling.events import Generation, TokenEvent
 from lmhead.sampling.explain import Explanation, Step
+from lmhead.sampling.generation import generate, stream_generate
 from lmhead.sampling.mirostat import Mirostat1, Mirostat2
+from lmhead.sampling.model import Body, Cache, Model, Tokenizer
 from lmhead.sampling.options import Options
 from lmhead.sampling.penalties import DRY, CountPenalty, NoRepeatNGram, RepetitionPenalty
 from lmhead.sampling.sampled import Kept, Sampled
@@ -26,6 +30,9 @@ __all__ = [
     "XTC",
     "AllowedIds",
     "BadWords",
+    "Beams",
+    "Body",
+    "Cache",
     "Call",
     "CountPenalty",
     "Cut",
@@ -35,6 +42,7 @@ __all__ = [
     "Eta",
     "Explanation",
     "ForcedTokens",
+    "Generation",
     "Guidance",
     "Kept",
     "LogitBias",
@@ -42,6 +50,7 @@ __all__ = [
     "MinP",
     "Mirostat1",
     "Mirostat2",
+    "Model",
     "NoRepeatNGram",
     "Options",
     "RepetitionPenalty",
@@ -52,10 +61,15 @@ __all__ = [
     "Step",
     "Suppress",
     "Temperature",
+    "TokenEvent",
+    "Tokenizer",
     "TopH",
     "TopK",
     "TopNSigma",
     "TopP",
     "Typical",
+    "beam_search",
+    "generate",
     "kept_log_prob",
+    "stream_generate",
 ]

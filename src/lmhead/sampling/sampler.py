@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import fields, replace
 from typing import Any
 
@@ -83,6 +84,21 @@ class Sampler:
         """Whether the best word is taken in every row."""
         hot = torch.as_tensor(self.options.temperature, dtype=torch.float64) > 0
         return not self.options.do_sample or not bool(hot.any())
+
+    def select(self, rows: Tensor) -> Sampler:
+        """The sampler of some rows of a batch, where options or seeds are given one per row."""
+        chosen: dict[str, Any] = {}
+        for f in fields(Options):
+            value = getattr(self.options, f.name)
+            if "PerRow" in str(f.type) and isinstance(value, list | tuple | Tensor):
+                chosen[f.name] = torch.as_tensor(value)[rows].tolist()
+        other = copy(self)
+        if isinstance(self.seed, list):
+            other.seed = [self.seed[i] for i in rows.tolist()]
+        if chosen:
+            other.options = replace(self.options, **chosen)
+            other.stages = stages_of(other.options, self.order, self.ties)
+        return other
 
     def __repr__(self) -> str:
         given = [

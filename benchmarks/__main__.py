@@ -17,6 +17,7 @@ STANDARD = (
     "loss --shape smollm2",
     "query --shape smollm2",
     "loss --shape smollm2 --dtype bfloat16 --tokens 256",
+    "sample",
     "memory",
     "scaling",
 )

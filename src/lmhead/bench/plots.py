@@ -28,7 +28,9 @@ def write_plot(document: Document, stem: Path) -> list[Path]:
 
     # The same document gives the same file, and text stays text.
     matplotlib.rcParams.update({"svg.hashsalt": "lmhead", "svg.fonttype": "none"})
-    draw = {"memory": _memory, "scaling": _scaling}.get(document["benchmark"], _comparison)
+    draw = {"memory": _memory, "scaling": _scaling, "sample": _sample}.get(
+        document["benchmark"], _comparison
+    )
     figure = draw(document)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
@@ -134,4 +136,24 @@ def _scaling(document: Document) -> Figure:
         if series:
             ax.legend(fontsize=7, frameon=False)
     figure.suptitle(f"{document['title']}; dotted: linear", fontsize=10)
+    return figure
+
+
+def _sample(document: Document) -> Figure:
+    rows = document["results"]
+    batches = sorted({r["batch"] for r in rows})
+    figure, axes = _figure(document, max(1, len(batches)), 3.6)
+    for ax, batch in zip(axes, batches, strict=False):
+        some = [r for r in rows if r["batch"] == batch]
+        labels, values, notes, colors = [], [], [], []
+        for r in some:
+            for who, color in (("ours", _OURS), ("theirs", _PEERS)):
+                labels.append(r["label"] if who == "ours" else "Hugging Face")
+                values.append(1e3 * r[who]["median"])
+                ratio = f", 1/{1 / r['ratio']['median']:.0f}" if who == "ours" else ""
+                notes.append(f"{values[-1]:.2f} ms{ratio}")
+                colors.append(color)
+        _bars(ax, labels, values, notes, colors)
+        ax.set_title(f"milliseconds, median; batch of {batch}", fontsize=9, loc="left")
+    figure.suptitle(f"sample: {document['title']}; V = {document['vocab']:,}", fontsize=10)
     return figure

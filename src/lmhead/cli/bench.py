@@ -97,6 +97,7 @@ def command() -> None:
       lmhead bench loss
       lmhead bench loss --shape gpt2 --only lmhead --only compile
       lmhead bench query --threads 2
+      lmhead bench sample
       lmhead bench memory
       lmhead bench scaling --quick
     """  # noqa: D301
@@ -192,6 +193,35 @@ def scaling(threads: int | None, rounds: int, quick: bool, **output: Any) -> Non
         document = scaling.scaling(axes, progress, rounds=rounds, threads=threads)
     bad = any(point["wrong"] or point["failed"] for point in document["points"])
     finish(document, "scaling", scaling.lines, bad, quick=quick, **output)
+
+
+@command.command()
+@click.option("--vocab", type=click.IntRange(2), help="V.  [default: 262144]")
+@_threads
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
+@_quick
+@_output
+def sample(vocab: int | None, threads: int | None, rounds: int, quick: bool, **output: Any) -> None:
+    """A token from the logits, beside Hugging Face's processors and torch.multinomial.
+
+    \b
+    Examples:
+      lmhead bench sample
+      lmhead bench sample --vocab 49152 --threads 1
+    """  # noqa: D301
+    from lmhead.bench import samples
+
+    check_out(output["out"])
+    vocab = vocab or (8192 if quick else samples.VOCAB)
+    try:
+        with Progress() as progress:
+            document = samples.samples(
+                progress, vocab=vocab, rounds=min(rounds, 3) if quick else rounds, threads=threads
+            )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    bad = any(row["wrong"] for row in document["results"])
+    finish(document, f"sample-{vocab}", samples.lines, bad, quick=quick, **output)
 
 
 def _run_task(

@@ -1,8 +1,8 @@
 """From logits to a token: ours beside Hugging Face's processors and `torch.multinomial`.
 
 Both are given the same logits, of the generator's peaked distributions, in one process, one call
-after the other. Before anything is timed, the words that both keep are compared: the same ones, with
-the same probabilities.
+after the other. Before anything is timed, the words that both keep are compared: they must be the
+same ones, with the same probabilities.
 """
 
 from __future__ import annotations

@@ -226,7 +226,9 @@ class TopH(Cut):
         best = few.z[:, : self._MOST]
         log_p = best.log_softmax(1)
         terms = torch.where(best > -math.inf, -log_p.exp() * log_p, 0.0)
-        stays = terms.cumsum(1) <= share * terms.sum(1, keepdim=True)
+        # A share of 1 is all of it, though rounding may exceed the sum before the last word.
+        stays = (terms.cumsum(1) <= share * terms.sum(1, keepdim=True)) | (share >= 1)
+        stays &= log_p.exp() > 0
         stays[:, :1] = True
         none = torch.zeros_like(few.z[:, self._MOST :], dtype=torch.bool)
         return torch.cat([stays, none], 1)

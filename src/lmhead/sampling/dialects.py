@@ -147,7 +147,8 @@ class _Makers:
 
     def begin_suppress(self) -> Iterator[Stage]:
         if self.o.begin_suppress_tokens:
-            yield Suppress(self.o.begin_suppress_tokens, at_begin=True)
+            forced = self.o.forced_bos_token_id is not None
+            yield Suppress(self.o.begin_suppress_tokens, at_begin=True, forced_first=forced)
 
     def temperature(self) -> Iterator[Stage]:
         o = self.o

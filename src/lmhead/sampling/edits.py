@@ -108,18 +108,26 @@ class AllowedIds(Edit):
 
 
 class Suppress(Edit):
-    """None of these words; with `at_begin`, only as the first one after the prompt."""
+    """None of these words; with `at_begin`, only as the first one after the prompt.
+
+    With `forced_first` that first word is forced (`forced_bos_token_id`) where the prompt has at
+    most one id; then it is about the word after it.
+    """
 
     name = "suppress_tokens"
 
-    def __init__(self, ids: Sequence[int], *, at_begin: bool = False) -> None:
-        self.ids, self.at_begin = list(ids), at_begin
+    def __init__(
+        self, ids: Sequence[int], *, at_begin: bool = False, forced_first: bool = False
+    ) -> None:
+        self.ids, self.at_begin, self.forced_first = list(ids), at_begin, forced_first
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Mask them."""
         ids = _ids(self.ids, call, self.name)
-        for row, output in enumerate(call.context.outputs):
-            if not (self.at_begin and output):
+        context = call.context
+        for row, (length, prompt) in enumerate(zip(context.lengths, context.prompts, strict=True)):
+            begin = prompt + (self.forced_first and prompt <= 1)
+            if not self.at_begin or length == begin:
                 z[row, ids] = -math.inf
 
 

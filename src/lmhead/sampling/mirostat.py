@@ -66,23 +66,26 @@ class Mirostat1(Mirostat2):
         if isinstance(words, Whole):
             few = words.above(words.kth(torch.full_like(words.beta, self._FITTED)))
         assert isinstance(few, Few)
-        k = self._k(few, words, self._mu(call))
+        k = self._k(few, call)
         if isinstance(words, Whole):
             few = words.above(words.kth(k))
         return few.keep(torch.arange(few.z.shape[1], device=k.device)[None] < k[:, None])
 
-    def _k(self, few: Few, words: Distribution, mu: Tensor) -> Tensor:
-        """How many words a surprise of mu is worth, (B,)."""
-        p = (few.z - words.lse[:, None]).exp()[:, : self._FITTED]
-        place = torch.arange(1, p.shape[1], device=p.device, dtype=p.dtype)
+    def _k(self, few: Few, call: Call) -> Tensor:
+        """How many words a surprise of mu is worth, (B,): ⌊((s - 1) 2^mu / (1 - V^(1 - s)))^(1/s)⌋.
+
+        In logs, since 2^mu and the power 1/s may be too large for a number.
+        """
+        z = few.z[:, : self._FITTED]
+        place = torch.arange(1, z.shape[1], device=z.device, dtype=z.dtype)
         t = ((place + 1) / place).log()
-        real = p[:, 1:] > 0
-        b = torch.where(real, (p[:, :-1] / p[:, 1:].clamp(min=1e-300)).log(), 0.0)
-        s = (t * b).sum(1) / torch.where(real, t * t, 0.0).sum(1).clamp(min=1e-300)
-        epsilon = s - 1
-        count = words.n
-        near_one = epsilon.abs() < 1e-12
-        safe = torch.where(near_one, 1.0, epsilon)
-        ratio = torch.where(near_one, 1 / count.log(), safe / (1 - count ** (-safe)))
-        k = (ratio * 2**mu) ** (1 / s.clamp(min=1e-12))
-        return torch.where(count > 1, k.round().nan_to_num(posinf=math.inf), 1.0).clamp(min=1.0)
+        real = z[:, 1:] > -math.inf
+        b = torch.where(real, z[:, :-1] - z[:, 1:], 0.0)
+        s = (t * b).sum(1) / torch.where(real, t * t, 0.0).sum(1)
+        vocab = float(call.vocab)  # words that were masked before included
+        rest, log_vocab = s - 1, math.log(vocab)
+        ratio = torch.where(rest == 0, 1 / log_vocab, rest / -torch.expm1(-rest * log_vocab))
+        s_log_k = ratio.log() + self._mu(call) * math.log(2)
+        k = (s_log_k / s).clamp(max=log_vocab + 1).exp().floor()
+        k = torch.where(s == 0, torch.where(s_log_k > 0, vocab, 1.0), k)
+        return torch.where(real.any(1), k.clamp(1, vocab), 1.0)

@@ -172,7 +172,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "frequency_penalty": (-math.inf, math.inf, False),
     "presence_penalty": (-math.inf, math.inf, False),
     "dry_multiplier": (0.0, math.inf, False),
-    "dry_base": (0.0, math.inf, True),
+    "dry_base": (1.0, math.inf, False),
     "guidance_scale": (-math.inf, math.inf, False),
 }
 _WHOLE: dict[str, int] = {

@@ -97,7 +97,8 @@ class DRY(Edit):
     """Don't repeat yourself: a word that would prolong a repetition of L >= allowed_length ids
     loses multiplier · base^(L - allowed_length).
 
-    A repetition ends at a sequence breaker: an id, or a tuple of ids.
+    A repetition does not reach across a sequence breaker: an id, or a tuple of ids. A word that is
+    a breaker by itself loses nothing.
     """
 
     name = "dry_multiplier"
@@ -118,9 +119,12 @@ class DRY(Edit):
     def edit(self, z: Tensor, call: Call) -> None:
         """By the longest repetition that each word would prolong."""
         multiplier = per_row(self.name, self.multiplier, call).tolist()
-        most = 88.7228391 / math.log(self.base) if self.base > 1.000001 else math.inf
+        # Where base^exponent would leave float32.
+        most = int(88.7228391 / math.log(self.base)) if self.base > 1.000001 else math.inf
         for row, ids in enumerate(_counted(call, "context", self.last_n)):
             for word, length in self._repetitions(ids).items():
+                if (word,) in self.breakers:
+                    continue
                 exponent = min(length - self.allowed_length, most)
                 z[row, word] -= multiplier[row] * self.base**exponent
 
@@ -139,15 +143,12 @@ class DRY(Edit):
         return longest
 
     def _since_breaker(self, ids: tuple[int, ...]) -> int:
-        """How many ids came after the last breaker."""
-        nearest = len(ids)
-        for breaker in self.breakers:
-            n = len(breaker)
-            for end in range(len(ids), n - 1, -1):
-                if ids[end - n : end] == breaker:
-                    nearest = min(nearest, len(ids) - end)
-                    break
-        return nearest
+        """How many ids came after the breaker that starts last; the longest, if several do."""
+        for start in reversed(range(len(ids))):
+            here = [len(b) for b in self.breakers if ids[start : start + len(b)] == b]
+            if here:
+                return len(ids) - start - max(here)
+        return len(ids)
 
 
 def _matches_with_start(ids: tuple[int, ...]) -> list[int]:

@@ -1,0 +1,1 @@
+"""Sampling: against Hugging Face's processors, the textbook, and the bugs that others had."""

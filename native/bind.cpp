@@ -310,7 +310,14 @@ auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
 
 }  // namespace
 
+namespace lmhead {
+const Kernels* chosen_kernels() { return chosen; }
+}  // namespace lmhead
+
+void bind_screen(nb::module_& m);
+
 NB_MODULE(_native, m) {
+  bind_screen(m);
   m.doc() = "Kernels on tiles of logits; see native/kernels.hpp.";
   using nb::arg;
   m.def("softmax", &softmax, tensor("z"), maybe("bias"), arg("map"), tensor("m"), tensor("s"),

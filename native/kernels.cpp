@@ -320,9 +320,11 @@ void widen(const uint16_t* from, float* to, int64_t n, int threads) {
 namespace lmhead {
 
 extern const RowKernels LMHEAD_ROWS;
+extern const ScreenKernels LMHEAD_SCREEN;
 extern const Kernels LMHEAD_TABLE;
 const Kernels LMHEAD_TABLE = {
     LMHEAD_NAME,
+    &LMHEAD_SCREEN,
     LMHEAD_ISA::softmax,
     LMHEAD_ISA::gradient,
     LMHEAD_ISA::pairs<float>,

@@ -49,8 +49,11 @@ struct Pick {
   float value;
 };
 
+struct ScreenKernels;  // see screen.hpp
+
 struct Kernels {
   const char* name;
+  const ScreenKernels* screen;
 
   // Bias and map in place; then the running softmax of each token: maximum m, s = Σ exp(z - m),
   // t = Σ exp(z - m)(z - m) if not null; sums in float64, since a long tail of small terms is lost

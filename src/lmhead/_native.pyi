@@ -74,3 +74,49 @@ def use(name: str) -> None: ...
 def instruction_sets() -> list[str]: ...
 def instruction_set() -> str: ...
 def thread_runtime() -> str: ...
+
+SCREEN_BLOCK: int
+
+def screen_products(
+    whole: Tensor | None,
+    nibbles: Tensor | None,
+    lead: Tensor,
+    scales: Tensor,
+    lead_scales: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    lead_states: Tensor,
+    state_scales: Tensor,
+    lead_state_scales: Tensor,
+    approx: Tensor,
+    block_max: Tensor,
+    threads: int,
+) -> None: ...
+def screen_refine(
+    nibbles: Tensor,
+    scales: Tensor,
+    states: Tensor,
+    lead_states: Tensor,
+    state_scales: Tensor,
+    lead_state_scales: Tensor,
+    approx: Tensor,
+    rows: Tensor,
+    ids: Tensor,
+    out: Tensor,
+    threads: int,
+) -> None: ...
+def screen_select(
+    approx: Tensor,
+    block_max: Tensor,
+    words_e: Tensor,
+    words_n: Tensor,
+    block_e: Tensor,
+    block_n: Tensor,
+    e: Tensor,
+    n: Tensor,
+    limits: Tensor,
+    counts: Tensor,
+    starts: Tensor | None,
+    ids: Tensor | None,
+    threads: int,
+) -> None: ...

@@ -1,0 +1,163 @@
+// The kernels of certified decode, as Python sees them: see bind.cpp and screen.hpp.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "kernels.hpp"
+#include "screen.hpp"
+
+namespace nb = nanobind;
+
+namespace lmhead {
+const Kernels* chosen_kernels();  // bind.cpp
+}
+
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Maybe = std::optional<Array<T, N>>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+template <class A>
+bool has_shape(const A& a, size_t rows, size_t columns) {
+  return a.shape(0) == rows && a.shape(1) == columns;
+}
+
+template <class A>
+int64_t length(const A& a, size_t dim = 0) {
+  return static_cast<int64_t>(a.shape(dim));
+}
+
+lmhead::ScreenStates to_states(const Array<const int16_t, 2>& main,
+                               const Array<const int16_t, 2>& lead,
+                               const Array<const double, 1>& scales,
+                               const Array<const double, 1>& lead_scales) {
+  const size_t rows = main.shape(0);
+  require(main.shape(1) > 0 && main.shape(1) % 64 == 0, "width must be a multiple of 64");
+  require(lead.shape(0) == rows && scales.size() == rows && lead_scales.size() == rows,
+          "one entry per state");
+  return {main.data(), lead.data(), scales.data(), lead_scales.data(), length(main)};
+}
+
+// Of `whole` (V, width) and `nibbles` (V, width / 2) exactly one is given.
+void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
+              Array<const int16_t, 2> lead, Array<const float, 1> scales,
+              Array<const float, 1> lead_scales, Maybe<const double, 1> bias,
+              Array<const int16_t, 2> states, Array<const int16_t, 2> lead_states,
+              Array<const double, 1> state_scales, Array<const double, 1> lead_state_scales,
+              Array<float, 2> approx, Array<float, 2> block_max, int threads) {
+  const auto given = to_states(states, lead_states, state_scales, lead_state_scales);
+  const size_t vocab = scales.size(), width = states.shape(1), leading = lead.shape(1);
+  require(threads >= 1, "threads must be at least 1");
+  require(whole.has_value() != nibbles.has_value(), "whole or nibbles, not both");
+  require(whole ? has_shape(*whole, vocab, width) : has_shape(*nibbles, vocab, width / 2),
+          "the copy must have one row per word, as wide as the states");
+  require(has_shape(lead, vocab, leading) && leading % 16 == 0 && lead_states.shape(1) == leading,
+          "leading must be a multiple of 16, the same for words and states");
+  require(lead_scales.size() == vocab && (!bias || bias->size() == vocab), "one entry per word");
+  require(has_shape(approx, states.shape(0), vocab), "approx must be (states, words)");
+  require(has_shape(block_max, states.shape(0),
+                    static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)))),
+          "block_max must be (states, blocks)");
+  const lmhead::ScreenCopy copy{whole ? whole->data() : nullptr,
+                                nibbles ? nibbles->data() : nullptr,
+                                lead.data(),
+                                scales.data(),
+                                lead_scales.data(),
+                                bias ? bias->data() : nullptr,
+                                static_cast<int64_t>(vocab),
+                                static_cast<int64_t>(width),
+                                static_cast<int64_t>(leading)};
+  const nb::gil_scoped_release release;
+  lmhead::chosen_kernels()->screen->products(copy, given, approx.data(), block_max.data(), threads);
+}
+
+void refine(Array<const uint8_t, 2> nibbles, Array<const float, 1> scales,
+            Array<const int16_t, 2> states, Array<const int16_t, 2> lead_states,
+            Array<const double, 1> state_scales, Array<const double, 1> lead_state_scales,
+            Array<const float, 2> approx, Array<const int64_t, 1> rows,
+            Array<const int64_t, 1> ids, Array<double, 1> out, int threads) {
+  const auto given = to_states(states, lead_states, state_scales, lead_state_scales);
+  const size_t vocab = scales.size(), width = states.shape(1);
+  require(threads >= 1, "threads must be at least 1");
+  require(has_shape(nibbles, vocab, width / 2), "nibbles must be (words, width / 2)");
+  require(has_shape(approx, states.shape(0), vocab), "approx must be (states, words)");
+  require(rows.size() == ids.size() && out.size() == ids.size(), "one entry per pair");
+  for (size_t i = 0; i < ids.size(); ++i)
+    require(rows.data()[i] >= 0 && rows.data()[i] < given.rows && ids.data()[i] >= 0 &&
+                ids.data()[i] < static_cast<int64_t>(vocab),
+            "rows and ids must be of the states and words");
+  lmhead::ScreenCopy low{};
+  low.nibbles = nibbles.data(), low.scales = scales.data();
+  low.vocab = static_cast<int64_t>(vocab), low.width = static_cast<int64_t>(width);
+  const nb::gil_scoped_release release;
+  lmhead::chosen_kernels()->screen->refine(low, given, approx.data(), rows.data(), ids.data(),
+                                           length(ids), out.data(), threads);
+}
+
+// How many words of each block stay, into counts (rows, blocks); or, given starts and ids, which.
+void choose(Array<const float, 2> approx, Array<const float, 2> block_max,
+            Array<const float, 1> words_e, Array<const float, 1> words_n,
+            Array<const float, 1> block_e, Array<const float, 1> block_n,
+            Array<const double, 1> e, Array<const double, 1> n, Array<const double, 1> limits,
+            Array<int32_t, 2> counts, Maybe<const int64_t, 2> starts, Maybe<int64_t, 1> ids,
+            int threads) {
+  const size_t rows = approx.shape(0), vocab = approx.shape(1);
+  const auto blocks =
+      static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
+  require(threads >= 1, "threads must be at least 1");
+  require(has_shape(block_max, rows, blocks) && has_shape(counts, rows, blocks),
+          "block_max and counts must be (rows, blocks)");
+  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(block_e.size() == blocks && block_n.size() == blocks, "one entry per block");
+  require(e.size() == rows && n.size() == rows && limits.size() == rows, "one entry per row");
+  require(starts.has_value() == ids.has_value(), "starts and ids go together");
+  const lmhead::ScreenBounds bounds{approx.data(),  block_max.data(),
+                                    words_e.data(), words_n.data(),
+                                    block_e.data(), block_n.data(),
+                                    e.data(),       n.data(),
+                                    limits.data(),  static_cast<int64_t>(rows),
+                                    static_cast<int64_t>(vocab)};
+  const auto* screen = lmhead::chosen_kernels()->screen;
+  if (starts) {
+    require(has_shape(*starts, rows, blocks), "starts must be (rows, blocks)");
+    for (size_t i = 0; i < starts->size(); ++i)
+      require(counts.data()[i] == 0 ||
+                  (starts->data()[i] >= 0 && counts.data()[i] >= 0 &&
+                   starts->data()[i] + counts.data()[i] <= length(*ids)),
+              "ids must have room for all");
+  }
+  const nb::gil_scoped_release release;
+  if (starts)
+    screen->fill(bounds, counts.data(), starts->data(), ids->data(), threads);
+  else
+    screen->count(bounds, counts.data(), threads);
+}
+
+auto tensor(const char* name) { return nb::arg(name).noconvert(); }
+auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
+
+}  // namespace
+
+void bind_screen(nb::module_& m) {
+  using nb::arg;
+  m.attr("SCREEN_BLOCK") = lmhead::kScreenBlock;
+  m.def("screen_products", &products, maybe("whole"), maybe("nibbles"), tensor("lead"),
+        tensor("scales"), tensor("lead_scales"), maybe("bias"), tensor("states"),
+        tensor("lead_states"), tensor("state_scales"), tensor("lead_state_scales"),
+        tensor("approx"), tensor("block_max"), arg("threads"));
+  m.def("screen_refine", &refine, tensor("nibbles"), tensor("scales"), tensor("states"),
+        tensor("lead_states"), tensor("state_scales"), tensor("lead_state_scales"),
+        tensor("approx"), tensor("rows"), tensor("ids"), tensor("out"), arg("threads"));
+  m.def("screen_select", &choose, tensor("approx"), tensor("block_max"), tensor("words_e"),
+        tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
+        tensor("limits"), tensor("counts"), maybe("starts"), maybe("ids"), arg("threads"));
+}

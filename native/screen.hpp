@@ -1,0 +1,71 @@
+// Certified decode: products of a quantized copy of the weight with quantized hidden states, and the
+// rows that the bound leaves. Pure functions on pointers, as in kernels.hpp. docs/certified.md has
+// the proof; whole-number products are exact here because the states are scaled so that every
+// partial sum fits into 32 bits.
+#pragma once
+
+#include <cstdint>
+
+namespace lmhead {
+
+// Words per block: the unit of work, and of the maxima by which whole blocks are passed over.
+inline constexpr int64_t kScreenBlock = 256;
+
+inline int64_t screen_blocks(int64_t vocab) { return (vocab + kScreenBlock - 1) / kScreenBlock; }
+
+// The copy. `width` is a multiple of 64, `leading` of 16. Of `whole` and `nibbles` one is null.
+// Nibbles lie in groups of 64: the group's 16-bit word i holds entries i, i + 16, i + 32, i + 48,
+// lowest bits first.
+struct ScreenCopy {
+  const int8_t* whole;         // (vocab, width)
+  const uint8_t* nibbles;      // (vocab, width / 2), entries from 0 to 15
+  const int16_t* lead;         // (vocab, leading)
+  const float* scales;         // (vocab,)
+  const float* lead_scales;    // (vocab,)
+  const double* bias;          // (vocab,) or null
+  int64_t vocab, width, leading;
+};
+
+// The hidden states: (rows, width), (rows, leading), and their scales (rows,).
+struct ScreenStates {
+  const int16_t* main;
+  const int16_t* lead;
+  const double* scales;
+  const double* lead_scales;
+  int64_t rows;
+};
+
+// A word stays if approx + e · words_e + n · words_n + |approx| · 2^-22 + 2^-120 reaches the limit.
+// block_e, block_n: the largest of each block of words.
+struct ScreenBounds {
+  const float* approx;     // (rows, vocab)
+  const float* block_max;  // (rows, blocks)
+  const float* words_e;    // (vocab,)
+  const float* words_n;    // (vocab,)
+  const float* block_e;    // (blocks,)
+  const float* block_n;    // (blocks,)
+  const double* e;         // (rows,)
+  const double* n;         // (rows,)
+  const double* limits;    // (rows,)
+  int64_t rows, vocab;
+};
+
+struct ScreenKernels {
+  // approx (rows, vocab) and the largest of each block, (rows, blocks). With nibbles, an entry u
+  // stands for 16 u - 120.5.
+  void (*products)(const ScreenCopy& copy, const ScreenStates& states, float* approx,
+                   float* block_max, int threads);
+
+  // out[i] = approx[rows[i], ids[i]] + what the low nibbles add; an entry u stands for u - 7.5.
+  void (*refine)(const ScreenCopy& low, const ScreenStates& states, const float* approx,
+                 const int64_t* rows, const int64_t* ids, int64_t n, double* out, int threads);
+
+  // How many words of each block stay, (rows, blocks).
+  void (*count)(const ScreenBounds& bounds, int32_t* counts, int threads);
+
+  // Which: those of a row's block go to ids[starts[row, block]] and on, lowest first.
+  void (*fill)(const ScreenBounds& bounds, const int32_t* counts, const int64_t* starts,
+               int64_t* ids, int threads);
+};
+
+}  // namespace lmhead

@@ -1,0 +1,156 @@
+"""Approximate logits with proven bounds for all words, and the words that reach a limit.
+
+One pass over the copy makes `Candidates`. Everything after that reads a few rows: `reaching` finds
+the words whose upper bound reaches a limit, `refined` adds the low nibbles of "4+4", `exact` takes
+the float64 dot products that decide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lmhead.screen import kernels, limits
+from lmhead.screen.copy import BLOCK, Copy
+from lmhead.screen.states import States
+from lmhead.sweep import Pointwise, Source
+
+_MAX_BYTES = 1 << 26
+_U = 2.0**-53
+
+
+@dataclass
+class Pairs:
+    """Some words of some rows: row after row, ids ascending within a row."""
+
+    counts: Tensor  # (B,)
+    ids: Tensor  # (M,)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The row of each, (M,)."""
+        return torch.arange(len(self.counts)).repeat_interleave(self.counts)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The place of each within its row, (M,)."""
+        starts = self.counts.cumsum(0) - self.counts
+        return torch.arange(len(self.ids)) - starts[self.rows]
+
+    def keep(self, mask: Tensor) -> Pairs:
+        """Those where mask (M,) is true."""
+        counts = torch.zeros_like(self.counts).index_add_(0, self.rows, mask.long())
+        return Pairs(counts, self.ids[mask])
+
+    def table(self, values: Tensor, width: int, fill: float) -> Tensor:
+        """One number per pair, (M,), as (B, width), filled up at the end of each row."""
+        out = values.new_full((len(self.counts), width), fill)
+        out[self.rows, self.places] = values
+        return out
+
+    def largest(self, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k largest of each row, ties to the lowest id: values and ids (B, k).
+
+        Every row must have k.
+        """
+        width = int(self.counts.max())
+        table = self.table(values, width, -math.inf)
+        ids = self.table(self.ids, width, -1)
+        table, order = table.sort(dim=1, descending=True, stable=True)
+        return table[:, :k], ids.gather(1, order[:, :k])
+
+
+class Candidates:
+    """What one pass over the copy tells of B hidden states.
+
+    Attributes:
+        approx: (B, V) float32. Word v's linear value, w_v · h + b_v, and its float64 dot product,
+            lie in base + approx ± (e · e_v + n · n_v + |approx| · 2^-22 + 2^-120).
+        states: base, e and n, one number per hidden state.
+    """
+
+    def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
+        """`source` has B rows, all usable, and one weight; `bias` is its bias in float64."""
+        self.copy, self.source = copy, source
+        self.pointwise: Pointwise = source.pointwise
+        self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())
+        self.states = States.of(copy, source.hiddens[0])
+        self.approx, self._top = kernels.products(copy, self.states, bias)
+        self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.approx)
+
+    def best(self, k: int) -> Pairs:
+        """The k words of each row with the largest approximate logits, without a sort of all."""
+        if k > self._top.shape[1] or k * BLOCK > self.copy.vocab:
+            ids = self.approx.topk(k, dim=1).indices.sort(dim=1).values
+            return Pairs(torch.full((self.rows,), k), ids.reshape(-1))
+        # At least k words reach the k-th largest of the blocks' maxima.
+        limits_ = self._top.topk(k, dim=1).values[:, -1].double()
+        zero = torch.zeros_like(limits_)
+        pairs = Pairs(*kernels.select(self.copy, self.approx, self._top, zero, zero, limits_))
+        if len(pairs.ids) > k * self.rows:
+            _, ids = pairs.largest(self.approx[pairs.rows, pairs.ids], k)
+            pairs = Pairs(torch.full((self.rows,), k), ids.sort(dim=1).values.reshape(-1))
+        return pairs
+
+    def exact(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """Float64 linear values and logits of some words, (M,) each, from the stored weight."""
+        weight = self.source.weights[0]
+        self.bytes_read += len(pairs.ids) * weight.shape[1] * weight.element_size()
+        x = self._linear.pairs(pairs.rows, pairs.ids, max_bytes=_MAX_BYTES)
+        return x, self.pointwise.apply_(x.clone())
+
+    def limits(self, x: Tensor, z: Tensor) -> Tensor:
+        """How far approx must reach, (B,), for a logit that may be z or more; x is z's linear value.
+
+        Both in float64, (B,).
+        """
+        t = limits.lowest_linear(self.pointwise, x, z)
+        base = self.states.base
+        return (t - base) - 4 * _U * (t.abs().nan_to_num(posinf=0.0) + base.abs())
+
+    def reaching(self, limit: Tensor) -> Pairs:
+        """The words whose upper bound reaches a limit of `limits`, (B,)."""
+        self.bytes_read += self.copy.n.nbytes * 2
+        states = self.states
+        return Pairs(
+            *kernels.select(self.copy, self.approx, self._top, states.e, states.n, limit)
+        )
+
+    def refined(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """What approx is with all eight bits, and how far it may be off: (M,) in float64 each."""
+        approx = self.approx[pairs.rows, pairs.ids].double()
+        if self.copy.low is not None:
+            self.bytes_read += len(pairs.ids) * self.copy.low.shape[1]
+            both = kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)
+        else:
+            both = approx
+        states = self.states
+        radius = states.e[pairs.rows] * self.copy.e[pairs.ids].double()
+        radius += states.n[pairs.rows] * self.copy.n[pairs.ids].double()
+        radius += (approx.abs() + both.abs()).nan_to_num(posinf=0.0) * kernels.SLACK + kernels.FLOOR
+        return both, radius
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds of all logits, (B, V) in float32, rounded outwards."""
+        states, copy = self.states, self.copy
+        lower, upper = torch.empty_like(self.approx), torch.empty_like(self.approx)
+        for row in range(self.rows):
+            a = self.approx[row].double()
+            radius = states.e[row] * copy.first_e.double() + states.n[row] * copy.n.double()
+            radius += a.abs().nan_to_num(posinf=0.0) * kernels.SLACK + kernels.FLOOR
+            radius += 4 * _U * states.base[row].abs()
+            a += states.base[row]
+            low, high = limits.logit_bounds(self.pointwise, a - radius, a + radius)
+            torch.nextafter(low.float(), torch.tensor(-math.inf), out=lower[row])
+            torch.nextafter(high.float(), torch.tensor(math.inf), out=upper[row])
+            upper[row].masked_fill_(a == -math.inf, -math.inf)
+        return lower, upper

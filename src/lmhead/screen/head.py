@@ -1,0 +1,398 @@
+"""`ScreenedHead`: the argmax and the top k of a head, from a quantized copy, with a certificate.
+
+One pass over the copy gives approximate logits and a bound on their error. The best of them are
+rescored exactly; what cannot reach those is out, by proof; what is left is rescored exactly too, and
+the answer is the best of it. Where the bound leaves too many words, the head is swept as without a
+copy, and the certificate says so.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmhead import checks
+from lmhead.head import LMHead
+from lmhead.screen import limits, store
+from lmhead.screen.candidates import Candidates, Pairs
+from lmhead.screen.copy import Bits, Copy, Progress, build
+from lmhead.screen.states import usable
+from lmhead.sweep import Pointwise, Questions, Source, row_answers
+
+_TOGETHER = 64  # hidden states that one pass over the copy serves
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How an answer was found.
+
+    Attributes:
+        rows_rescored: (...), for each hidden state how many words were scored in float64.
+        fell_back: (...), whether the bounds left too much and all words were scored.
+        bytes_read: of copy and weight together, for the whole batch.
+    """
+
+    rows_rescored: Tensor
+    fell_back: Tensor
+    bytes_read: int
+
+    @property
+    def fall_back_rate(self) -> float:
+        """The share of hidden states for which all words were scored."""
+        return float(self.fell_back.double().mean()) if self.fell_back.numel() else 0.0
+
+    def reshape(self, lead: torch.Size) -> Certificate:
+        """The same for hidden states of another shape."""
+        shaped = (t.reshape(lead) for t in (self.rows_rescored, self.fell_back))
+        return Certificate(*shaped, self.bytes_read)
+
+
+class ScreenedArgmax(NamedTuple):
+    """token (...): the id of the largest float64 logit, the lowest among equals."""
+
+    token: Tensor
+    certificate: Certificate
+
+
+class ScreenedTopK(NamedTuple):
+    """values (..., k) in float64 and indices (..., k), by value, ties by lowest id."""
+
+    values: Tensor
+    indices: Tensor
+    certificate: Certificate
+
+
+class Verification(NamedTuple):
+    """How often the answer was another than that of float64 over all words: must be 0."""
+
+    states: int
+    disagreements: int
+    certificate: Certificate
+
+
+class ScreenedHead:
+    """A head with a quantized copy of its weight: the same tokens from a quarter of the bytes.
+
+    Equivalent to: head(hidden).argmax(-1), head(hidden).topk(k)
+
+    The weight itself stays: the rows that decide are read from it. The copy belongs to the weight as
+    it is now; after a change to the weight, build another.
+
+    Args:
+        head: an `LMHead` on the CPU, without a low-rank delta.
+        bits: 8; or "4+4", which reads the high nibbles of all words first and the low ones of
+            those that are left: fewer bytes, more words rescored.
+        calibration: hidden states (..., D), a few hundred of the kind to come: the copy is then
+            more precise where they point.
+        progress: called with the number of rows done and of all rows while the copy is made.
+
+    >>> head = LMHead(64, 1000)
+    >>> screened = ScreenedHead(head)
+    >>> hidden = torch.randn(3, 64)
+    >>> answer = screened.argmax(hidden)
+    >>> bool((answer.token == head(hidden).argmax(-1)).all())
+    True
+    >>> answer.certificate.fell_back
+    tensor([False, False, False])
+    """
+
+    def __init__(
+        self,
+        head: LMHead,
+        *,
+        bits: Bits = 8,
+        calibration: Tensor | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        _check_head(head)
+        if bits not in (8, "4+4"):
+            raise ValueError(f'bits must be 8 or "4+4"; got {bits!r}')
+        if calibration is not None:
+            _check_calibration(calibration, head)
+        copy = build(
+            head.weight.detach(), bits=bits, calibration=calibration, progress=progress
+        )
+        self._own(head, copy)
+
+    def _own(self, head: LMHead, copy: Copy) -> None:
+        self.head, self.copy = head, copy
+        # Holding the weight keeps its place in memory from being given to another.
+        self._weight, self._version = head.weight.detach(), head.weight._version
+        self._bias: tuple[Tensor, int, Tensor | None] | None = None
+
+    # The copy -------------------------------------------------------------------------------------
+
+    @property
+    def bits(self) -> Bits:
+        """8 or "4+4"."""
+        return self.copy.bits
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the copy, in bytes."""
+        return self.copy.nbytes
+
+    def __repr__(self) -> str:
+        share = self.nbytes / self._weight.nbytes
+        return (
+            f"ScreenedHead({self.head.hidden_size}, {self.head.vocab_size}, bits={self.bits!r}, "
+            f"copy of {self.nbytes / 2**20:.1f} MiB, {share:.0%} of the weight)"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the copy as safetensors, with a hash of the weight it belongs to."""
+        self._check_fresh()
+        store.save(path, self.copy, self._weight)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], head: LMHead) -> ScreenedHead:
+        """Read a copy that `save` wrote.
+
+        Raises:
+            ValueError: the file is not such a copy, or belongs to another weight.
+        """
+        _check_head(head)
+        screened = cls.__new__(cls)
+        screened._own(head, store.load(path, head.weight.detach()))
+        return screened
+
+    def attach(self) -> ScreenedHead:
+        """Let `head(hidden).argmax(-1)` and `.topk(k)` use this copy. Returns itself."""
+        self.head.screened = self
+        return self
+
+    def fresh(self) -> bool:
+        """Whether the weight is the one that the copy was made of, unchanged since."""
+        return self._is_mine(self.head.weight)
+
+    def _is_mine(self, weight: Tensor) -> bool:
+        mine = self._weight
+        return (
+            weight.data_ptr() == mine.data_ptr()
+            and weight.shape == mine.shape
+            and weight.dtype == mine.dtype
+            and weight.device == mine.device
+            and weight._version == self._version
+        )
+
+    def _check_fresh(self) -> None:
+        if not self.fresh():
+            raise RuntimeError(
+                "the weight of the head has changed since its copy was made; make another "
+                "ScreenedHead"
+            )
+
+    # Answers --------------------------------------------------------------------------------------
+
+    def argmax(self, hidden: Tensor) -> ScreenedArgmax:
+        """The token of each hidden state (..., D): (...)."""
+        _, ids, certificate = self._ask(hidden, 1)
+        return ScreenedArgmax(ids[..., 0], certificate)
+
+    def topk(self, hidden: Tensor, k: int) -> ScreenedTopK:
+        """The k largest logits of each hidden state (..., D) and their ids: (..., k) each."""
+        checks.check_whole("k", k, low=1, high=self.head.vocab_size)
+        return ScreenedTopK(*self._ask(hidden, k))
+
+    def candidates(self, hidden: Tensor) -> Candidates:
+        """Approximate logits with bounds, for hidden states (B, D): what sampling builds on."""
+        source = self._source(hidden)
+        if not (self._fits(source) and bool(usable(self.copy, source.hiddens[0]).all())):
+            raise ValueError("hidden must be finite and moderate in size, and the map must grow")
+        return Candidates(self.copy, source, self._bias64(source.bias))
+
+    def verify(self, hidden: Tensor, k: int = 1) -> Verification:
+        """Compare argmax and top k with float64 over all words; slow.
+
+        >>> ScreenedHead(LMHead(32, 500)).verify(torch.randn(10, 32), k=5).disagreements
+        0
+        """
+        checks.check_whole("k", k, low=1, high=self.head.vocab_size)
+        source = self._source(hidden)
+        values, ids, certificate = self._ask(hidden, k)
+        first = self.argmax(hidden).token.reshape(-1)
+        values, ids = values.reshape(-1, k), ids.reshape(-1, k)
+        every = torch.arange(source.vocab)
+        wrong = 0
+        for row in range(source.rows):
+            z = source.pairs(torch.full_like(every, row), every, max_bytes=1 << 26)
+            true, order = z.sort(descending=True, stable=True)
+            same = torch.equal(order[:k], ids[row]) and torch.equal(true[:k], values[row])
+            wrong += not (same and int(first[row]) == int(order[0]))
+        return Verification(source.rows, wrong, certificate)
+
+    def _ask(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor, Certificate]:
+        self._check_fresh()
+        source = self._source(hidden)
+        values, ids, certificate = self._decide(source, k)
+        lead = hidden.shape[:-1]
+        return values.reshape(*lead, k), ids.reshape(*lead, k), certificate.reshape(lead)
+
+    def _source(self, hidden: Tensor) -> Source:
+        head = self.head
+        checks.check_hidden_and_weight(hidden, head.weight)
+        flat = hidden.detach().reshape(-1, hidden.shape[-1]).contiguous()
+        bias = None if head.bias is None else head.bias.detach()
+        pointwise = Pointwise.of(softcap=head.softcap, scale=head.scale)
+        return Source((flat,), (head.weight.detach(),), bias, pointwise)
+
+    def decide(self, source: Source, k: int) -> tuple[Tensor, Tensor] | None:
+        """Values (N, k) in float64 and ids (N, k) for lazy logits; None where the copy cannot serve.
+
+        It serves logits of this head's weight, whatever bias and map have become of the head's own.
+        """
+        if len(source.weights) != 1 or not self._is_mine(source.weights[0]):
+            return None
+        if not self._fits(source) or k < 1:
+            return None
+        hidden = source.hiddens[0].detach().contiguous()
+        bias = None if source.bias is None else source.bias.detach()
+        plain = Source((hidden,), (self._weight,), bias, source.pointwise)
+        values, ids, _ = self._decide(plain, k)
+        return values, ids
+
+    # How ------------------------------------------------------------------------------------------
+
+    def _bias64(self, bias: Tensor | None) -> Tensor | None:
+        """The bias in float64, converted once."""
+        if bias is None:
+            return None
+        known = self._bias
+        if known is None or known[0].data_ptr() != bias.data_ptr() or known[1] != bias._version:
+            wide = bias.double().contiguous()
+            fits = bool(((wide.abs() < 1e30) | (wide == -torch.inf)).all())
+            known = self._bias = (bias, bias._version, wide if fits else None)
+        return known[2]
+
+    def _fits(self, source: Source) -> bool:
+        """Whether the bounds hold for this map and bias."""
+        biased = source.bias is not None
+        return limits.grows(source.pointwise) and (
+            not biased or self._bias64(source.bias) is not None
+        )
+
+    @torch.no_grad()
+    def _decide(self, source: Source, k: int) -> tuple[Tensor, Tensor, Certificate]:
+        rows = source.rows
+        values = torch.empty(rows, k, dtype=torch.float64)
+        ids = torch.empty(rows, k, dtype=torch.int64)
+        rescored = torch.full((rows,), source.vocab)
+        fell = torch.ones(rows, dtype=torch.bool)
+        read = 0
+        if self._fits(source):
+            good = usable(self.copy, source.hiddens[0]).nonzero()[:, 0]
+            for some in good.split(_TOGETHER):
+                part = _rows_of(source, some)
+                found = _screen(Candidates(self.copy, part, self._bias64(source.bias)), k)
+                done = some[found.decided]
+                values[done], ids[done] = found.values, found.ids
+                rescored[done], fell[done] = found.rescored[found.decided], False
+                read += found.bytes_read
+        dense = fell.nonzero()[:, 0]
+        if len(dense):
+            _, decisions = row_answers(Questions(_rows_of(source, dense), top_k=k))
+            assert decisions.top_values is not None
+            assert decisions.top_ids is not None
+            values[dense], ids[dense] = decisions.top_values, decisions.top_ids
+            read += source.weights[0].nbytes
+        return values, ids, Certificate(rescored, fell, read)
+
+
+class _Found(NamedTuple):
+    decided: Tensor  # (B,) bool
+    values: Tensor  # (decided, k)
+    ids: Tensor
+    rescored: Tensor  # (B,)
+    bytes_read: int
+
+
+def _screen(found: Candidates, k: int) -> _Found:
+    """The k best words of each row, for the rows that the bounds decide."""
+    rows, vocab = found.rows, found.copy.vocab
+    pivots = found.best(k)
+    x, z = found.exact(pivots)
+    limit = found.limits(x.view(rows, k).amin(1), z.view(rows, k).amin(1))
+    pairs = found.reaching(limit)
+    first = pivots
+    if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
+        pairs, limit, pivots, x, z = _second_pass(found, pairs, limit, k)
+    decided = (pairs.counts <= max(256, 4 * k, vocab // 8)) & (pairs.counts >= k)
+    if not bool(decided.all()):
+        pairs = pairs.keep(decided[pairs.rows])
+    if len(pairs.ids) != len(pivots.ids):
+        x, z = found.exact(pairs)
+    elif not torch.equal(pairs.ids, pivots.ids):
+        raise _broken()
+    _check_bounds(found, pairs, x)
+    rescored = pairs.counts
+    if first is not pivots:
+        again = torch.isin(first.rows * vocab + first.ids, pairs.rows * vocab + pairs.ids)
+        rescored = rescored + first.keep(~again).counts
+    kept = Pairs(pairs.counts[decided], pairs.ids)
+    values, ids = kept.largest(z, k) if len(kept.counts) else (z.view(0, k), pairs.ids.view(0, k))
+    return _Found(decided, values, ids, rescored, found.bytes_read)
+
+
+def _second_pass(
+    found: Candidates, pairs: Pairs, limit: Tensor, k: int
+) -> tuple[Pairs, Tensor, Pairs, Tensor, Tensor]:
+    """With the low nibbles: better pivots, a higher limit, fewer words."""
+    approx, radius = found.refined(pairs)
+    _, ids = pairs.largest(approx, k)
+    pivots = Pairs(torch.full_like(pairs.counts, k), ids.sort(dim=1).values.reshape(-1))
+    x, z = found.exact(pivots)
+    higher = found.limits(x.view(-1, k).amin(1), z.view(-1, k).amin(1))
+    limit = torch.maximum(limit, higher)
+    # Written so that a NaN stays.
+    kept = pairs.keep(~(approx + radius < limit[pairs.rows]))
+    return kept, limit, pivots, x, z
+
+
+def _check_bounds(found: Candidates, pairs: Pairs, x: Tensor) -> None:
+    """Every word that was scored exactly must lie within its bounds: a guard against a copy of
+    another weight.
+    """
+    approx, radius = found.refined(pairs)
+    base = found.states.base[pairs.rows]
+    slack = 2.0**-48 * (x.abs() + base.abs())
+    off = ~((x - base - approx).abs() <= radius + slack) & (x != approx)
+    if bool(off.any()):
+        raise _broken()
+
+
+def _broken() -> RuntimeError:
+    return RuntimeError(
+        "a logit lies outside its bounds: the copy does not belong to the weight as it is now; make "
+        "another ScreenedHead"
+    )
+
+
+def _rows_of(source: Source, rows: Tensor) -> Source:
+    hidden = source.hiddens[0]
+    some = hidden if len(rows) == len(hidden) else hidden[rows]
+    return Source((some,), source.weights, source.bias, source.pointwise)
+
+
+def _check_head(head: LMHead) -> None:
+    if not isinstance(head, LMHead):
+        raise TypeError(f"head must be an LMHead; got {type(head).__name__}")
+    if head.low_rank_a is not None:
+        raise ValueError("head must have no low-rank delta; merge it into the weight first")
+    if head.weight.device.type != "cpu":
+        raise ValueError(f"head must be on the CPU; got {head.weight.device}")
+
+
+def _check_calibration(calibration: Tensor, head: LMHead) -> None:
+    if not isinstance(calibration, Tensor) or not calibration.is_floating_point():
+        raise TypeError("calibration must be a floating tensor of hidden states")
+    if calibration.shape[-1:] != (head.hidden_size,) or calibration.numel() == 0:
+        raise ValueError(
+            f"calibration must have shape (..., {head.hidden_size}), with at least one state; "
+            f"got {tuple(calibration.shape)}"
+        )
+    if not bool(calibration.isfinite().all()):
+        raise ValueError("calibration must be finite; it holds a NaN or an infinity")

@@ -1,0 +1,132 @@
+"""The steps over all words: in the compiled core where there is one, else as torch operations.
+
+Whole-number products come out the same either way, to the last bit: in the core because every
+partial sum fits into 32 bits, here because float64 holds them all.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lmhead.screen.copy import BLOCK, Copy, block_largest, unpack
+from lmhead.screen.states import States
+from lmhead.sweep import native
+
+SLACK = 2.0**-22
+"""Rounding of an approximate logit to float32 and of its bound, relative to it."""
+FLOOR = 2.0**-120
+"""The same where float32 numbers get too small to be rounded relative to themselves."""
+
+
+def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Approximate logits without the base, (B, V) float32, and the largest of each block.
+
+    Args:
+        copy: the copy; of "4+4" the high nibbles are read.
+        states: B hidden states.
+        bias: (V,) in float64 or None.
+    """
+    rows = len(states.main)
+    approx = torch.empty(rows, copy.vocab)
+    if native.core is not None:
+        top = torch.empty(rows, -(-copy.vocab // BLOCK))
+        native.core.screen_products(
+            copy.whole,
+            copy.high,
+            copy.lead,
+            copy.scales,
+            copy.lead_scales,
+            bias,
+            *(states.main, states.lead, states.scales, states.lead_scales),
+            approx,
+            top,
+            native.threads(),
+        )
+        return approx, top
+    main, lead = states.main.double().T, states.lead.double().T
+    for lo in range(0, copy.vocab, 4096):
+        some = slice(lo, lo + 4096)
+        if copy.whole is not None:
+            whole = copy.whole[some].double() @ main
+        else:
+            assert copy.high is not None
+            whole = 16.0 * (unpack(copy.high[some]).double() @ main) - 120.5 * main.sum(0)
+        a = copy.scales[some, None].double() * states.scales * whole
+        if len(copy.basis):
+            steps = copy.lead_scales[some, None].double() * states.lead_scales
+            a += steps * (copy.lead[some].double() @ lead)
+        if bias is not None:
+            a += bias[some, None]
+        approx[:, some] = a.T
+    return approx, block_largest(approx)
+
+
+def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """What approx is at (rows, ids) with the low nibbles added, (M,) in float64."""
+    assert copy.low is not None
+    if native.core is not None:
+        out = torch.empty(rows.shape, dtype=torch.float64)
+        native.core.screen_refine(
+            copy.low,
+            copy.scales,
+            *(states.main, states.lead, states.scales, states.lead_scales),
+            approx,
+            rows,
+            ids,
+            out,
+            native.threads(),
+        )
+        return out
+    out = approx[rows, ids].double()
+    for lo in range(0, len(rows), 4096):
+        some = slice(lo, lo + 4096)
+        main = states.main[rows[some]].double()
+        low = unpack(copy.low[ids[some]]).double() - 7.5
+        steps = copy.scales[ids[some]].double() * states.scales[rows[some]]
+        out[some] += steps * (low * main).sum(1)
+    return out
+
+
+def select(
+    copy: Copy, approx: Tensor, top: Tensor, e: Tensor, n: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The words whose upper bound, approx + e · e_v + n · n_v and roundings, reaches the limit.
+
+    Args:
+        copy: gives e_v of the first pass and n_v.
+        approx: (B, V) float32.
+        top: (B, blocks), the largest of each block.
+        e: (B,) float64.
+        n: (B,) float64.
+        limits: (B,) float64.
+
+    Returns:
+        How many of each row, (B,), and their ids, row after row, lowest first.
+    """
+    if native.core is None:
+        return _select(copy, approx, e, n, limits)
+    counts = torch.empty(top.shape, dtype=torch.int32)
+    given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, e, n, limits, counts)
+    native.core.screen_select(*given, None, None, native.threads())
+    ends = counts.view(-1).cumsum(0)
+    ids = torch.empty(int(ends[-1]), dtype=torch.int64)
+    starts = (ends - counts.view(-1)).view(top.shape)
+    native.core.screen_select(*given, starts, ids, native.threads())
+    return counts.sum(1), ids
+
+
+def _select(
+    copy: Copy, approx: Tensor, e: Tensor, n: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor]:
+    counts, found = [], []
+    for row, (row_e, row_n, limit) in enumerate(zip(e, n, limits, strict=True)):
+        x = approx[row].double()
+        radius = row_e * copy.first_e + row_n * copy.n + x.abs() * SLACK + FLOOR
+        # Written so that a NaN stays.
+        kept = (~(x + torch.where(x == -math.inf, 0.0, radius) < limit)).nonzero()[:, 0]
+        counts.append(len(kept))
+        found.append(kept)
+    return torch.tensor(counts), torch.cat(found)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lmhead import checks
 from lmhead.functional import as_filter, autocast
-from lmhead.logits import LazyLogits
+from lmhead.logits import LazyLogits, Screen
 from lmhead.sweep import GradFilter, Pointwise
+
+if TYPE_CHECKING:
+    from lmhead.screen import ScreenedHead
 
 
 class LMHead(nn.Module):
@@ -34,6 +38,7 @@ class LMHead(nn.Module):
         weight: (V, D), initialised as `nn.Linear` does: Kaiming-uniform with a = √5.
         bias: (V,) or None.
         max_bytes: bound on the temporary memory of a sweep; None for 128 MiB.
+        screened: what answers argmax and top-k in place of a sweep, see `screen`; None for nothing.
 
     >>> head = LMHead(16, 100)
     >>> logits = head(torch.randn(4, 16))
@@ -67,6 +72,7 @@ class LMHead(nn.Module):
         self.softcap, self.scale = softcap, scale
         self.grad_filter = as_filter(grad_filter)
         self.max_bytes: int | None = None
+        self.screened: Screen | None = None
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, device=device, dtype=dtype))
         self._add("bias", torch.empty(vocab_size, device=device, dtype=dtype) if bias else None)
         self._add("low_rank_a", None)
@@ -150,6 +156,24 @@ class LMHead(nn.Module):
         nn.init.kaiming_uniform_(self.low_rank_a, a=math.sqrt(5))
         return self
 
+    def screen(self, **options: Any) -> ScreenedHead:
+        """Make a quantized copy of the weight: argmax and top-k then read a quarter of the bytes.
+
+        From then on `head(hidden).argmax(-1)` and `.topk(k)` use it where no gradient is wanted:
+        the same answers. `head.screened = None` puts an end to it. Options are those of
+        `ScreenedHead`: bits, calibration, progress.
+
+        >>> head = LMHead(64, 1000).requires_grad_(False)
+        >>> hidden = torch.randn(64)
+        >>> before = head(hidden).argmax(-1)
+        >>> screened = head.screen(bits=8)
+        >>> bool(head(hidden).argmax(-1) == before)
+        True
+        """
+        # Below this room in the order of imports: loaded when it is asked for, as public names are.
+        made: ScreenedHead = import_module("lmhead.screen").ScreenedHead(self, **options)
+        return made.attach()
+
     @property
     def hidden_size(self) -> int:
         """D."""
@@ -186,6 +210,7 @@ class LMHead(nn.Module):
             dtype=hiddens[0].dtype,
             grad_filter=self.grad_filter,
             max_bytes=self.max_bytes,
+            screen=self.screened,
         )
 
     def extra_repr(self) -> str:

@@ -10,6 +10,6 @@ Out: answers, each from one sweep: a loss, log-probabilities, an argmax, a top-k
     transposed   (N, V, L), as `F.cross_entropy` wants sequences
 """
 
-from lmhead.logits.lazy import LazyLogits
+from lmhead.logits.lazy import LazyLogits, Screen
 
-__all__ = ["LazyLogits"]
+__all__ = ["LazyLogits", "Screen"]

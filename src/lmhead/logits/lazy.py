@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,13 @@ from lmhead.sweep.eager import eager
 from lmhead.sweep.explain import explain
 
 Kind = Literal["logits", "log_probs", "probs"]
+
+
+class Screen(Protocol):
+    """Something that finds the best words without reading all of the weight: see `screen`."""
+
+    def decide(self, source: Source, k: int) -> tuple[Tensor, Tensor] | None:
+        """Values (N, k) in float64 and ids (N, k), the same as a sweep; None if it cannot."""
 
 
 class LazyLogits:
@@ -53,8 +60,10 @@ class LazyLogits:
         row_shift: Tensor | None = None,
         grad_filter: GradFilter | None = None,
         max_bytes: int | None = None,
+        screen: Screen | None = None,
     ) -> None:
         self._hiddens, self._weights, self._bias = hiddens, weights, bias
+        self._screen = screen
         self._pointwise, self._dtype, self._kind = pointwise, dtype, kind
         self._row_shift, self._grad_filter, self._max_bytes = row_shift, grad_filter, max_bytes
         self._dense: Tensor | None = None
@@ -71,6 +80,7 @@ class LazyLogits:
             "row_shift": self._row_shift,
             "grad_filter": self._grad_filter,
             "max_bytes": self._max_bytes,
+            "screen": self._screen,
         }
         return LazyLogits(**(fields | changes))
 
@@ -509,11 +519,25 @@ class LazyLogits:
         log_p = (z - answers.lse[:, None]).reshape(index.shape)
         return (log_p if self._kind == "log_probs" else log_p.exp()).to(self.dtype)
 
+    @eager
+    def _screened(self, k: int) -> TopK | None:
+        """The k best words by way of the head's screen, if it has one that can serve."""
+        if self._screen is None or self.requires_grad or not 0 < k <= self.shape[-1]:
+            return None
+        if torch._C._are_functorch_transforms_active():
+            return None
+        decided = self._screen.decide(self.source(), k)
+        if decided is None:
+            return None
+        values, ids = (t.reshape(*self._lead, k) for t in decided)
+        return TopK(values.to(self.dtype), ids)
+
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """The id of the largest logit: no softmax is needed, which keeps the order."""
         if dim is None or not self._is_last(dim):
             return self._build(f"argmax({dim})").argmax(dim, keepdim)
-        best = self.ask(argmax=True).argmax
+        screened = self._screened(1)
+        best = self.ask(argmax=True).argmax if screened is None else screened.indices[..., 0]
         assert best is not None
         return best.unsqueeze(-1) if keepdim else best
 
@@ -523,7 +547,9 @@ class LazyLogits:
         """The k largest entries and their ids, (..., k) each."""
         if not self._is_last(dim) or not largest:
             return self._build("topk()").topk(k, dim, largest, sorted)
-        top = self.ask(top_k=k).top_k
+        top = self._screened(k)
+        if top is None:
+            top = self.ask(top_k=k).top_k
         if top is None:  # k = 0
             empty = torch.empty(*self._lead, 0, device=self.device)
             return TopK(empty.to(self.dtype), empty.long())

@@ -109,10 +109,7 @@ class Candidates:
         return x, self.pointwise.apply_(x.clone())
 
     def limits(self, x: Tensor, z: Tensor) -> Tensor:
-        """How far approx must reach, (B,), for a logit that may be z or more; x is z's linear value.
-
-        Both in float64, (B,).
-        """
+        """How far approx must reach for a logit that may be z or more, z = map(x): all (B,)."""
         t = limits.lowest_linear(self.pointwise, x, z)
         base = self.states.base
         return (t - base) - 4 * _U * (t.abs().nan_to_num(posinf=0.0) + base.abs())
@@ -121,9 +118,7 @@ class Candidates:
         """The words whose upper bound reaches a limit of `limits`, (B,)."""
         self.bytes_read += self.copy.n.nbytes * 2
         states = self.states
-        return Pairs(
-            *kernels.select(self.copy, self.approx, self._top, states.e, states.n, limit)
-        )
+        return Pairs(*kernels.select(self.copy, self.approx, self._top, states.e, states.n, limit))
 
     def refined(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """What approx is with all eight bits, and how far it may be off: (M,) in float64 each."""

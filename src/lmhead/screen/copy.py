@@ -6,9 +6,9 @@ A row w becomes   μ + Pᵀ c + Rᵀ (s q)   plus what is lost:
     c  K entries of 16 bits, one scale  R  a rotation
     q  D entries of 8 bits, one scale   s  that scale, float32
 
-Two numbers per row bound what is lost, both rounded up: `e` = ‖R r - s q‖ with r = w - μ - Pᵀ c, the
-error of the eight bits; and `n`, an upper bound of everything that the small errors are multiplied
-with (docs/certified.md).
+Two numbers per row bound what is lost, both rounded up: `e` = ‖R r - s q‖ with r = w - μ - Pᵀ c,
+the error of the eight bits; and `n`, an upper bound of everything that the small errors are
+multiplied with (docs/certified.md).
 
 With bits "4+4" the eight bits lie in two planes, the high nibbles of all rows and the low ones, and
 `e_high` is the error of the high nibbles alone.
@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lmhead.screen.directions import leading_directions, mean_row
 from lmhead.screen.rotation import PAD, Rotation
 
 Bits = Literal[8, "4+4"]
@@ -157,8 +158,8 @@ def build(
     rotation = Rotation.of(size)
     if leading is None:
         leading = min(LEADING, size // 4 // 16 * 16)
-    mean = _mean(weight)
-    basis = _leading_directions(weight if calibration is None else calibration, leading)
+    mean = mean_row(weight)
+    basis = leading_directions(weight if calibration is None else calibration, leading)
     rows = max(BLOCK, (1 << 22) // rotation.padded)
     width = rotation.padded if bits == 8 else rotation.padded // 2
     codes = torch.empty(1 if bits == 8 else 2, vocab, width, dtype=torch.int8)
@@ -275,46 +276,18 @@ def block_largest(words: Tensor) -> Tensor:
     """The largest of each block of words: (V,) or (rows, V) gives (..., blocks)."""
     missing = -words.shape[-1] % BLOCK
     padded = torch.nn.functional.pad(words, (0, missing), value=-math.inf)
-    return padded.unflatten(-1, (-1, BLOCK)).amax(-1)
+    return padded.view(*words.shape[:-1], -1, BLOCK).amax(-1)
 
 
 def pack(entries: Tensor) -> Tensor:
     """Entries from 0 to 15, (V, D'), two to a byte in the order of native/screen.hpp: (V, D'/2)."""
-    groups = entries.to(torch.uint8).unflatten(1, (-1, 4, PAD // 4))
+    groups = entries.to(torch.uint8).view(len(entries), -1, 4, PAD // 4)
     pairs = groups[:, :, 0::2] | groups[:, :, 1::2] << 4  # (V, groups, 2, 16)
     return pairs.transpose(2, 3).reshape(len(entries), -1)
 
 
 def unpack(packed: Tensor) -> Tensor:
     """Two to a byte, (V, D'/2), to entries from 0 to 15 as uint8, (V, D')."""
-    pairs = packed.unflatten(1, (-1, PAD // 4, 2)).transpose(2, 3)
+    pairs = packed.view(len(packed), -1, PAD // 4, 2).transpose(2, 3)
     groups = torch.stack([pairs & 15, pairs >> 4], 3)  # (V, groups, 2, 2, 16)
     return groups.reshape(len(packed), -1)
-
-
-def _mean(weight: Tensor) -> Tensor:
-    total = torch.zeros(weight.shape[1], dtype=torch.float64)
-    for lo in range(0, len(weight), 4096):
-        total += weight[lo : lo + 4096].double().sum(0)
-    return total / len(weight)
-
-
-def _leading_directions(rows: Tensor, k: int, *, most: int = 16384) -> Tensor:
-    """K orthonormal directions that carry most of the energy of the rows: (K, D).
-
-    Subspace iteration on a sample. The proof holds for any directions; better ones prune more.
-    """
-    size = rows.shape[-1]
-    if k == 0:
-        return torch.zeros(0, size, dtype=torch.float64)
-    rows = rows.reshape(-1, size)
-    rows = rows[:: max(1, len(rows) // most)].float()
-    rows = rows / rows.abs().max().clamp(min=TINY)
-    gram = (rows.T @ rows).double()
-    random = torch.Generator().manual_seed(0)
-    span = torch.randn(size, min(size, k + 16), generator=random, dtype=torch.float64)
-    for _ in range(16):
-        span = torch.linalg.qr(gram @ torch.linalg.qr(span)[0] + 1e-12 * span)[0]
-    values, vectors = torch.linalg.eigh(span.T @ gram @ span)
-    del values  # ascending
-    return (span @ vectors.flip(1)[:, :k]).T.contiguous()

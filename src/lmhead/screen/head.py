@@ -1,16 +1,12 @@
 """`ScreenedHead`: the argmax and the top k of a head, from a quantized copy, with a certificate.
 
-One pass over the copy gives approximate logits and a bound on their error. The best of them are
-rescored exactly; what cannot reach those is out, by proof; what is left is rescored exactly too, and
-the answer is the best of it. Where the bound leaves too many words, the head is swept as without a
-copy, and the certificate says so.
+`decide` has the steps. Where the bound leaves too many words, the head is swept as without a copy,
+and the certificate says so.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,60 +14,14 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.head import LMHead
 from lmhead.screen import limits, store
-from lmhead.screen.candidates import Candidates, Pairs
+from lmhead.screen.answers import Certificate, ScreenedArgmax, ScreenedTopK, Verification
+from lmhead.screen.candidates import Candidates
 from lmhead.screen.copy import Bits, Copy, Progress, build
+from lmhead.screen.decide import decide
 from lmhead.screen.states import usable
 from lmhead.sweep import Pointwise, Questions, Source, row_answers
 
 _TOGETHER = 64  # hidden states that one pass over the copy serves
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """How an answer was found.
-
-    Attributes:
-        rows_rescored: (...), for each hidden state how many words were scored in float64.
-        fell_back: (...), whether the bounds left too much and all words were scored.
-        bytes_read: of copy and weight together, for the whole batch.
-    """
-
-    rows_rescored: Tensor
-    fell_back: Tensor
-    bytes_read: int
-
-    @property
-    def fall_back_rate(self) -> float:
-        """The share of hidden states for which all words were scored."""
-        return float(self.fell_back.double().mean()) if self.fell_back.numel() else 0.0
-
-    def reshape(self, lead: torch.Size) -> Certificate:
-        """The same for hidden states of another shape."""
-        shaped = (t.reshape(lead) for t in (self.rows_rescored, self.fell_back))
-        return Certificate(*shaped, self.bytes_read)
-
-
-class ScreenedArgmax(NamedTuple):
-    """token (...): the id of the largest float64 logit, the lowest among equals."""
-
-    token: Tensor
-    certificate: Certificate
-
-
-class ScreenedTopK(NamedTuple):
-    """values (..., k) in float64 and indices (..., k), by value, ties by lowest id."""
-
-    values: Tensor
-    indices: Tensor
-    certificate: Certificate
-
-
-class Verification(NamedTuple):
-    """How often the answer was another than that of float64 over all words: must be 0."""
-
-    states: int
-    disagreements: int
-    certificate: Certificate
 
 
 class ScreenedHead:
@@ -79,8 +29,8 @@ class ScreenedHead:
 
     Equivalent to: head(hidden).argmax(-1), head(hidden).topk(k)
 
-    The weight itself stays: the rows that decide are read from it. The copy belongs to the weight as
-    it is now; after a change to the weight, build another.
+    The weight itself stays: the rows that decide are read from it. The copy belongs to the weight
+    as it is now; after a change to the weight, build another.
 
     Args:
         head: an `LMHead` on the CPU, without a low-rank delta.
@@ -113,9 +63,7 @@ class ScreenedHead:
             raise ValueError(f'bits must be 8 or "4+4"; got {bits!r}')
         if calibration is not None:
             _check_calibration(calibration, head)
-        copy = build(
-            head.weight.detach(), bits=bits, calibration=calibration, progress=progress
-        )
+        copy = build(head.weight.detach(), bits=bits, calibration=calibration, progress=progress)
         self._own(head, copy)
 
     def _own(self, head: LMHead, copy: Copy) -> None:
@@ -241,9 +189,9 @@ class ScreenedHead:
         return Source((flat,), (head.weight.detach(),), bias, pointwise)
 
     def decide(self, source: Source, k: int) -> tuple[Tensor, Tensor] | None:
-        """Values (N, k) in float64 and ids (N, k) for lazy logits; None where the copy cannot serve.
+        """Values (N, k) in float64 and ids (N, k) for lazy logits; None where it cannot serve.
 
-        It serves logits of this head's weight, whatever bias and map have become of the head's own.
+        It serves logits of this weight, whatever has become of the head's bias and map.
         """
         if len(source.weights) != 1 or not self._is_mine(source.weights[0]):
             return None
@@ -285,9 +233,9 @@ class ScreenedHead:
         read = 0
         if self._fits(source):
             good = usable(self.copy, source.hiddens[0]).nonzero()[:, 0]
-            for some in good.split(_TOGETHER):
+            for some in torch.split(good, _TOGETHER):
                 part = _rows_of(source, some)
-                found = _screen(Candidates(self.copy, part, self._bias64(source.bias)), k)
+                found = decide(Candidates(self.copy, part, self._bias64(source.bias)), k)
                 done = some[found.decided]
                 values[done], ids[done] = found.values, found.ids
                 rescored[done], fell[done] = found.rescored[found.decided], False
@@ -300,75 +248,6 @@ class ScreenedHead:
             values[dense], ids[dense] = decisions.top_values, decisions.top_ids
             read += source.weights[0].nbytes
         return values, ids, Certificate(rescored, fell, read)
-
-
-class _Found(NamedTuple):
-    decided: Tensor  # (B,) bool
-    values: Tensor  # (decided, k)
-    ids: Tensor
-    rescored: Tensor  # (B,)
-    bytes_read: int
-
-
-def _screen(found: Candidates, k: int) -> _Found:
-    """The k best words of each row, for the rows that the bounds decide."""
-    rows, vocab = found.rows, found.copy.vocab
-    pivots = found.best(k)
-    x, z = found.exact(pivots)
-    limit = found.limits(x.view(rows, k).amin(1), z.view(rows, k).amin(1))
-    pairs = found.reaching(limit)
-    first = pivots
-    if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
-        pairs, limit, pivots, x, z = _second_pass(found, pairs, limit, k)
-    decided = (pairs.counts <= max(256, 4 * k, vocab // 8)) & (pairs.counts >= k)
-    if not bool(decided.all()):
-        pairs = pairs.keep(decided[pairs.rows])
-    if len(pairs.ids) != len(pivots.ids):
-        x, z = found.exact(pairs)
-    elif not torch.equal(pairs.ids, pivots.ids):
-        raise _broken()
-    _check_bounds(found, pairs, x)
-    rescored = pairs.counts
-    if first is not pivots:
-        again = torch.isin(first.rows * vocab + first.ids, pairs.rows * vocab + pairs.ids)
-        rescored = rescored + first.keep(~again).counts
-    kept = Pairs(pairs.counts[decided], pairs.ids)
-    values, ids = kept.largest(z, k) if len(kept.counts) else (z.view(0, k), pairs.ids.view(0, k))
-    return _Found(decided, values, ids, rescored, found.bytes_read)
-
-
-def _second_pass(
-    found: Candidates, pairs: Pairs, limit: Tensor, k: int
-) -> tuple[Pairs, Tensor, Pairs, Tensor, Tensor]:
-    """With the low nibbles: better pivots, a higher limit, fewer words."""
-    approx, radius = found.refined(pairs)
-    _, ids = pairs.largest(approx, k)
-    pivots = Pairs(torch.full_like(pairs.counts, k), ids.sort(dim=1).values.reshape(-1))
-    x, z = found.exact(pivots)
-    higher = found.limits(x.view(-1, k).amin(1), z.view(-1, k).amin(1))
-    limit = torch.maximum(limit, higher)
-    # Written so that a NaN stays.
-    kept = pairs.keep(~(approx + radius < limit[pairs.rows]))
-    return kept, limit, pivots, x, z
-
-
-def _check_bounds(found: Candidates, pairs: Pairs, x: Tensor) -> None:
-    """Every word that was scored exactly must lie within its bounds: a guard against a copy of
-    another weight.
-    """
-    approx, radius = found.refined(pairs)
-    base = found.states.base[pairs.rows]
-    slack = 2.0**-48 * (x.abs() + base.abs())
-    off = ~((x - base - approx).abs() <= radius + slack) & (x != approx)
-    if bool(off.any()):
-        raise _broken()
-
-
-def _broken() -> RuntimeError:
-    return RuntimeError(
-        "a logit lies outside its bounds: the copy does not belong to the weight as it is now; make "
-        "another ScreenedHead"
-    )
 
 
 def _rows_of(source: Source, rows: Tensor) -> Source:

@@ -64,7 +64,7 @@ class States:
 
 def usable(copy: Copy, hidden: Tensor) -> Tensor:
     """Which hidden states (B, D) are finite, and small enough that no step overflows: (B,)."""
-    size = hidden.double().norm(dim=1)
+    size: Tensor = hidden.double().norm(dim=1)
     return size * max(copy.n_max, 1.0) < 1e30
 
 

@@ -47,7 +47,7 @@ def load(path: str | os.PathLike[str], weight: Tensor) -> Copy:
         if metadata.get("weight_sha256") != weight_hash(weight):
             raise ValueError(f"{name} belongs to another weight than that of this head")
         bits = cast(Bits, 8 if metadata["bits"] == "8" else metadata["bits"])
-        return Copy.from_tensors(bits, {key: file.get_tensor(key) for key in file.keys()})
+        return Copy.from_tensors(bits, {key: file.get_tensor(key) for key in sorted(file.keys())})
 
 
 def weight_hash(weight: Tensor) -> str:
@@ -55,5 +55,5 @@ def weight_hash(weight: Tensor) -> str:
     digest = hashlib.sha256(f"{weight.dtype} {tuple(weight.shape)}".encode())
     for lo in range(0, len(weight), 4096):
         block = weight[lo : lo + 4096].detach().cpu().contiguous()
-        digest.update(block.view(torch.uint8).numpy())
+        digest.update(block.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,0 +1,84 @@
+"""From bounds to the k best words of each row.
+
+The k words with the best approximate logits are scored exactly. The least of them is a limit: what
+cannot reach it, by its upper bound, is not among the best k. What is left is scored exactly too,
+and the k best of that are the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmhead.screen.candidates import Candidates, Pairs
+
+
+class Found(NamedTuple):
+    """What the bounds decided of B rows."""
+
+    decided: Tensor  # (B,) bool
+    values: Tensor  # (decided, k) float64
+    ids: Tensor  # (decided, k)
+    rescored: Tensor  # (B,)
+    bytes_read: int
+
+
+def decide(found: Candidates, k: int) -> Found:
+    """The k best words of each row, for the rows that the bounds decide."""
+    rows, vocab = found.rows, found.copy.vocab
+    pivots = found.best(k)
+    x, z = found.exact(pivots)
+    least = z.view(rows, k).amin(1)
+    limit = found.limits(x.view(rows, k).amin(1), least)
+    pairs = found.reaching(limit)
+    first = pivots
+    if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
+        pairs, limit, pivots, x, z = _second_pass(found, pairs, limit, k)
+    # Where masked words come among the best k, nothing can be passed over.
+    few = pairs.counts <= max(256, 4 * k, vocab // 8)
+    decided = few & (pairs.counts >= k) & (least > -math.inf)
+    if not bool(decided.all()):
+        pairs = pairs.keep(decided[pairs.rows])
+    if not (bool(decided.all()) and torch.equal(pairs.ids, pivots.ids)):
+        x, z = found.exact(pairs)
+    _check_bounds(found, pairs, x)
+    rescored = pairs.counts
+    if first is not pivots:
+        again = torch.isin(first.rows * vocab + first.ids, pairs.rows * vocab + pairs.ids)
+        rescored = rescored + first.keep(~again).counts
+    kept = Pairs(pairs.counts[decided], pairs.ids)
+    values, ids = kept.largest(z, k) if len(kept.counts) else (z.view(0, k), pairs.ids.view(0, k))
+    return Found(decided, values, ids, rescored, found.bytes_read)
+
+
+def _second_pass(
+    found: Candidates, pairs: Pairs, limit: Tensor, k: int
+) -> tuple[Pairs, Tensor, Pairs, Tensor, Tensor]:
+    """With the low nibbles: better pivots, a higher limit, fewer words."""
+    approx, radius = found.refined(pairs)
+    _, ids = pairs.largest(approx, k)
+    pivots = Pairs(torch.full_like(pairs.counts, k), ids.sort(dim=1).values.reshape(-1))
+    x, z = found.exact(pivots)
+    higher = found.limits(x.view(-1, k).amin(1), z.view(-1, k).amin(1))
+    limit = torch.maximum(limit, higher)
+    # Written so that a NaN stays.
+    kept = pairs.keep(~(approx + radius < limit[pairs.rows]))
+    return kept, limit, pivots, x, z
+
+
+def _check_bounds(found: Candidates, pairs: Pairs, x: Tensor) -> None:
+    """Every word that was scored exactly must lie within its bounds: a guard against a copy of
+    another weight.
+    """
+    approx, radius = found.refined(pairs)
+    base = found.states.base[pairs.rows]
+    slack = 2.0**-48 * (x.abs() + base.abs())
+    off = ~((x - base - approx).abs() <= radius + slack) & (x != approx)
+    if bool(off.any()):
+        raise RuntimeError(
+            "a logit lies outside its bounds: the copy does not belong to the weight as it is now; "
+            "make another ScreenedHead"
+        )

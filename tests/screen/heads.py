@@ -89,7 +89,7 @@ WEIGHTS: dict[str, Maker] = {
 
 
 def states(rows: int, weight: Tensor, random: torch.Generator) -> Tensor:
-    """Random ones, one that is zero, one along a row of the weight, one of huge and tiny entries."""
+    """Random ones; one of zeros, one along a row of the weight, one of huge and tiny entries."""
     hidden = normal(rows, weight.shape[1], random=random)
     if rows > 1:
         hidden[1] = 0.0

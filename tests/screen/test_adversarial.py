@@ -57,9 +57,7 @@ def check(
         return  # 1e25 in float16
     hidden = heads.states(rows, weight.float(), random).to(dtype)
     hidden = torch.where(hidden.isfinite(), hidden, 0.0)
-    head = heads.head_of(
-        weight, heads.bias_of(bias, vocab, random), softcap=softcap, scale=scale
-    )
+    head = heads.head_of(weight, heads.bias_of(bias, vocab, random), softcap=softcap, scale=scale)
     calibration = hidden + heads.normal(rows, size, random=random).to(dtype)
     screened = ScreenedHead(
         head,

@@ -233,7 +233,7 @@ class ScreenedHead:
         read = 0
         if self._fits(source):
             good = usable(self.copy, source.hiddens[0]).nonzero()[:, 0]
-            for some in torch.split(good, _TOGETHER):
+            for some in torch.split(good, _TOGETHER) if len(good) else ():
                 part = _rows_of(source, some)
                 found = decide(Candidates(self.copy, part, self._bias64(source.bias)), k)
                 done = some[found.decided]

@@ -65,7 +65,7 @@ class Rotation:
         rows = x.shape[0]
         x = torch.nn.functional.pad(x, (0, self.padded - x.shape[1])) * self.signs
         for factor in self.factors:
-            x = x.view(rows, -1, len(factor)) @ factor.T
+            x = x.view(rows, self.padded // len(factor), len(factor)) @ factor.T
             x = x.transpose(1, 2).reshape(rows, self.padded)
         return x
 

@@ -1,0 +1,67 @@
+"""A real head and real hidden states: SmolLM2-135M on four windows of WikiText-2."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lmhead import LMHead
+from lmhead.screen import ScreenedHead
+from screen import heads
+
+DATA = Path(__file__).resolve().parents[2] / "../shared/data/smollm2"
+FILES = (DATA / "wt2_hidden_2048.safetensors", DATA / "lm_head_f16.safetensors")
+
+pytestmark = pytest.mark.skipif(
+    not all(file.exists() for file in FILES),
+    reason="the SmolLM2 hidden states are not in ../shared/data/smollm2",
+)
+
+
+class Real(NamedTuple):
+    hidden: Tensor  # (2048, 576)
+    head: LMHead
+    best: Tensor  # (2048, 50), ids by float64 logit
+
+
+@pytest.fixture(scope="module")
+def real() -> Real:
+    states, head = (load_file(file) for file in FILES)
+    weight = head["weight"].double()
+    # The closest two of the best fifty are 1e-7 apart: the order of summation cannot swap them.
+    best = [(h.double() @ weight.T).topk(50).indices for h in torch.split(states["hidden"], 128)]
+    return Real(states["hidden"], heads.head_of(weight.float()), torch.cat(best))
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("bits", [8, "4+4"])
+def test_every_token_is_that_of_float64(real: Real, bits: object, calibrated: bool) -> None:
+    calibration = real.hidden[::8] if calibrated else None
+    screened = ScreenedHead(real.head, bits=bits, calibration=calibration)  # type: ignore[arg-type]
+    first = screened.argmax(real.hidden)
+    top = screened.topk(real.hidden, 50)
+    assert int((first.token != real.best[:, 0]).sum()) == 0
+    assert int((top.indices != real.best).any(1).sum()) == 0
+    for answer, most in ((first, 5), (top, 150)):
+        assert not bool(answer.certificate.fell_back.any())
+        assert float(answer.certificate.rows_rescored.double().mean()) <= most
+
+
+def test_the_torch_operations_agree(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
+    screened = ScreenedHead(real.head, bits="4+4", calibration=real.hidden[::8])
+    monkeypatch.setattr("lmhead.sweep.native.core", None)
+    some = slice(0, 2048, 128)
+    assert torch.equal(screened.topk(real.hidden[some], 50).indices, real.best[some])
+
+
+def test_bytes_read_for_one_state(real: Real) -> None:
+    weights = real.head.weight.numel()
+    eight = ScreenedHead(real.head, calibration=real.hidden[::8])
+    assert eight.argmax(real.hidden[9]).certificate.bytes_read < 1.2 * weights
+    assert eight.nbytes < 1.2 * weights
+    four = ScreenedHead(real.head, bits="4+4", calibration=real.hidden[::8])
+    read = [four.argmax(h).certificate.bytes_read for h in real.hidden[::64]]
+    assert sum(read) / len(read) < 0.7 * weights

@@ -273,6 +273,20 @@ void row_race(Array<const float, 2> z, Array<const double, 1> beta, Array<const 
                      reinterpret_cast<const lmhead::Key*>(keys.data()), winners.data(), threads);
 }
 
+void row_contenders(Array<const float, 2> z, Array<const double, 1> beta,
+                    Array<const int64_t, 2> keys, Array<const double, 1> least,
+                    Array<int64_t, 1> counts, Array<int64_t, 2> ids, int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require_rows(z.shape(0), beta, least, counts);
+  require(keys.shape(0) == z.shape(0) && keys.shape(1) == 2, "keys must be (rows, 2)");
+  require(ids.shape(0) == z.shape(0), "one row of ids per row");
+  const nb::gil_scoped_release release;
+  chosen->rows->contenders(z.data(), rows, vocab, beta.data(),
+                           reinterpret_cast<const lmhead::Key*>(keys.data()), least.data(),
+                           static_cast<int64_t>(ids.shape(1)), counts.data(), ids.data(), threads);
+}
+
 void uniforms(Array<const int64_t, 2> keys, uint32_t stream, Array<const int64_t, 2> ids,
               Array<double, 2> out) {
   require(keys.shape(0) == ids.shape(0) && keys.shape(1) == 2, "keys must be (rows, 2)");
@@ -348,6 +362,8 @@ NB_MODULE(_native, m) {
         tensor("values"), arg("threads"));
   m.def("row_race", &row_race, tensor("z"), tensor("beta"), tensor("keys"), tensor("winners"),
         arg("threads"));
+  m.def("row_contenders", &row_contenders, tensor("z"), tensor("beta"), tensor("keys"),
+        tensor("least"), tensor("counts"), tensor("ids"), arg("threads"));
   m.def("uniforms", &uniforms, tensor("keys"), arg("stream"), tensor("ids"), tensor("out"));
   m.def("tail_threshold", &tail_threshold, tensor("x"), arg("mass"));
   m.def("use", &use, arg("name"));

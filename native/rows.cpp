@@ -308,14 +308,16 @@ struct Best {
   }
 };
 
-// A word wins with score β (z - max) - log E, where E = -log u >= 1 - u. So it can only win if
-// 1 - u < exp(β (z - max) - best): a comparison in float32 with a margin, and nearly all words are
-// out without a logarithm.
-Best race_piece(const float* z, int64_t lo, int64_t hi, double beta, double max, Key key,
-                Best best) {
+// meet(word, score) for every word of [lo, hi), lo being even, whose score β (z - max) + noise is at
+// least `least()`, and for few others. The noise is -log E with E = -log u >= 1 - u, so such a word
+// has 1 - u <= exp(β (z - max) - least): a comparison in float32 with a margin, and nearly all words
+// are out without a logarithm.
+template <class Least, class Meet>
+void each_contender(const float* z, int64_t lo, int64_t hi, double beta, double max, Key key,
+                    const Least& least, const Meet& meet) {
   uint32_t high[kChunk], low[kChunk];
   const float b = static_cast<float>(beta), top = static_cast<float>(max);
-  for (int64_t first = lo; first < hi; first += kChunk) {  // lo is even
+  for (int64_t first = lo; first < hi; first += kChunk) {
     random_words(key, first, high, low);
     const int64_t end = std::min(hi, first + kChunk);
     for (int64_t i = first; i < end; i += kLanes) {
@@ -325,17 +327,33 @@ Best race_piece(const float* z, int64_t lo, int64_t hi, double beta, double max,
       std::memcpy(&bits, high + (i - first), sizeof bits);
       // 1 - u is at least (2^32 - 1 - high) 2^-32; the top 31 bits of it are plenty.
       const vf left = __builtin_convertvector((~bits >> 1) & 0x7fffffff, vf) * 0x1p-31f;
-      const vf may = exp((v - top) * b - static_cast<float>(best.score)) * 1.01f + 1e-9f;
+      const vf may = exp((v - top) * b - static_cast<float>(least())) * 1.01f + 1e-9f;
       const vi hit = (left * 0.999f < may) & (v > -kInf);
       if (!any(hit)) continue;
       for (int k = 0; k < n; ++k)
         if (hit[k])
-          best.take(beta * (static_cast<double>(z[i + k]) - max) +
-                        lmhead::to_gumbel({high[i + k - first], low[i + k - first]}),
-                    i + k);
+          meet(i + k, beta * (static_cast<double>(z[i + k]) - max) +
+                          lmhead::to_gumbel({high[i + k - first], low[i + k - first]}));
     }
   }
-  return best;
+}
+
+void contenders(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
+                const double* least, int64_t width, int64_t* counts, int64_t* ids, int threads) {
+  parallel_for(rows, threads, [&](int64_t row) {
+    const float* words = z + row * vocab;
+    const double max = *std::max_element(words, words + vocab);
+    counts[row] = 0;
+    if (max == -kFar) return;
+    const double bound = least[row] - beta[row] * max;
+    each_contender(
+        words, 0, vocab, beta[row], max, keys[row], [&] { return bound; },
+        [&](int64_t word, double score) {
+          if (!(score >= bound)) return;
+          if (counts[row] < width) ids[row * width + counts[row]] = word;
+          ++counts[row];
+        });
+  });
 }
 
 void race(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
@@ -349,7 +367,9 @@ void race(const float* z, int64_t rows, int64_t vocab, const double* beta, const
     if (max == -kFar) return;
     Best best;
     best.take(lmhead::to_gumbel(lmhead::philox(keys[row], 0, favourite)), favourite);
-    best = race_piece(words, lo, hi, beta[row], max, keys[row], best);
+    each_contender(
+        words, lo, hi, beta[row], max, keys[row], [&] { return best.score; },
+        [&](int64_t word, double score) { best.take(score, word); });
     parts[row * per_row + piece] = {best.score + beta[row] * max, best.id};
   });
   for (int64_t row = 0; row < rows; ++row) {
@@ -370,7 +390,8 @@ namespace lmhead {
 extern const RowKernels LMHEAD_ROWS;
 const RowKernels LMHEAD_ROWS = {
     LMHEAD_ISA::top,   LMHEAD_ISA::mass,       LMHEAD_ISA::moments,   LMHEAD_ISA::kth,
-    LMHEAD_ISA::reach, LMHEAD_ISA::band_count, LMHEAD_ISA::band_fill, LMHEAD_ISA::race,
+    LMHEAD_ISA::reach, LMHEAD_ISA::band_count, LMHEAD_ISA::band_fill,
+    LMHEAD_ISA::contenders, LMHEAD_ISA::race,
 };
 
 }  // namespace lmhead

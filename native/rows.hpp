@@ -42,6 +42,11 @@ struct RowKernels {
   void (*band_fill)(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
                     int64_t width, int64_t* ids, float* values, int threads);
 
+  // The words with β z + noise >= least, in the order of ids: how many, and the first `width`.
+  void (*contenders)(const float* z, int64_t rows, int64_t vocab, const double* beta,
+                     const Key* keys, const double* least, int64_t width, int64_t* counts,
+                     int64_t* ids, int threads);
+
   // The word with the largest β z + noise, ties to the lowest id; -1 if all are masked.
   void (*race)(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
                int64_t* winners, int threads);

@@ -36,17 +36,18 @@ class TopK(Cut):
     def __init__(self, k: PerRow, *, ties: str = "lowest") -> None:
         self.k, self.ties = k, ties
 
-    def _k(self, call: Call) -> Tensor:
+    def wanted(self, call: Call) -> Tensor:
+        """K of each row, (B,), as a float."""
         k = per_row(self.name, self.k, call)
         return torch.where(k > 0, k, call.vocab)
 
     def find(self, whole: Whole, call: Call) -> Few:
         """From the k-th best logit upwards."""
-        return whole.above(whole.kth(self._k(call)))
+        return whole.above(whole.kth(self.wanted(call)))
 
     def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
         """The first k."""
-        k = self._k(call)[:, None]
+        k = self.wanted(call)[:, None]
         if self.ties == "lowest":
             return _places(few) < k
         last = (k - 1).clamp(max=few.z.shape[1] - 1).long()
@@ -211,26 +212,26 @@ class TopH(Cut):
     """
 
     name = "top_h"
-    _MOST = 100
+    MOST = 100
 
     def __init__(self, top_h: PerRow) -> None:
         self.top_h = top_h
 
     def find(self, whole: Whole, call: Call) -> Few:  # noqa: ARG002
         """From the 100th best logit upwards."""
-        return whole.above(whole.kth(torch.full_like(whole.beta, self._MOST)))
+        return whole.above(whole.kth(torch.full_like(whole.beta, self.MOST)))
 
     def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
         """By the sum of entropies of those before and itself."""
         share = per_row(self.name, self.top_h, call)[:, None]
-        best = few.z[:, : self._MOST]
+        best = few.z[:, : self.MOST]
         log_p = best.log_softmax(1)
         terms = torch.where(best > -math.inf, -log_p.exp() * log_p, 0.0)
         # A share of 1 is all of it, though rounding may exceed the sum before the last word.
         stays = (terms.cumsum(1) <= share * terms.sum(1, keepdim=True)) | (share >= 1)
         stays &= log_p.exp() > 0
         stays[:, :1] = True
-        none = torch.zeros_like(few.z[:, self._MOST :], dtype=torch.bool)
+        none = torch.zeros_like(few.z[:, self.MOST :], dtype=torch.bool)
         return torch.cat([stays, none], 1)
 
 

@@ -89,6 +89,22 @@ class Few:
 
 
 @dataclass(frozen=True)
+class Top(Few):
+    """The best words of a distribution that has others, with the log of the mass of all.
+
+    Attributes:
+        total: (B,), log Σ exp z over all words.
+    """
+
+    total: Tensor
+
+    @property
+    def lse(self) -> Tensor:
+        """Of all words, those that are not here included."""
+        return self.total
+
+
+@dataclass(frozen=True)
 class Whole:
     """All words. What is asked of them costs a pass over the vocabulary, once.
 

@@ -59,6 +59,10 @@ class LogitBias(Edit):
         ids = _ids(self.bias, call, self.name)
         z[:, ids] += torch.tensor(list(self.bias.values()), dtype=z.dtype, device=z.device)
 
+    def touches(self, call: Call) -> Sequence[Sequence[int]]:
+        """The words that have a bias."""
+        return [_ids(self.bias, call, self.name)] * len(call.rows)
+
 
 class SequenceBias(Edit):
     """z + bias for the last word of a sequence whose other words have just come."""
@@ -79,6 +83,10 @@ class SequenceBias(Edit):
             for row, ids in enumerate(call.context.ids):
                 if ids[-len(before) :] == tuple(before):
                     z[row, last] += value
+
+    def touches(self, call: Call) -> Sequence[Sequence[int]]:
+        """The last words."""
+        return [_ids([s[-1] for s in self.bias], call, self._name)] * len(call.rows)
 
 
 class BadWords(SequenceBias):
@@ -130,6 +138,10 @@ class Suppress(Edit):
             if not self.at_begin or length == begin:
                 z[row, ids] = -math.inf
 
+    def touches(self, call: Call) -> Sequence[Sequence[int]]:
+        """These words."""
+        return [_ids(self.ids, call, self.name)] * len(call.rows)
+
 
 class MinLength(Edit):
     """No end before so many ids, counted with the prompt (`min_length`) or without it."""
@@ -146,6 +158,10 @@ class MinLength(Edit):
         for row, length in enumerate(context.lengths):
             if length - (context.prompts[row] if self.new else 0) < self.length:
                 z[row, ends] = -math.inf
+
+    def touches(self, call: Call) -> Sequence[Sequence[int]]:
+        """The ends."""
+        return [_ids(self.ends, call, "eos_token_id")] * len(call.rows)
 
 
 class ForcedTokens(Edit):

@@ -25,7 +25,15 @@ def _counted(call: Call, counted: Counted, last_n: int | None) -> Iterator[tuple
         yield ids if last_n is None else ids[max(0, len(ids) - last_n) :]
 
 
-class RepetitionPenalty(Edit):
+class _LooksBack(Edit):
+    """An edit of words that came before."""
+
+    def touches(self, call: Call) -> Sequence[Sequence[int]]:
+        """The words of the context."""
+        return [sorted(set(ids)) for ids in call.context.ids]
+
+
+class RepetitionPenalty(_LooksBack):
     """Logits of words that came before: divided by the penalty if positive, times it if not."""
 
     name = "repetition_penalty"
@@ -45,7 +53,7 @@ class RepetitionPenalty(Edit):
                 z[row, words] = torch.where(some > 0, some / penalties[row], some * penalties[row])
 
 
-class CountPenalty(Edit):
+class CountPenalty(_LooksBack):
     """Z - count · frequency_penalty - (count > 0) · presence_penalty."""
 
     name = "frequency_penalty"
@@ -73,7 +81,7 @@ class CountPenalty(Edit):
                 z[row, words] -= times * frequency[row] + presence[row]
 
 
-class NoRepeatNGram(Edit):
+class NoRepeatNGram(_LooksBack):
     """No n-gram twice: words that would complete one that is there already are masked."""
 
     name = "no_repeat_ngram_size"
@@ -93,7 +101,7 @@ class NoRepeatNGram(Edit):
             z[row, sorted(banned)] = -math.inf
 
 
-class DRY(Edit):
+class DRY(_LooksBack):
     """Don't repeat yourself: a word that would prolong a repetition of L >= allowed_length ids
     loses multiplier · base^(L - allowed_length).
 

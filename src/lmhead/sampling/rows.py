@@ -134,6 +134,29 @@ def race(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
     return winners
 
 
+def contenders(
+    z: Tensor, beta: Tensor, keys: Tensor, least: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """The words with β z + noise >= least: how many of each row, and the first `width` of them.
+
+    (B,) and (B, width); in the order of ids, word 0 where there are fewer.
+    """
+    core = _core(z)
+    ids = torch.zeros(z.shape[0], width, dtype=torch.int64, device=z.device)
+    if core is not None:
+        counts = torch.empty(z.shape[0], dtype=torch.int64)
+        core.row_contenders(z, beta, keys, least, counts, ids, native.threads())
+        return counts, ids
+    counts = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
+    every = torch.arange(z.shape[1], device=z.device)[None]
+    for i in range(z.shape[0]):
+        score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], every)[0]
+        found = ((score >= least[i]) & (z[i] > -math.inf)).nonzero()[:, 0]
+        counts[i] = len(found)
+        ids[i, : len(found)] = found[:width]
+    return counts, ids
+
+
 def widest(counts: Tensor) -> int:
     """At least 1, so that a row has a largest entry even if it is -inf."""
     return max(1, int(counts.max())) if len(counts) else 1

@@ -135,11 +135,11 @@ class Sampler:
             ValueError: NaN or inf among the logits, a row where every word is masked (naming the
                 stage that did it), ids out of range.
         """
-        call = self._call(
+        call = self.call(
             logits, context, position, prompt_length, context_mask, unconditional, state
         )
         lead, given = logits.shape[:-1], _rows(logits)
-        sampled = run(given, self.stages, call, self._greedy(call))
+        sampled = run(given, self.stages, call, self.greedy_rows(call))
         return replace(
             sampled,
             token=sampled.token.reshape(lead),
@@ -164,7 +164,7 @@ class Sampler:
         >>> Sampler(top_k=2).process(torch.tensor([[3.0, 2.0, 1.0]]))
         tensor([[3., 2., -inf]])
         """
-        call = self._call(
+        call = self.call(
             scores, context, position, prompt_length, context_mask, unconditional, state
         )
         words: Distribution = start(_tensor_rows(scores))
@@ -188,20 +188,20 @@ class Sampler:
 
         Prints as a table; `.to_json()` and `.steps` for programs.
         """
-        call = self._call(
+        call = self.call(
             logits, context, position, prompt_length, context_mask, unconditional, state
         )
         whole = start(_dense_rows(logits))
         greedy = self.is_greedy
         return explain(whole, active(self.stages, greedy=greedy), call, greedy=greedy)
 
-    def _greedy(self, call: Call) -> Tensor:
+    def greedy_rows(self, call: Call) -> Tensor:
         """Which rows take the best word, (B,)."""
         if not self.options.do_sample:
             return torch.ones(call.batch, dtype=torch.bool)
         return per_row("temperature", self.options.temperature, call) == 0
 
-    def _call(
+    def call(
         self,
         logits: Tensor | LazyLogits,
         context: Ids | None,

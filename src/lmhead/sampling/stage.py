@@ -99,7 +99,11 @@ class Edit(Stage):
 
     @abstractmethod
     def edit(self, z: Tensor, call: Call) -> None:
-        """Change z (B, V) in place."""
+        """Change z (B, V) in place, each word by its own logit."""
+
+    def touches(self, call: Call) -> Sequence[Sequence[int]] | None:  # noqa: ARG002
+        """Per row the words whose logits it may change; None if that may be all of them."""
+        return None
 
 
 class Cut(Stage):

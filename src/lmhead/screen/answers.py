@@ -49,6 +49,34 @@ class ScreenedTopK(NamedTuple):
     certificate: Certificate
 
 
+class Interval(NamedTuple):
+    """Two numbers per hidden state between which the true one lies, (...) each; equal if exact."""
+
+    low: Tensor
+    high: Tensor
+
+
+class ScreenedSample(NamedTuple):
+    """token (...): what the sampler gives for the float64 logits.
+
+    log_prob is of the distribution that the token was drawn from, raw_log_prob of the model's own.
+    """
+
+    token: Tensor
+    log_prob: Interval
+    raw_log_prob: Interval
+    certificate: Certificate
+
+    def reshape(self, lead: torch.Size) -> ScreenedSample:
+        """The same for hidden states of another shape."""
+        return ScreenedSample(
+            self.token.reshape(lead),
+            Interval(*(x.reshape(lead) for x in self.log_prob)),
+            Interval(*(x.reshape(lead) for x in self.raw_log_prob)),
+            self.certificate.reshape(lead),
+        )
+
+
 class Verification(NamedTuple):
     """How often the answer was another than that of float64 over all words: must be 0."""
 

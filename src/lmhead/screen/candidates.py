@@ -21,6 +21,8 @@ from lmhead.sweep import Pointwise, Source
 
 _MAX_BYTES = 1 << 26
 _U = 2.0**-53
+# Words this close to the top, in units of the logits, are worth all of their bits.
+_NEAR = 10.0
 
 
 @dataclass
@@ -81,6 +83,35 @@ class Candidates:
         self.states = States.of(copy, source.hiddens[0])
         self.approx, self._top = kernels.products(copy, self.states, bias)
         self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
+
+    def row(self, index: int) -> Candidates:
+        """What is known of one hidden state; nothing is read again."""
+        one = Candidates.__new__(Candidates)
+        one.copy, one.pointwise = self.copy, self.pointwise
+        some = torch.tensor([index])
+        one.source, one._linear = self.source.select(some), self._linear.select(some)
+        one.states = self.states.row(index)
+        one.approx, one._top = self.approx[index : index + 1], self._top[index : index + 1]
+        one.bytes_read = 0
+        return one
+
+    def around(self) -> tuple[Tensor, Tensor]:
+        """Approximate linear values without the base, and how far they may be off: (B, V) float32.
+
+        Of "4+4", words near the top are known with all eight bits.
+        """
+        states, copy = self.states, self.copy
+        approx = self.approx
+        radius = copy.first_e * states.e[:, None].float() + copy.n * states.n[:, None].float()
+        if copy.low is not None:
+            approx = approx.clone()
+            near = ~(approx + radius < approx.amax(1, keepdim=True) - _NEAR)
+            pairs = Pairs(near.sum(1), near.nonzero()[:, 1])
+            both, off = self.refined(pairs)
+            approx[pairs.rows, pairs.ids], radius[pairs.rows, pairs.ids] = both.float(), off.float()
+        size = torch.where(approx == -math.inf, 0.0, approx.abs())
+        # Roundings to float32, of approx and radius, here and where they are added.
+        return approx, radius * (1 + 2.0**-20) + size * 2.0**-20 + 2.0**-100
 
     @property
     def rows(self) -> int:

@@ -13,15 +13,21 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.head import LMHead
+from lmhead.sampling.sampler import Ids, PerRowInt, Sampler
 from lmhead.screen import limits, store
-from lmhead.screen.answers import Certificate, ScreenedArgmax, ScreenedTopK, Verification
+from lmhead.screen.answers import (
+    Certificate,
+    ScreenedArgmax,
+    ScreenedSample,
+    ScreenedTopK,
+    Verification,
+)
+from lmhead.screen.batch import TOGETHER, sample_rows
 from lmhead.screen.candidates import Candidates
 from lmhead.screen.copy import Bits, Copy, Progress, build
 from lmhead.screen.decide import decide
 from lmhead.screen.states import usable
 from lmhead.sweep import Pointwise, Questions, Source, row_answers
-
-_TOGETHER = 64  # hidden states that one pass over the copy serves
 
 
 class ScreenedHead:
@@ -146,12 +152,54 @@ class ScreenedHead:
         checks.check_whole("k", k, low=1, high=self.head.vocab_size)
         return ScreenedTopK(*self._ask(hidden, k))
 
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden: Tensor,
+        sampler: Sampler,
+        context: Ids | None = None,
+        position: PerRowInt | None = None,
+        *,
+        prompt_length: PerRowInt | None = None,
+        context_mask: Tensor | None = None,
+        exact: bool = False,
+    ) -> ScreenedSample:
+        """The token that `sampler` gives for the float64 logits of each hidden state (..., D).
+
+        Greedy, temperature, top_k, top_p, min_p, top_h and epsilon_cutoff, with penalties and
+        biases, are decided from the bounds nearly always; other chains from the logits of all
+        words, which the certificate says.
+
+        Args:
+            hidden: (..., D).
+            sampler: the chain, the order and the seed.
+            context: the ids so far, as in `Sampler`.
+            position: of the token to come, as in `Sampler`.
+            prompt_length: as in `Sampler`.
+            context_mask: as in `Sampler`.
+            exact: give log-probabilities exactly, for a sweep over the weight, not as intervals.
+
+        >>> head = LMHead(64, 1000)
+        >>> hidden = torch.randn(3, 64)
+        >>> sampler = Sampler(temperature=0.8, top_p=0.9, seed=1)
+        >>> answer = ScreenedHead(head).sample(hidden, sampler)
+        >>> torch.equal(answer.token, sampler(head(hidden)).token)
+        True
+        """
+        self._check_fresh()
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler must be a Sampler; got {type(sampler).__name__}")
+        source = self._source(hidden)
+        like = torch.empty(1, device="meta").expand(*hidden.shape[:-1], source.vocab)
+        call = sampler.call(like, context, position, prompt_length, context_mask, None, None)
+        return sample_rows(self, source, sampler, call, exact=exact).reshape(hidden.shape[:-1])
+
     def candidates(self, hidden: Tensor) -> Candidates:
         """Approximate logits with bounds, for hidden states (B, D): what sampling builds on."""
         source = self._source(hidden)
-        if not (self._fits(source) and bool(usable(self.copy, source.hiddens[0]).all())):
+        if not (self.fits(source) and bool(usable(self.copy, source.hiddens[0]).all())):
             raise ValueError("hidden must be finite and moderate in size, and the map must grow")
-        return Candidates(self.copy, source, self._bias64(source.bias))
+        return Candidates(self.copy, source, self.bias64(source.bias))
 
     def verify(self, hidden: Tensor, k: int = 1) -> Verification:
         """Compare argmax and top k with float64 over all words; slow.
@@ -195,7 +243,7 @@ class ScreenedHead:
         """
         if len(source.weights) != 1 or not self._is_mine(source.weights[0]):
             return None
-        if not self._fits(source) or k < 1:
+        if not self.fits(source) or k < 1:
             return None
         hidden = source.hiddens[0].detach().contiguous()
         bias = None if source.bias is None else source.bias.detach()
@@ -205,7 +253,7 @@ class ScreenedHead:
 
     # How ------------------------------------------------------------------------------------------
 
-    def _bias64(self, bias: Tensor | None) -> Tensor | None:
+    def bias64(self, bias: Tensor | None) -> Tensor | None:
         """The bias in float64, converted once."""
         if bias is None:
             return None
@@ -216,11 +264,11 @@ class ScreenedHead:
             known = self._bias = (bias, bias._version, wide if fits else None)
         return known[2]
 
-    def _fits(self, source: Source) -> bool:
-        """Whether the bounds hold for this map and bias."""
+    def fits(self, source: Source) -> bool:
+        """Whether the bounds hold for this map and this bias."""
         biased = source.bias is not None
         return limits.grows(source.pointwise) and (
-            not biased or self._bias64(source.bias) is not None
+            not biased or self.bias64(source.bias) is not None
         )
 
     @torch.no_grad()
@@ -231,11 +279,11 @@ class ScreenedHead:
         rescored = torch.full((rows,), source.vocab)
         fell = torch.ones(rows, dtype=torch.bool)
         read = 0
-        if self._fits(source):
+        if self.fits(source):
             good = usable(self.copy, source.hiddens[0]).nonzero()[:, 0]
-            for some in torch.split(good, _TOGETHER) if len(good) else ():
+            for some in torch.split(good, TOGETHER) if len(good) else ():
                 part = _rows_of(source, some)
-                found = decide(Candidates(self.copy, part, self._bias64(source.bias)), k)
+                found = decide(Candidates(self.copy, part, self.bias64(source.bias)), k)
                 done = some[found.decided]
                 values[done], ids[done] = found.values, found.ids
                 rescored[done], fell[done] = found.rescored[found.decided], False

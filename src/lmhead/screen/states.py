@@ -11,7 +11,7 @@ exact, in any order.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -60,6 +60,10 @@ class States:
             e=(y.norm(dim=1) + 2.0**-36 * size) * _UP,
             n=(g.norm(dim=1) / KAPPA + along + delta + small) * _UP,
         )
+
+    def row(self, index: int) -> States:
+        """One of them."""
+        return States(*(getattr(self, f.name)[index : index + 1] for f in fields(self)))
 
 
 def usable(copy: Copy, hidden: Tensor) -> Tensor:

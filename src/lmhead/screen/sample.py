@@ -1,0 +1,234 @@
+"""A sampler's token from the bounds of a screen: the one that the exact logits would give.
+
+    greedy, top_k, top_h    the best words, scored exactly
+    min_p, top_p, epsilon   the best words, as many as the cut may keep; where a cut asks for the
+                            mass of all words it is made twice, with the least and with the largest
+                            that the bounds allow, and both must give the same token
+    temperature alone       the noise of a word is known before its logit: only words whose upper
+                            bound plus noise can win are scored
+    penalties, biases       the words that they change are scored exactly and taken out of the rest
+
+What this does not decide is left to the exact logits of all words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lmhead.sampling.cuts import Epsilon, Eta, MinP, TopH, TopK, TopP
+from lmhead.sampling.distribution import Distribution, Few, Top
+from lmhead.sampling.noise import gumbel
+from lmhead.sampling.run import choose
+from lmhead.sampling.stage import Call, Cut, Edit, Stage, per_row
+from lmhead.sampling.temperature import Temperature
+from lmhead.screen.candidates import Candidates
+from lmhead.screen.decide import decide
+from lmhead.screen.sketch import Sketch
+
+# Words scored exactly before a cut is tried, by how many times more it is tried again, and the end.
+_FIRST, _MORE, _LAST = 128, 4, 8192
+# Cuts that need no more than the best words and the mass of all; of these, those that need no mass.
+_SERVED = (TopK, TopP, MinP, TopH, Epsilon)
+_BY_PLACE = (TopK, TopH)
+_MAX_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The token of one row.
+
+    Attributes:
+        token: the id.
+        log_prob: least and largest, in the distribution that it was drawn from.
+        rescored: how many words were scored exactly.
+    """
+
+    token: int
+    log_prob: tuple[float, float]
+    rescored: int
+
+
+@dataclass
+class Row:
+    """One hidden state on its way to a token.
+
+    Attributes:
+        found: its candidates.
+        stages: those that count.
+        call: of this row alone.
+        greedy: whether the best word is taken.
+    """
+
+    found: Candidates
+    stages: Sequence[Stage]
+    call: Call
+    greedy: bool
+    scored: set[int] = field(default_factory=set)
+
+    def draw(self) -> Draw | None:
+        """The token; None where the bounds do not decide."""
+        plan, edited = self._plan(), self._edited()
+        if plan is None or edited is None:
+            return None
+        beta, chain = plan
+        if self.greedy or chain:
+            return self._from_best(beta, chain, edited)
+        return self._by_race(beta, edited)
+
+    def _plan(self) -> tuple[float, list[Stage]] | None:
+        """β before the first cut, and the stages from there on; None if that cut is not served."""
+        beta, chain = 1.0, [s for s in self.stages if not isinstance(s, Edit)]
+        while chain and isinstance(chain[0], Temperature):
+            beta /= float(per_row("temperature", chain[0].temperature, self.call)[0])
+            del chain[0]
+        if chain and (not isinstance(chain[0], _SERVED) or isinstance(chain[0], Eta)):
+            return None
+        if chain and isinstance(chain[0], TopK) and chain[0].ties != "lowest":
+            return None
+        return beta, chain
+
+    def _exact(self, ids: Tensor) -> Tensor:
+        """Float64 logits of some words, (K,)."""
+        self.scored.update(ids.tolist())
+        source = self.found.source
+        self.found.bytes_read += len(ids) * source.weights[0][0].nbytes
+        return source.pairs(torch.zeros_like(ids), ids, max_bytes=_MAX_BYTES)
+
+    def _edited(self) -> Few | None:
+        """The words that edits change, with their logits after that; None if it may be all."""
+        edits = [s for s in self.stages if isinstance(s, Edit)]
+        touched: set[int] = set()
+        for stage in edits:
+            words = stage.touches(self.call)
+            if words is None:
+                return None
+            touched.update(words[0])
+        ids = torch.tensor(sorted(touched), dtype=torch.int64)
+        if not touched:
+            return Few(ids[None], torch.empty(1, 0, dtype=torch.float64))
+        # Each word is changed by its own logit alone: what the others are does not matter.
+        z = torch.zeros(1, self.call.vocab, dtype=torch.float64)
+        z[0, ids] = self._exact(ids)
+        for stage in edits:
+            stage.edit(z, self.call)
+        return Few(ids[None], z[:, ids])
+
+    def _from_best(self, beta: float, chain: list[Stage], edited: Few) -> Draw | None:
+        """From the best words: few first, more where a cut may want more."""
+        vocab = self.call.vocab
+        n, cut = 1, chain[0] if chain else None
+        if isinstance(cut, TopK):
+            n = int(cut.wanted(self.call)[0])
+        elif isinstance(cut, TopH):
+            n = cut.MOST
+        elif cut is not None:
+            n = _FIRST
+        while True:
+            n = min(n, vocab)
+            best = self._best(n, edited)
+            if best is None or float(best.top) == -math.inf:
+                return None
+            done = self._choose(best, beta, chain, edited, everything=n == vocab)
+            if done is not None or isinstance(cut, _BY_PLACE) or n == vocab or n >= _LAST:
+                return done
+            n *= _MORE
+
+    def _best(self, n: int, edited: Few) -> Few | None:
+        """The n best words or more, after edits, exact; None where the bounds are too wide."""
+        ids, z = edited.ids[0], edited.z[0]
+        wanted = min(n + len(ids), self.call.vocab)
+        found = decide(self.found, wanted)
+        if not bool(found.decided.all()):
+            return None
+        self.scored.update(found.ids[0].tolist())
+        plain = ~torch.isin(found.ids[0], ids)
+        ids = torch.cat([found.ids[0][plain], ids])
+        z = torch.cat([found.values[0][plain], z])
+        if wanted < self.call.vocab:
+            # Below the last word that was found there may be others.
+            known = z >= found.values[0, -1]
+            ids, z = ids[known], z[known]
+        order = ids.argsort()
+        return Few.sort(ids[order][None], z[order][None])
+
+    def _choose(
+        self, best: Few, beta: float, chain: list[Stage], edited: Few, *, everything: bool
+    ) -> Draw | None:
+        """The token, if it is the same for every mass that the other words may have."""
+        if self.greedy:
+            return Draw(int(best.ids[0, 0]), (0.0, 0.0), len(self.scored))
+        scaled = best.scaled(torch.tensor([beta], dtype=torch.float64))
+        masses = (math.nan, math.nan)
+        if not isinstance(chain[0], _BY_PLACE):
+            masses = self._masses(scaled, beta, edited, everything)
+        draws = []
+        for mass in masses:
+            words: Distribution = Top(
+                scaled.ids, scaled.z, torch.tensor([mass], dtype=torch.float64)
+            )
+            for number, stage in enumerate(chain):
+                words = stage(words, self.call)
+                open_end = number == 0 and not everything and isinstance(stage, Cut)
+                if open_end and not isinstance(stage, _BY_PLACE) and words.n >= scaled.n:
+                    return None  # it might keep words beyond those that were scored
+            token, z = choose(words, self.call, greedy=False)
+            draws.append((int(token), float(z - words.lse)))
+        (first, low), (second, high) = draws
+        if first != second:
+            return None
+        bounds = sorted((min(low, 0.0), min(high, 0.0)))
+        return Draw(first, (bounds[0], bounds[1]), len(self.scored))
+
+    def _masses(
+        self, scaled: Few, beta: float, edited: Few, everything: bool
+    ) -> tuple[float, float]:
+        """The least and the largest log of the mass of all words, at β."""
+        known = float(scaled.z.logsumexp(1))
+        if everything:
+            return known, known
+        ids = edited.ids[0]
+        left = ~torch.isin(ids, scaled.ids[0])  # edited words that are not among the best
+        if bool(left.any()):
+            known = _log_add(known, float((beta * edited.z[0][left]).logsumexp(0)))
+        low, high = self._sketch().without(torch.cat([scaled.ids[0], ids])).log_mass(beta)
+        return _log_add(known, low), _log_add(known, high)
+
+    def _sketch(self) -> Sketch:
+        return Sketch.of(self.found)
+
+    def _by_race(self, beta: float, edited: Few) -> Draw | None:
+        """Only words whose upper bound plus noise can win are scored."""
+        keys = self.call.keys
+        sketch = self._sketch().without(edited.ids[0])
+        words, z = edited.ids[0], edited.z[0]
+        favourite = sketch.favourite(beta, keys)
+        if int(favourite) >= 0:
+            words, z = torch.cat([words, favourite]), torch.cat([z, self._exact(favourite)])
+        score = float((beta * z + gumbel(keys, words[None])[0]).max()) if len(words) else -math.inf
+        if score == -math.inf:
+            return None
+        others = sketch.contenders(beta, keys, score)
+        if others is None:
+            return None
+        others = others[~torch.isin(others, words)]
+        words, z = torch.cat([words, others]), torch.cat([z, self._exact(others)])
+        words, order = words.sort()  # the lowest id first among equals
+        z = z[order]
+        place = int((beta * z + gumbel(keys, words[None])[0]).argmax())
+        low, high = sketch.log_mass(beta)
+        if edited.z.shape[1]:
+            known = float((beta * edited.z[0]).logsumexp(0))
+            low, high = _log_add(known, low), _log_add(known, high)
+        chosen = beta * float(z[place])
+        bounds = (min(chosen - high, 0.0), min(chosen - low, 0.0))
+        return Draw(int(words[place]), bounds, len(self.scored))
+
+
+def _log_add(a: float, b: float) -> float:
+    top = max(a, b)
+    return top if top == -math.inf else top + math.log(math.exp(a - top) + math.exp(b - top))

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include "kernels.hpp"
 #include "screen.hpp"
@@ -103,43 +104,44 @@ void refine(Array<const uint8_t, 2> nibbles, Array<const float, 1> scales,
                                            length(ids), out.data(), threads);
 }
 
-// How many words of each block stay, into counts (rows, blocks); or, given starts and ids, which.
-void choose(Array<const float, 2> approx, Array<const float, 2> block_max,
-            Array<const float, 1> words_e, Array<const float, 1> words_n,
-            Array<const float, 1> block_e, Array<const float, 1> block_n,
-            Array<const double, 1> e, Array<const double, 1> n, Array<const double, 1> limits,
-            Array<int32_t, 2> counts, Maybe<const int64_t, 2> starts, Maybe<int64_t, 1> ids,
-            int threads) {
+// How many words of each row stay, into counts (rows,), and which, into ids if there is room for
+// all. Returns how many they are together.
+int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
+               Array<const float, 1> words_e, Array<const float, 1> words_n,
+               Array<const float, 1> block_e, Array<const float, 1> block_n,
+               Array<const double, 1> e, Array<const double, 1> n, Array<const double, 1> limits,
+               Array<int64_t, 1> counts, Array<int64_t, 1> ids, int threads) {
   const size_t rows = approx.shape(0), vocab = approx.shape(1);
-  const auto blocks =
-      static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
+  const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
   require(threads >= 1, "threads must be at least 1");
-  require(has_shape(block_max, rows, blocks) && has_shape(counts, rows, blocks),
-          "block_max and counts must be (rows, blocks)");
+  require(has_shape(block_max, rows, blocks), "block_max must be (rows, blocks)");
   require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
   require(block_e.size() == blocks && block_n.size() == blocks, "one entry per block");
-  require(e.size() == rows && n.size() == rows && limits.size() == rows, "one entry per row");
-  require(starts.has_value() == ids.has_value(), "starts and ids go together");
+  require(e.size() == rows && n.size() == rows && limits.size() == rows && counts.size() == rows,
+          "one entry per row");
   const lmhead::ScreenBounds bounds{approx.data(),  block_max.data(),
                                     words_e.data(), words_n.data(),
                                     block_e.data(), block_n.data(),
                                     e.data(),       n.data(),
                                     limits.data(),  static_cast<int64_t>(rows),
                                     static_cast<int64_t>(vocab)};
-  const auto* screen = lmhead::chosen_kernels()->screen;
-  if (starts) {
-    require(has_shape(*starts, rows, blocks), "starts must be (rows, blocks)");
-    for (size_t i = 0; i < starts->size(); ++i)
-      require(counts.data()[i] == 0 ||
-                  (starts->data()[i] >= 0 && counts.data()[i] >= 0 &&
-                   starts->data()[i] + counts.data()[i] <= length(*ids)),
-              "ids must have room for all");
-  }
   const nb::gil_scoped_release release;
-  if (starts)
-    screen->fill(bounds, counts.data(), starts->data(), ids->data(), threads);
-  else
-    screen->count(bounds, counts.data(), threads);
+  const auto* screen = lmhead::chosen_kernels()->screen;
+  std::vector<int32_t> found(rows * blocks);
+  screen->count(bounds, found.data(), threads);
+  std::vector<int64_t> starts(rows * blocks);
+  int64_t total = 0;
+  for (size_t b = 0; b < rows; ++b) {
+    const int64_t before = total;
+    for (size_t i = b * blocks; i < (b + 1) * blocks; ++i) {
+      starts[i] = total;
+      total += found[i];
+    }
+    counts.data()[b] = total - before;
+  }
+  if (total <= length(ids))
+    screen->fill(bounds, found.data(), starts.data(), ids.data(), threads);
+  return total;
 }
 
 auto tensor(const char* name) { return nb::arg(name).noconvert(); }
@@ -159,5 +161,5 @@ void bind_screen(nb::module_& m) {
         tensor("approx"), tensor("rows"), tensor("ids"), tensor("out"), arg("threads"));
   m.def("screen_select", &choose, tensor("approx"), tensor("block_max"), tensor("words_e"),
         tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
-        tensor("limits"), tensor("counts"), maybe("starts"), maybe("ids"), arg("threads"));
+        tensor("limits"), tensor("counts"), tensor("ids"), arg("threads"));
 }

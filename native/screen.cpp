@@ -26,6 +26,8 @@ using lmhead::ScreenStates;
 // Words handled together, so that a vector of the hidden state is loaded once for all of them.
 constexpr int kWords = 4;
 constexpr int kStates = 2;
+// How far ahead of its use memory is asked for, in bytes.
+constexpr int64_t kAhead = 1024;
 
 // The three kinds of entries. Each gives products<R, T>: out[r][t] = Σ_j w[r][j] · y[t][j] for R
 // words `stride` apart and T states `width` apart.
@@ -39,6 +41,8 @@ inline int32_t total(__m256i v) {
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
   return _mm_cvtsi128_si32(s);
 }
+
+inline __m256i plus(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
 
 inline __m256i load16(const int16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -107,6 +111,8 @@ using Sums = int32_t;
 
 inline int32_t total(int32_t v) { return v; }
 
+inline int32_t plus(int32_t a, int32_t b) { return a + b; }
+
 template <class T>
 struct Plain {
   using Entry = T;
@@ -145,14 +151,33 @@ struct Nibbles {
 
 #endif
 
+// Several sums side by side where there is one word and one state, so that they need not wait for
+// each other. One word after the other is how a machine reads memory fastest.
 template <class Kind, int R, int T>
 void dot(const typename Kind::Entry* w, const int16_t* y, int64_t width, double (*out)[T]) {
-  Sums sums[R][T] = {};
+  constexpr int kChains = R * T == 1 ? 4 : 1;
+  constexpr bool kStreams = R * T == 1 && sizeof(typename Kind::Entry) == 1;
+  Sums sums[kChains][R][T] = {};
   const int64_t stride = width / Kind::kPerEntry;
-  for (int64_t j = 0; j < width; j += Kind::kStep)
-    Kind::template step<R, T>(w + j / Kind::kPerEntry, stride, y + j, width, sums);
+  int64_t j = 0;
+  for (; j + kChains * Kind::kStep <= width; j += kChains * Kind::kStep) {
+    const auto* at = w + j / Kind::kPerEntry;
+    if constexpr (kStreams)
+      for (int64_t line = 0; line < kChains * Kind::kStep / Kind::kPerEntry; line += 64)
+        __builtin_prefetch(at + line + kAhead, 0, 0);
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c)
+      Kind::template step<R, T>(at + c * Kind::kStep / Kind::kPerEntry, stride,
+                                y + j + c * Kind::kStep, width, sums[c]);
+  }
+  for (; j < width; j += Kind::kStep)
+    Kind::template step<R, T>(w + j / Kind::kPerEntry, stride, y + j, width, sums[0]);
   for (int r = 0; r < R; ++r)
-    for (int t = 0; t < T; ++t) out[r][t] = total(sums[r][t]);
+    for (int t = 0; t < T; ++t) {
+      Sums sum = sums[0][r][t];
+      for (int c = 1; c < kChains; ++c) sum = plus(sum, sums[c][r][t]);
+      out[r][t] = total(sum);
+    }
 }
 
 double sum_of(const int16_t* y, int64_t n) {
@@ -187,43 +212,56 @@ void tile(const ScreenCopy& copy, const ScreenStates& states, const double* cent
   }
 }
 
-template <class Kind, int T>
+template <class Kind, int R, int T>
 void strip(const ScreenCopy& copy, const ScreenStates& states, const double* centres, int64_t lo,
-           int64_t hi, int64_t b, float* approx, float (&top)[T]) {
+           int64_t hi, int64_t b, float* approx, float* top, int64_t apart) {
+  float best[T];
+  for (int t = 0; t < T; ++t) best[t] = top[t * apart];
   int64_t v = lo;
-  for (; v + kWords <= hi; v += kWords)
-    tile<Kind, kWords, T>(copy, states, centres, v, b, approx, top);
-  for (; v < hi; ++v) tile<Kind, 1, T>(copy, states, centres, v, b, approx, top);
+  for (; v + R <= hi; v += R) tile<Kind, R, T>(copy, states, centres, v, b, approx, best);
+  for (; v < hi; ++v) tile<Kind, 1, T>(copy, states, centres, v, b, approx, best);
+  for (int t = 0; t < T; ++t) top[t * apart] = best[t];
 }
 
-// Words of a block that stay in the nearest cache while all states pass over them.
+// Words that stay in the nearest cache while all states pass over them.
 constexpr int64_t kNear = 8;
 
 template <class Kind>
 void products_of(const ScreenCopy& copy, const ScreenStates& states, float* approx,
                  float* block_max, int threads) {
   const int64_t blocks = screen_blocks(copy.vocab), rows = states.rows;
-  std::vector<double> centres(static_cast<size_t>(rows));
+  std::vector<double> sums(static_cast<size_t>(rows));
   if (std::is_same_v<Kind, Nibbles>)
     for (int64_t b = 0; b < rows; ++b)
-      centres[static_cast<size_t>(b)] = 120.5 * sum_of(states.main + b * copy.width, copy.width);
+      sums[static_cast<size_t>(b)] = 120.5 * sum_of(states.main + b * copy.width, copy.width);
+  const double* centres = sums.data();
+  const char* codes = copy.whole ? reinterpret_cast<const char*>(copy.whole)
+                                 : reinterpret_cast<const char*>(copy.nibbles);
+  const int64_t row_bytes = copy.width / Kind::kPerEntry, all_bytes = copy.vocab * row_bytes;
   parallel_for(blocks, threads, [&](int64_t block) {
     const int64_t lo = block * kScreenBlock, hi = std::min(copy.vocab, lo + kScreenBlock);
-    for (int64_t b = 0; b < rows; ++b) block_max[b * blocks + block] = -__builtin_inff();
-    const int64_t near = rows <= kStates ? kScreenBlock : kNear;
-    for (int64_t v = lo; v < hi; v += near) {
-      const int64_t end = std::min(hi, v + near);
+    float* top = block_max + block;
+    for (int64_t b = 0; b < rows; ++b) top[b * blocks] = -__builtin_inff();
+    if (rows == 1) {
+      strip<Kind, 1, 1>(copy, states, centres, lo, hi, 0, approx, top, blocks);
+      return;
+    }
+    for (int64_t v = lo; v < hi; v += kNear) {
+      const int64_t end = std::min(hi, v + kNear);
+      // While some states pass over these words, ask for a part of the next ones.
+      int64_t next = end * row_bytes;
+      const int64_t far = std::min(all_bytes, next + kNear * row_bytes);
+      const int64_t part = (kNear * row_bytes * kStates / rows + 63) / 64 * 64;
       for (int64_t b = 0; b < rows; b += kStates) {
-        float* best = block_max + b * blocks + block;
-        if (b + kStates <= rows) {
-          float top[kStates] = {best[0], best[blocks]};
-          strip<Kind, kStates>(copy, states, centres.data(), v, end, b, approx, top);
-          best[0] = top[0], best[blocks] = top[1];
-        } else {
-          float top[1] = {best[0]};
-          strip<Kind, 1>(copy, states, centres.data(), v, end, b, approx, top);
-          best[0] = top[0];
-        }
+        for (const int64_t stop = std::min(far, next + part); next < stop; next += 64)
+          __builtin_prefetch(codes + next);
+        if (b + kStates <= rows)
+          strip<Kind, kWords, kStates>(copy, states, centres, v, end, b, approx, top + b * blocks,
+                                       blocks);
+        else
+          for (int64_t last = b; last < rows; ++last)
+            strip<Kind, kWords, 1>(copy, states, centres, v, end, last, approx, top + last * blocks,
+                                   blocks);
       }
     }
   });

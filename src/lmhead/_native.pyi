@@ -125,7 +125,6 @@ def screen_select(
     n: Tensor,
     limits: Tensor,
     counts: Tensor,
-    starts: Tensor | None,
-    ids: Tensor | None,
+    ids: Tensor,
     threads: int,
-) -> None: ...
+) -> int: ...

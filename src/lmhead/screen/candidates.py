@@ -35,6 +35,8 @@ class Pairs:
     @cached_property
     def rows(self) -> Tensor:
         """The row of each, (M,)."""
+        if len(self.counts) == 1:
+            return torch.zeros_like(self.ids)
         return torch.arange(len(self.counts)).repeat_interleave(self.counts)
 
     @cached_property
@@ -50,6 +52,8 @@ class Pairs:
 
     def table(self, values: Tensor, width: int, fill: float) -> Tensor:
         """One number per pair, (M,), as (B, width), filled up at the end of each row."""
+        if len(values) == len(self.counts) * width:
+            return values.view(-1, width)
         out = values.new_full((len(self.counts), width), fill)
         out[self.rows, self.places] = values
         return out
@@ -75,12 +79,16 @@ class Candidates:
         states: base, e and n, one number per hidden state.
     """
 
-    def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
-        """`source` has B rows, all usable, and one weight; `bias` is its bias in float64."""
+    def __init__(
+        self, copy: Copy, source: Source, bias: Tensor | None, size: Tensor | None = None
+    ) -> None:
+        """`source` has B rows, all usable, and one weight; `bias` is its bias in float64, `size`
+        the norms of its hidden states.
+        """
         self.copy, self.source = copy, source
         self.pointwise: Pointwise = source.pointwise
         self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())
-        self.states = States.of(copy, source.hiddens[0])
+        self.states = States.of(copy, source.hiddens[0], size)
         self.approx, self._top = kernels.products(copy, self.states, bias)
         self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
 
@@ -120,7 +128,11 @@ class Candidates:
 
     def best(self, k: int) -> Pairs:
         """The k words of each row with the largest approximate logits, without a sort of all."""
-        if k > self._top.shape[1] or k * BLOCK > self.copy.vocab:
+        if k == 1:
+            ids = self._top.argmax(1, keepdim=True) * BLOCK + torch.arange(BLOCK)
+            place = self.approx.gather(1, ids.clamp_(max=self.copy.vocab - 1)).argmax(1)
+            return Pairs(torch.ones_like(place), ids.gather(1, place[:, None])[:, 0])
+        if k > self._top.shape[1]:
             ids = self.approx.topk(k, dim=1).indices.sort(dim=1).values
             return Pairs(torch.full((self.rows,), k), ids.reshape(-1))
         # At least k words reach the k-th largest of the blocks' maxima.

@@ -19,6 +19,7 @@ SLACK = 2.0**-22
 """Rounding of an approximate logit to float32 and of its bound, relative to it."""
 FLOOR = 2.0**-120
 """The same where float32 numbers get too small to be rounded relative to themselves."""
+_ROOM = 1024  # ids per row that are expected at most
 
 
 def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -108,14 +109,15 @@ def select(
     """
     if native.core is None:
         return _select(copy, approx, e, n, limits)
-    counts = torch.empty(top.shape, dtype=torch.int32)
+    counts = torch.empty(len(top), dtype=torch.int64)
     given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, e, n, limits, counts)
-    native.core.screen_select(*given, None, None, native.threads())
-    ends = counts.view(-1).cumsum(0)
-    ids = torch.empty(int(ends[-1]), dtype=torch.int64)
-    starts = (ends - counts.view(-1)).view(top.shape)
-    native.core.screen_select(*given, starts, ids, native.threads())
-    return counts.sum(1), ids
+    room = _ROOM * len(top)
+    while True:  # once, unless more words stay than there is room for
+        ids = torch.empty(room, dtype=torch.int64)
+        total: int = native.core.screen_select(*given, ids, native.threads())
+        if total <= room:
+            return counts, ids[:total]
+        room = total
 
 
 def _select(

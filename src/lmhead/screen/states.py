@@ -36,29 +36,29 @@ class States:
     n: Tensor  # (B,) float64
 
     @classmethod
-    def of(cls, copy: Copy, hidden: Tensor) -> States:
-        """From hidden states (B, D), all of which `usable` lets through."""
+    def of(cls, copy: Copy, hidden: Tensor, size: Tensor | None = None) -> States:
+        """From hidden states (B, D), all of which `usable` lets through; `size` are their norms."""
         h = hidden.double()
-        size = h.norm(dim=1)
+        size = sizes(hidden) if size is None else size
         coefficients = h @ copy.basis.T
         lead, lead_scales = _round(coefficients, copy.lead_norm)
         g = lead * lead_scales[:, None]
         rest = h - g @ copy.basis
         y = copy.rotation(rest)
         main, scales = _round(y, copy.norm)
-        delta = (y - main * scales[:, None]).norm(dim=1)
+        delta = sizes(y - main * scales[:, None])
         # Rounding of float64 in sums of D terms, relative to (‖w‖ + ‖μ‖) ‖h‖.
         tau = 4 * (copy.width + len(copy.basis) + 64) * 2.0**-53
         small = (2.0**-36 + DEFECT + tau / SHARE) * size
-        along = (rest @ copy.basis.T).norm(dim=1)
+        along = sizes(rest @ copy.basis.T)
         return cls(
             main=main.to(torch.int16),
             lead=lead.to(torch.int16),
             scales=scales,
             lead_scales=lead_scales,
             base=h @ copy.mean,
-            e=(y.norm(dim=1) + 2.0**-36 * size) * _UP,
-            n=(g.norm(dim=1) / KAPPA + along + delta + small) * _UP,
+            e=(sizes(y) + 2.0**-36 * size) * _UP,
+            n=(sizes(g) / KAPPA + along + delta + small) * _UP,
         )
 
     def row(self, index: int) -> States:
@@ -66,9 +66,14 @@ class States:
         return States(*(getattr(self, f.name)[index : index + 1] for f in fields(self)))
 
 
-def usable(copy: Copy, hidden: Tensor) -> Tensor:
-    """Which hidden states (B, D) are finite, and small enough that no step overflows: (B,)."""
-    size: Tensor = hidden.double().norm(dim=1)
+def sizes(x: Tensor) -> Tensor:
+    """‖x‖ of each row (B, D): (B,) in float64."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    return norms
+
+
+def usable(copy: Copy, size: Tensor) -> Tensor:
+    """Which hidden states are finite, and small enough that no step overflows: (B,)."""
     return size * max(copy.n_max, 1.0) < 1e30
 
 
@@ -79,7 +84,7 @@ def _round(x: Tensor, norm: float) -> tuple[Tensor, Tensor]:
     if x.shape[1] == 0:
         return x, x.new_zeros(len(x))
     room = _INT32 / norm - math.sqrt(x.shape[1])
-    scales = torch.maximum(x.abs().amax(1) / 32767, x.norm(dim=1) / room * _UP)
+    scales = torch.maximum(x.abs().amax(1) / 32767, sizes(x) / room * _UP)
     step = scales[:, None]
     codes = torch.where(step > 0, x / step, 0.0).round_().clamp_(-32767, 32767)
     return codes, scales

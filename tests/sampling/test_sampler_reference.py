@@ -188,11 +188,7 @@ def test_guidance_where_a_word_is_masked_on_one_side() -> None:
 @pytest.mark.parametrize(("tau", "eta"), [(3.0, 0.1), (1.0, 0.7), (6.0, 0.0)])
 def test_mirostat_learns(version: int, tau: float, eta: float) -> None:
     """Ten tokens in a row: the words kept and the state after each are the textbook's."""
-    options: dict[str, Any] = {
-        "mirostat": version,
-        "mirostat_tau": tau,
-        "mirostat_eta": eta,
-    }
+    options: dict[str, Any] = {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": eta}
     sampler = Sampler(seed=SEED, **options)
     logits = logits_of(torch.float64)
     mu = np.full(5, 2 * tau)

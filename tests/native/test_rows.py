@@ -1,0 +1,217 @@
+"""Kernels on whole rows of logits, and Philox: against NumPy, on every instruction set."""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_close, float64
+from torch import Tensor
+
+from lmhead import reference as ref
+from lmhead.sampling import noise, rows
+from lmhead.sweep import native
+from native.conftest import Twin
+
+# Around the widths of vectors, a chunk of noise (512), a piece of a row (32768).
+SHAPES = [(1, 1), (3, 2), (2, 7), (5, 33), (4, 511), (3, 513), (2, 32767), (2, 32769), (1, 98305)]
+EVERY_SHAPE = pytest.mark.parametrize(("batch", "vocab"), SHAPES)
+POISON = 1e30
+
+
+@pytest.fixture(params=native.core.instruction_sets() if native.core else ["none"])
+def isa(request: pytest.FixtureRequest, core: ModuleType) -> Iterator[str]:
+    """Each instruction set in turn, the best one again at the end."""
+    before = core.instruction_set()
+    core.use(request.param)
+    yield request.param
+    core.use(before)
+
+
+def logits(batch: int, vocab: int, scale: float = 3.0) -> Tensor:
+    """Between two rows that no kernel may read; a tenth of the words masked."""
+    random = torch.Generator().manual_seed(batch * 100_003 + vocab)
+    guarded = torch.full((batch + 2, vocab), POISON)
+    z = guarded[1:-1]
+    z.copy_(torch.randn(batch, vocab, generator=random) * scale)
+    z[:, 9::10] = -torch.inf
+    return z
+
+
+def per_row(batch: int, low: float, high: float) -> Tensor:
+    random = torch.Generator().manual_seed(batch)
+    return torch.rand(batch, generator=random, dtype=torch.float64) * (high - low) + low
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sums(core: ModuleType, isa: str, batch: int, vocab: int, threads: int) -> None:
+    z, beta = logits(batch, vocab), per_row(batch, 0.2, 3.0)
+    out = torch.full((batch, 6), torch.nan, dtype=torch.float64)
+    core.row_sums(z, beta, out, threads)
+    x = float64(z)
+    top = x.max(1, keepdims=True)
+    alive = np.isfinite(x)
+    far = np.where(alive, x - top, 0.0)
+    e = np.where(alive, np.exp(far * float64(beta)[:, None]), 0.0)
+    want = [
+        top[:, 0],
+        e.sum(1),
+        (e * far * float64(beta)[:, None]).sum(1),
+        alive.sum(1),
+        far.sum(1),
+        (far * far).sum(1),
+    ]
+    for i, (name, true) in enumerate(zip(rows.Sums._fields, want, strict=True)):
+        assert_close(out[:, i], true.astype(float), rtol=1e-12, atol=1e-12, what=f"{isa} {name}")
+
+
+def test_sums_do_not_depend_on_threads_or_neighbours(core: ModuleType, isa: str) -> None:
+    z, beta = logits(5, 70_001), per_row(5, 0.2, 3.0)
+    whole = torch.empty(5, 6, dtype=torch.float64)
+    core.row_sums(z, beta, whole, 1)
+    for threads in (2, 3, 8):
+        again = torch.empty_like(whole)
+        core.row_sums(z, beta, again, threads)
+        assert torch.equal(again, whole)
+    for row in range(5):
+        alone = torch.empty(1, 6, dtype=torch.float64)
+        core.row_sums(z[row : row + 1], beta[row : row + 1].clone(), alone, 1)
+        assert torch.equal(alone[0], whole[row]), isa
+
+
+@pytest.mark.parametrize("place", [0, 5, 32768, 40_000])
+def test_sums_tell_of_a_nan_an_inf_and_of_nothing(core: ModuleType, isa: str, place: int) -> None:
+    z = logits(4, 40_001)
+    z[0, place], z[1, place] = torch.nan, torch.inf
+    z[2] = -torch.inf
+    out = torch.empty(4, 6, dtype=torch.float64)
+    core.row_sums(z, torch.ones(4, dtype=torch.float64), out, 2)
+    assert torch.isnan(out[0, 0]), isa
+    assert out[1:3, 0].tolist() == [torch.inf, -torch.inf]
+    assert out[3, 0].isfinite()
+    assert out[3, 0] == z[3].max()
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("count", [False, True], ids=["mass", "count"])
+@pytest.mark.parametrize("middle", [False, True], ids=["from the top", "from the middle"])
+def test_reach(
+    core: ModuleType, isa: str, batch: int, vocab: int, count: bool, middle: bool
+) -> None:
+    """At least the limit within the radius, and less than that two steps further in."""
+    z, beta = logits(batch, vocab), per_row(batch, 0.2, 3.0)
+    x, b = float64(z), float64(beta)[:, None]
+    top = z.double().amax(1)
+    centre = top - 2.0 if middle else top
+    width = torch.full_like(beta, 1 / 64)
+    distance = np.abs(x - float64(centre)[:, None])
+    mass = np.isfinite(x) * 1.0 if count else np.exp((x - float64(top)[:, None]) * b)
+    for share in (0.0, 1e-3, 0.5, 0.9, 1.0, 1.5):
+        limit = torch.tensor(mass.sum(1) * share * (1 - 1e-9))
+        radius = torch.full_like(beta, torch.nan)
+        core.row_reach(z, beta, top, centre, width, limit, count, radius, 2)
+        r = float64(radius)[:, None]
+        inside = (mass * (distance <= r)).sum(1)
+        found = np.isfinite(r[:, 0])
+        enough = inside >= float64(limit) * (1 - 1e-12)
+        assert enough[found].all(), isa
+        order = distance.argsort(1)
+        within = np.take_along_axis(mass, order, 1).cumsum(1) >= float64(limit)[:, None]
+        nearest = np.where(within, np.take_along_axis(distance, order, 1), np.inf).min(1)
+        in_sight = nearest * b[:, 0] < 4095 / 64  # the search takes so many steps
+        assert (found == in_sight).all(), isa
+        # Two steps of the search nearer, it would not be enough.
+        nearer = r - 2.1 * float64(width)[:, None] / b
+        less = (mass * (distance <= nearer)).sum(1)
+        assert (less < float64(limit))[found & (nearer[:, 0] > 0) & (share > 0)].all(), isa
+
+
+@EVERY_SHAPE
+def test_band(core: ModuleType, isa: str, batch: int, vocab: int) -> None:
+    z = logits(batch, vocab)
+    for lo, hi in ((-torch.inf, torch.inf), (-1.0, 2.0), (0.5, 0.5), (3.0, torch.inf), (2.0, 1.0)):
+        lows, highs = torch.full((batch,), lo), torch.full((batch,), hi)
+        lows[-1] = z[-1, 0]  # a border that is exactly a word
+        counts = torch.full((batch,), -1)
+        core.row_band_count(z, lows, highs, counts, 2)
+        x = z.numpy()
+        inside = (x >= lows.numpy()[:, None]) & (x <= highs.numpy()[:, None]) & (x > -np.inf)
+        assert counts.tolist() == inside.sum(1).tolist(), isa
+        for width in (int(counts.max()) + 2, max(1, int(counts.max()) // 2)):
+            ids = torch.full((batch, width), -7)
+            values = torch.full((batch, width), torch.nan)
+            core.row_band_fill(z, lows, highs, ids, values, 2)
+            for row in range(batch):
+                want = np.flatnonzero(inside[row])[:width]
+                n = len(want)
+                assert ids[row, :n].tolist() == want.tolist()
+                assert np.array_equal(values[row, :n].numpy(), x[row, want])
+                assert (ids[row, n:] == -7).all(), "what is not found is not written"
+
+
+def gumbels(keys: Tensor, vocab: int) -> np.ndarray:
+    seeds, places = keys.numpy().view(np.uint64).T
+    return np.stack(
+        [
+            ref.philox_gumbel(int(s), int(p), np.arange(vocab))
+            for s, p in zip(seeds, places, strict=True)
+        ]
+    )
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("scale", [0.0, 3.0, 100.0])
+def test_race(core: ModuleType, isa: str, batch: int, vocab: int, scale: float) -> None:
+    """The winner is the textbook's, for every temperature."""
+    z = logits(batch, vocab, scale)
+    z[0, 0] = -torch.inf if vocab > 1 else z[0, 0]
+    keys = noise.make_keys([2**64 - 1 - 7 * i for i in range(batch)], torch.arange(batch) * 2**33)
+    g = gumbels(keys, vocab)
+    for b in (1e-3, 1.0, 7.0):
+        beta = torch.full((batch,), b, dtype=torch.float64)
+        for threads in (1, 3):
+            winners = torch.full((batch,), -5)
+            core.row_race(z, beta, keys, winners, threads)
+            score = float64(z) * b + g
+            assert winners.tolist() == score.argmax(1).tolist(), isa
+
+
+def test_race_of_masked_words_has_no_winner(core: ModuleType, isa: str) -> None:
+    z = torch.full((2, 40_000), -torch.inf)
+    z[1, 39_999] = -1e30
+    keys = noise.make_keys([1, 1], torch.tensor([0, 0]))
+    winners = torch.zeros(2, dtype=torch.int64)
+    core.row_race(z, torch.ones(2, dtype=torch.float64), keys, winners, 2)
+    assert winners.tolist() == [-1, 39_999], isa
+
+
+KEYS = [(0, 0), (1, 2), (2**32 - 1, 2**32), (2**63, 2**40 + 5), (2**64 - 1, 2**63 - 1)]
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2**32 - 1])
+def test_uniforms(without: Twin[Tensor], stream: int) -> None:
+    ids = torch.tensor([[0, 1, 2, 3, 511, 512, 262_143, 2**24 + 2, 2**31, 2**33 - 1]] * len(KEYS))
+    keys = noise.make_keys([s for s, _ in KEYS], torch.tensor([p for _, p in KEYS]))
+    want = np.stack([ref.philox_uniform(s, p, ids[0].numpy(), stream=stream) for s, p in KEYS])
+    assert np.array_equal(noise.uniforms(keys, ids, stream).numpy(), want)
+    assert np.array_equal(without(lambda: noise.uniforms(keys, ids, stream)).numpy(), want)
+
+
+@EVERY_SHAPE
+def test_rows_without_the_core(without: Twin[Tensor], batch: int, vocab: int) -> None:
+    """The torch operations that serve in its place give the same, or a bound as good."""
+    z, beta = logits(batch, vocab), per_row(batch, 0.2, 3.0)
+    keys = noise.make_keys(list(range(batch)), torch.arange(batch))
+    ours, theirs = rows.race(z, beta, keys), without(lambda: rows.race(z, beta, keys))
+    assert torch.equal(ours, theirs)
+    a = torch.stack(tuple(rows.sums(z, beta)))
+    b = without(lambda: torch.stack(tuple(rows.sums(z, beta))))
+    assert_close(a, b, rtol=1e-12, atol=1e-12)
+    lo, hi = torch.full_like(beta, -1.0), torch.full_like(beta, 2.0)
+    ids, values = rows.band(z, lo, hi)
+    real = values > -torch.inf
+    their_values = without(lambda: rows.band(z, lo, hi)[1])
+    assert torch.equal(values[real], their_values[their_values > -torch.inf])
+    assert torch.equal(z.gather(1, ids)[real].double(), values[real])

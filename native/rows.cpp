@@ -26,6 +26,8 @@ constexpr double kFar = std::numeric_limits<double>::infinity();
 constexpr int64_t kPiece = 1 << 15;
 // Histogram bins; the last takes everything that is further off.
 constexpr int64_t kBins = 4096;
+// Histograms at a time: as many as fit in a cache, however many rows there are.
+constexpr int64_t kHistograms = 64;
 
 int64_t pieces(int64_t vocab) { return (vocab + kPiece - 1) / kPiece; }
 
@@ -188,11 +190,12 @@ void kth(const float* z, int64_t rows, int64_t vocab, const int64_t* k, float* v
   });
 }
 
-void reach(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
-           const double* centre, const double* width, const double* limit, bool count,
-           double* radius, int threads) {
+// reach of a few rows; `bins` has room for the histograms of their pieces.
+void reach_some(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
+                const double* centre, const double* width, const double* limit, bool count,
+                double* radius, std::vector<double>& bins, int threads) {
   const int64_t per_row = pieces(vocab);
-  std::vector<double> bins(static_cast<size_t>(rows * per_row * kBins), 0.0);
+  std::fill(bins.begin(), bins.begin() + rows * per_row * kBins, 0.0);
   each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
     double* mine = bins.data() + (row * per_row + piece) * kBins;
     const float* words = z + row * vocab;
@@ -220,6 +223,17 @@ void reach(const float* z, int64_t rows, int64_t vocab, const double* beta, cons
       }
     }
   }
+}
+
+void reach(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
+           const double* centre, const double* width, const double* limit, bool count,
+           double* radius, int threads) {
+  const int64_t per_row = pieces(vocab);
+  const int64_t some = std::min(rows, std::max<int64_t>(1, kHistograms / std::max<int64_t>(1, per_row)));
+  std::vector<double> bins(static_cast<size_t>(some * per_row * kBins));
+  for (int64_t row = 0; row < rows; row += some)
+    reach_some(z + row * vocab, std::min(some, rows - row), vocab, beta + row, max + row,
+               centre + row, width + row, limit + row, count, radius + row, bins, threads);
 }
 
 // found(word) for each word of the band, in order.

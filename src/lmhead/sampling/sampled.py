@@ -16,7 +16,7 @@ from lmhead.sampling.distribution import Distribution, Few
 class Kept(Sequence[Tensor]):
     """Per row the ids that survived, ascending: `kept[i]` is an int64 vector.
 
-    Where nearly all words survived, only the others are stored.
+    Where most words survived, only the others are stored.
     """
 
     def __init__(self, vocab: int, few: list[Tensor | None], lost: list[Tensor | None]) -> None:
@@ -30,12 +30,19 @@ class Kept(Sequence[Tensor]):
             counts = words.n.int().tolist()
             few: list[Tensor | None] = [ids[i, :n] for i, n in enumerate(counts)]
             return cls(vocab, few, [None] * len(few))
-        full = words.n == vocab
-        lost = [
-            None if f else (words.z[i] == -math.inf).nonzero()[:, 0]
-            for i, f in enumerate(full.tolist())
-        ]
-        return cls(vocab, [None] * len(lost), lost)
+        left = words.n.tolist()
+        none: list[Tensor | None] = [None] * len(left)
+        if all(n == vocab for n in left):
+            return cls(vocab, none, none)
+        # Of each row the shorter list.
+        masked = words.z == -math.inf
+        most = words.n * 2 >= vocab
+        listed = torch.where(most[:, None], masked, ~masked)
+        lists = listed.nonzero()[:, 1].split(listed.sum(1).tolist())
+        rows = list(zip(lists, most.tolist(), strict=True))
+        return cls(
+            vocab, [i if not m else None for i, m in rows], [i if m else None for i, m in rows]
+        )
 
     @classmethod
     def join(cls, parts: Sequence[Kept], rows: Sequence[Tensor]) -> Kept:

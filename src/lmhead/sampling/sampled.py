@@ -30,19 +30,19 @@ class Kept(Sequence[Tensor]):
             counts = words.n.int().tolist()
             few: list[Tensor | None] = [ids[i, :n] for i, n in enumerate(counts)]
             return cls(vocab, few, [None] * len(few))
-        left = words.n.tolist()
+        left = words.n.long()
         none: list[Tensor | None] = [None] * len(left)
-        if all(n == vocab for n in left):
+        if bool((left == vocab).all()):
             return cls(vocab, none, none)
         # Of each row the shorter list.
         masked = words.z == -math.inf
-        most = words.n * 2 >= vocab
+        most = left * 2 >= vocab
         listed = torch.where(most[:, None], masked, ~masked)
-        lists = listed.nonzero()[:, 1].split(listed.sum(1).tolist())
-        rows = list(zip(lists, most.tolist(), strict=True))
-        return cls(
-            vocab, [i if not m else None for i, m in rows], [i if m else None for i, m in rows]
-        )
+        sizes = torch.where(most, vocab - left, left).tolist()
+        lists = torch.split_with_sizes(listed.nonzero()[:, 1], sizes)
+        pairs = list(zip(lists, most.tolist(), strict=True))
+        kept = [None if m else ids for ids, m in pairs]
+        return cls(vocab, kept, [ids if m else None for ids, m in pairs])
 
     @classmethod
     def join(cls, parts: Sequence[Kept], rows: Sequence[Tensor]) -> Kept:

@@ -212,7 +212,7 @@ def test_ids_out_of_range_are_refused(wrong: int) -> None:
     z = torch.zeros(2, 5)
     with pytest.raises(ValueError, match=rf"context ids must be in \[0, 5\); got {wrong} in row 1"):
         Sampler(repetition_penalty=1.1)(z, [[0], [1, wrong]])
-    for name, value in (
+    lists: tuple[tuple[str, Any], ...] = (
         ("logit_bias", {wrong: 1.0}),
         ("sequence_bias", {(0, wrong): 1.0}),
         ("bad_words_ids", [[wrong]]),
@@ -220,7 +220,8 @@ def test_ids_out_of_range_are_refused(wrong: int) -> None:
         ("suppress_tokens", [wrong]),
         ("begin_suppress_tokens", [wrong]),
         ("forced_tokens", {1: wrong}),
-    ):
+    )
+    for name, value in lists:
         with pytest.raises(ValueError, match=rf"{name} must hold ids in \[0, 5\); got {wrong}"):
             Sampler(**{name: value})(z, [[0], [1]])
     with pytest.raises(ValueError, match=rf"eos_token_id must hold ids in .*got {wrong}"):
@@ -250,38 +251,35 @@ def test_the_seed_of_a_row_is_not_moved_by_neighbours() -> None:
 @BOTH
 def test_words_of_probability_zero_never_come(served_by: str) -> None:
     """(torch 48841): masked ones, and ones that are rounded to 0."""
-    n = 20_000 if served_by == "native" else 2_000
+    n = 20_000 if served_by == "native" else 500
     z = torch.full((100,), -math.inf)
     z[3], z[50], z[99] = 0.0, -200.0, 1.0
-    for options in ({}, {"temperature": 5.0}, {"top_p": 0.999999}, {"min_p": 1e-30}):
+    chains: list[dict[str, Any]] = [{}, {"temperature": 5.0}, {"top_p": 0.999999}, {"min_p": 1e-30}]
+    for options in chains:
         token = Sampler(seed=0, **options)(z.expand(n, 100), position=torch.arange(n)).token
         assert set(token.tolist()) == {3, 99}
 
 
-@BOTH
 def test_more_than_2_to_the_24_words() -> None:
     """(torch 2576), where float32 has no more whole numbers."""
     vocab = 2**24 + 3
     z = torch.full((1, vocab), -math.inf)
-    z[0, [5, vocab - 2, vocab - 1]] = torch.tensor([0.0, 1.0, 1.0])
     ids = np.array([5, vocab - 2, vocab - 1])
+    z[0, ids] = torch.tensor([0.0, 1.0, 1.0])
     for position in range(3):
         sampled = Sampler(seed=3, top_p=0.99)(z, position=position)
         race = ref.philox_gumbel(3, position, ids) + np.array([0.0, 1.0, 1.0])
         assert sampled.token.item() == ids[race.argmax()]
         assert sampled.kept[0].tolist() == ids.tolist()
-    even = torch.zeros(1, vocab)
-    sampled = Sampler(seed=3, top_k=2)(even)
-    assert sampled.kept[0].tolist() == [0, 1]
-    assert_close(sampled.raw_log_prob, torch.tensor([-math.log(vocab)]), atol=1e-6)
-
-
-def test_all_of_more_than_2_to_the_24_words_can_come() -> None:
-    vocab = 2**24 + 3
-    sampled = Sampler(seed=3)(torch.zeros(1, vocab))
-    race = ref.philox_gumbel(3, 0, np.arange(vocab))
-    assert sampled.token.item() == race.argmax()
-    assert_close(sampled.log_prob, torch.tensor([-math.log(vocab)]), atol=1e-6)
+    z.zero_()
+    few = Sampler(seed=3, top_k=2)(z)
+    assert few.kept[0].tolist() == [0, 1]
+    assert_close(few.raw_log_prob, torch.tensor([-math.log(vocab)]), atol=1e-6)
+    z[0, -1000:] = 40.0  # more than any noise: one of the last
+    last = np.arange(vocab - 1000, vocab)
+    for position in range(3):
+        token = Sampler(seed=3)(z, position=position).token
+        assert token.item() == last[ref.philox_gumbel(3, position, last).argmax()]
 
 
 @BOTH
@@ -290,11 +288,11 @@ def test_all_of_more_than_2_to_the_24_words_can_come() -> None:
     [{}, {"top_p": 0.7}, {"temperature": 0.1}, {"top_k": 3}, {"typical_p": 0.5}, {"min_p": 0.3}],
     ids=str,
 )
-def test_reported_probabilities_add_to_one_at_most(options: dict[str, Any]) -> None:
+def test_reported_probabilities_add_to_one_at_most(options: dict[str, Any], served_by: str) -> None:
     """(llama.cpp PR 7125): over all words that can come, and over all words."""
     z = torch.randn(1, 12) * 3
     sampler = Sampler(seed=0, **options)
-    n = 4000
+    n = 4000 if served_by == "native" else 300
     sampled = sampler(z.expand(n, 12), position=torch.arange(n))
     for log_p in (sampled.log_prob, sampled.raw_log_prob):
         assert (log_p <= 0).all()

@@ -71,12 +71,12 @@ class SequenceBias(Edit):
 
     def __init__(self, bias: Mapping[tuple[int, ...], float], *, name: str | None = None) -> None:
         self.bias = {tuple(sequence): float(value) for sequence, value in bias.items()}
-        self._name = name or self.name
+        self.name = name or self.name
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Where the context ends with what comes before."""
         for sequence, value in self.bias.items():
-            *before, last = _ids(sequence, call, self._name)
+            *before, last = _ids(sequence, call, self.name)
             if not before:
                 z[:, last] += value
                 continue
@@ -128,6 +128,8 @@ class Suppress(Edit):
         self, ids: Sequence[int], *, at_begin: bool = False, forced_first: bool = False
     ) -> None:
         self.ids, self.at_begin, self.forced_first = list(ids), at_begin, forced_first
+        if at_begin:
+            self.name = "begin_suppress_tokens"
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Mask them."""
@@ -150,6 +152,8 @@ class MinLength(Edit):
 
     def __init__(self, length: int, ends: Sequence[int], *, new: bool = False) -> None:
         self.length, self.ends, self.new = length, list(ends), new
+        if new:
+            self.name = "min_new_tokens"
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Mask the ends."""
@@ -171,10 +175,10 @@ class ForcedTokens(Edit):
 
     def __init__(self, tokens: Mapping[int, Sequence[int]], *, name: str | None = None) -> None:
         self.tokens = {int(at): list(ids) for at, ids in tokens.items()}
-        self._name = name or self.name
+        self.name = name or self.name
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Probability 1 for them."""
         for row, length in enumerate(call.context.lengths):
             if length in self.tokens:
-                _force(z, row, _ids(self.tokens[length], call, self._name))
+                _force(z, row, _ids(self.tokens[length], call, self.name))

@@ -102,8 +102,12 @@ def explain(raw: Whole, stages: Sequence[Stage], call: Call, *, greedy: bool) ->
     for stage in stages:
         words = stage(words, call)
         after = _log_probs(words, call.vocab)
-        if bool((after == -math.inf).all(1).any()):
-            raise ValueError(f"{stage.name} removed the last word: nothing is left to choose from")
+        left = (after > -math.inf).any(1)  # where no word is, after is NaN
+        if not bool(left.all()):
+            raise ValueError(
+                f"{stage.name} removed the last word of row {int((~left).nonzero()[0])}: there is "
+                f"nothing to choose from"
+            )
         found.append(_look(model, before, after, stage.name, repr(stage)))
         before = after
     tokens, _ = choose(words, call, greedy=greedy)

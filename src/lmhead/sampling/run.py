@@ -51,14 +51,15 @@ def active(stages: Sequence[Stage], *, greedy: bool) -> list[Stage]:
     return [s for s in stages if isinstance(s, Edit) or not greedy]
 
 
-def start(z: Tensor) -> Whole:
-    """Rows of logits (B, V), checked, at temperature 1."""
+def start(z: Tensor, rows: Tensor | None = None) -> Whole:
+    """Rows of logits (B, V), checked, at temperature 1; `rows` (B,) are their numbers."""
     whole = Whole.of(z)
     top = whole.largest
     if bool(top.isfinite().all()):
         return whole
     row = int((~top.isfinite()).nonzero()[0])
     value = float(top[row])
+    row = row if rows is None else int(rows[row])
     if value == -math.inf:
         raise ValueError(f"logits must have a word that is not masked; row {row} is all -inf")
     raise ValueError(f"logits must be finite or -inf; got {value} in row {row}")
@@ -96,7 +97,7 @@ class _Job:
 
     def dense(self, z: Tensor) -> Sampled:
         """From all logits, (B, V)."""
-        whole = start(z)
+        whole = start(z, self.call.rows)
         words: Distribution = whole
         for stage in self.stages:
             words = stage(words, self.call)

@@ -73,7 +73,7 @@ class Stage(ABC):
         keeps_argmax: whether the best word surely stays the best one.
     """
 
-    name: ClassVar[str]
+    name: str
     takes: ClassVar[Kind] = "logits"
     gives: ClassVar[Kind] = "logits"
     keeps_argmax: ClassVar[bool] = False
@@ -83,7 +83,9 @@ class Stage(ABC):
         """The distribution after this stage."""
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))
+        given = ", ".join(
+            f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_" and k != "name"
+        )
         return f"{type(self).__name__}({given})"
 
 

@@ -76,6 +76,16 @@ class Explanation:
             tables.append("\n".join([title, *_table([head, *lines])]))
         return "\n\n".join(tables)
 
+    @classmethod
+    def join(cls, parts: Sequence[Explanation]) -> Explanation:
+        """Of the rows of a batch, from those of its parts."""
+        rows = sorted(
+            (steps[0].row, steps, token)
+            for part in parts
+            for steps, token in zip(part.steps, part.tokens, strict=True)
+        )
+        return cls(tuple(steps for _, steps, _ in rows), tuple(token for _, _, token in rows))
+
     def to_json(self) -> str:
         """All steps, and the tokens."""
         rows = [[asdict(s) for s in steps] for steps in self.steps]
@@ -98,17 +108,18 @@ def explain(raw: Whole, stages: Sequence[Stage], call: Call, *, greedy: bool) ->
     words: Distribution = raw
     model = _log_probs(raw, call.vocab)
     before = model
-    found = [_look(model, model, model, "logits", "")]
+    numbers = call.rows.tolist()
+    found = [_look(numbers, model, model, model, "logits", "")]
     for stage in stages:
         words = stage(words, call)
         after = _log_probs(words, call.vocab)
         left = (after > -math.inf).any(1)  # where no word is, after is NaN
         if not bool(left.all()):
             raise ValueError(
-                f"{stage.name} removed the last word of row {int((~left).nonzero()[0])}: there is "
-                f"nothing to choose from"
+                f"{stage.name} removed the last word of row {numbers[int((~left).nonzero()[0])]}: "
+                f"there is nothing to choose from"
             )
-        found.append(_look(model, before, after, stage.name, repr(stage)))
+        found.append(_look(numbers, model, before, after, stage.name, repr(stage)))
         before = after
     tokens, _ = choose(words, call, greedy=greedy)
     rows = tuple(tuple(step[i] for step in found) for i in range(len(model)))
@@ -120,7 +131,9 @@ def _log_probs(words: Distribution, vocab: int) -> Tensor:
     return (whole.z.double() * whole.beta[:, None]).log_softmax(1)
 
 
-def _look(model: Tensor, before: Tensor, after: Tensor, stage: str, settings: str) -> list[Step]:
+def _look(
+    numbers: list[int], model: Tensor, before: Tensor, after: Tensor, stage: str, settings: str
+) -> list[Step]:
     steps = []
     for row in range(len(model)):
         left = after[row] > -math.inf
@@ -131,7 +144,7 @@ def _look(model: Tensor, before: Tensor, after: Tensor, stage: str, settings: st
         best = int(after[row].argmax())
         steps.append(
             Step(
-                row=row,
+                row=numbers[row],
                 stage=stage,
                 settings=settings,
                 words=int(left.sum()),

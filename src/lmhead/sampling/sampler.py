@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from typing import Any
@@ -167,11 +167,15 @@ class Sampler:
         call = self.call(
             scores, context, position, prompt_length, context_mask, unconditional, state
         )
-        words: Distribution = start(_tensor_rows(scores))
-        for stage in active(self.stages, greedy=self.is_greedy):
-            words = stage(words, call)
-        whole = words.widen(call.vocab) if isinstance(words, Few) else words
-        return whole.applied().to(scores.dtype).reshape(scores.shape)
+        z = _tensor_rows(scores)
+        out = torch.empty_like(z)
+        for which, cold, part in self._kinds(call):
+            words: Distribution = start(z[which], part.rows)
+            for stage in active(self.stages, greedy=cold):
+                words = stage(words, part)
+            whole = words.widen(call.vocab) if isinstance(words, Few) else words
+            out[which] = whole.applied().to(z.dtype)
+        return out.to(scores.dtype).reshape(scores.shape)
 
     def explain(
         self,
@@ -191,9 +195,20 @@ class Sampler:
         call = self.call(
             logits, context, position, prompt_length, context_mask, unconditional, state
         )
-        whole = start(_dense_rows(logits))
-        greedy = self.is_greedy
-        return explain(whole, active(self.stages, greedy=greedy), call, greedy=greedy)
+        z = _dense_rows(logits)
+        parts = [
+            explain(start(z[which], part.rows), active(self.stages, greedy=cold), part, greedy=cold)
+            for which, cold, part in self._kinds(call)
+        ]
+        return Explanation.join(parts)
+
+    def _kinds(self, call: Call) -> Iterator[tuple[Tensor, bool, Call]]:
+        """The rows that take the best word, and those that are drawn: numbers, which, the call."""
+        greedy = self.greedy_rows(call)
+        for cold in (True, False):
+            which = (greedy == cold).nonzero()[:, 0]
+            if len(which):
+                yield which, cold, call.select(which)
 
     def greedy_rows(self, call: Call) -> Tensor:
         """Which rows take the best word, (B,)."""

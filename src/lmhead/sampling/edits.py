@@ -86,7 +86,7 @@ class SequenceBias(Edit):
 
     def touches(self, call: Call) -> Sequence[Sequence[int]]:
         """The last words."""
-        return [_ids([s[-1] for s in self.bias], call, self._name)] * len(call.rows)
+        return [_ids([s[-1] for s in self.bias], call, self.name)] * len(call.rows)
 
 
 class BadWords(SequenceBias):

@@ -44,12 +44,23 @@ def per_row(batch: int, low: float, high: float) -> Tensor:
     return torch.rand(batch, generator=random, dtype=torch.float64) * (high - low) + low
 
 
+SUMS = ("max", "mass", "weighted", "n", "shift", "square")
+
+
+def sums(core: ModuleType, z: Tensor, beta: Tensor, threads: int) -> Tensor:
+    """What three kernels tell of each row: (B, 6)."""
+    out = torch.full((6, len(z)), torch.nan, dtype=torch.float64)
+    core.row_top(z, out[0], out[3], threads)
+    core.row_mass(z, beta, out[0], out[1], out[2], threads)
+    core.row_moments(z, out[0], out[4], out[5], threads)
+    return out.T
+
+
 @EVERY_SHAPE
 @pytest.mark.parametrize("threads", [1, 3])
 def test_sums(core: ModuleType, isa: str, batch: int, vocab: int, threads: int) -> None:
     z, beta = logits(batch, vocab), per_row(batch, 0.2, 3.0)
-    out = torch.full((batch, 6), torch.nan, dtype=torch.float64)
-    core.row_sums(z, beta, out, threads)
+    out = sums(core, z, beta, threads)
     x = float64(z)
     top = x.max(1, keepdims=True)
     alive = np.isfinite(x)
@@ -63,21 +74,17 @@ def test_sums(core: ModuleType, isa: str, batch: int, vocab: int, threads: int) 
         far.sum(1),
         (far * far).sum(1),
     ]
-    for i, (name, true) in enumerate(zip(rows.Sums._fields, want, strict=True)):
+    for i, (name, true) in enumerate(zip(SUMS, want, strict=True)):
         assert_close(out[:, i], true.astype(float), rtol=1e-12, atol=1e-12, what=f"{isa} {name}")
 
 
 def test_sums_do_not_depend_on_threads_or_neighbours(core: ModuleType, isa: str) -> None:
     z, beta = logits(5, 70_001), per_row(5, 0.2, 3.0)
-    whole = torch.empty(5, 6, dtype=torch.float64)
-    core.row_sums(z, beta, whole, 1)
+    whole = sums(core, z, beta, 1)
     for threads in (2, 3, 8):
-        again = torch.empty_like(whole)
-        core.row_sums(z, beta, again, threads)
-        assert torch.equal(again, whole)
+        assert torch.equal(sums(core, z, beta, threads), whole)
     for row in range(5):
-        alone = torch.empty(1, 6, dtype=torch.float64)
-        core.row_sums(z[row : row + 1], beta[row : row + 1].clone(), alone, 1)
+        alone = sums(core, z[row : row + 1], beta[row : row + 1].clone(), 1)
         assert torch.equal(alone[0], whole[row]), isa
 
 
@@ -86,8 +93,7 @@ def test_sums_tell_of_a_nan_an_inf_and_of_nothing(core: ModuleType, isa: str, pl
     z = logits(4, 40_001)
     z[0, place], z[1, place] = torch.nan, torch.inf
     z[2] = -torch.inf
-    out = torch.empty(4, 6, dtype=torch.float64)
-    core.row_sums(z, torch.ones(4, dtype=torch.float64), out, 2)
+    out = sums(core, z, torch.ones(4, dtype=torch.float64), 2)
     assert torch.isnan(out[0, 0]), isa
     assert out[1:3, 0].tolist() == [torch.inf, -torch.inf]
     assert out[3, 0].isfinite()
@@ -206,9 +212,16 @@ def test_rows_without_the_core(without: Twin[Tensor], batch: int, vocab: int) ->
     keys = noise.make_keys(list(range(batch)), torch.arange(batch))
     ours, theirs = rows.race(z, beta, keys), without(lambda: rows.race(z, beta, keys))
     assert torch.equal(ours, theirs)
-    a = torch.stack(tuple(rows.sums(z, beta)))
-    b = without(lambda: torch.stack(tuple(rows.sums(z, beta))))
-    assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+    def numbers() -> Tensor:
+        largest, n = rows.top(z)
+        k = torch.arange(1, batch + 1).double() * 3
+        least = rows.kth_largest(z, k).nan_to_num(neginf=-1e30)
+        found = rows.contenders(z, beta, keys, beta * largest, 64)[0]
+        sums = (*rows.mass(z, beta, largest), *rows.moments(z, largest))
+        return torch.stack([largest, n, least, found.double(), *sums])
+
+    assert_close(numbers(), without(numbers), rtol=1e-12, atol=1e-12)
     lo, hi = torch.full_like(beta, -1.0), torch.full_like(beta, 2.0)
     ids, values = rows.band(z, lo, hi)
     real = values > -torch.inf

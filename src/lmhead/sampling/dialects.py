@@ -50,6 +50,8 @@ _SEQUENCES: dict[str, str] = {
 _LAST_N = {"llama.cpp": 64}
 # Which ids frequency and presence penalties count.
 _COUNTED: dict[str, Counted] = {"hf": "output", "vllm": "output", "llama.cpp": "context"}
+# Where min_tokens_to_keep is no matter for top_k, which keeps k words.
+_LEAST_K = {"llama.cpp": 1}
 
 
 def stages_of(options: Options, order: str, ties: str) -> list[Stage]:
@@ -167,7 +169,8 @@ class _Makers:
 
     def top_k(self) -> Iterator[Stage]:
         if self.o.top_k is not None and (any_row(self.o.top_k, 0) and any_row(self.o.top_k, -1)):
-            yield TopK(_at_least(self.o.top_k, self.o.min_tokens_to_keep), ties=self.ties)
+            least = _LEAST_K.get(self.order, self.o.min_tokens_to_keep)
+            yield TopK(_at_least(self.o.top_k, least), ties=self.ties)
 
     def top_p(self) -> Iterator[Stage]:
         if self.o.top_p is not None and any_row(self.o.top_p, 1):

@@ -9,6 +9,7 @@ import torch
 from lmhead.sampling.cuts import XTC
 from lmhead.sampling.edits import AllowedIds, ForcedTokens
 from lmhead.sampling.options import Options
+from lmhead.sampling.run import active
 from lmhead.sampling.stage import Cut, Stage
 from lmhead.sampling.temperature import DynamicTemperature, Temperature
 
@@ -43,8 +44,10 @@ def check_chain(stages: Sequence[Stage], options: Options) -> None:
     if not cold and options.do_sample:
         return
     why = "do_sample=False" if not options.do_sample else "temperature 0"
+    counted = active(stages, greedy=True)
     for stage in stages:
-        if stage.gives == "ids" or isinstance(stage, XTC | DynamicTemperature):
+        idle = isinstance(stage, XTC) and stage not in counted
+        if stage.gives == "ids" or isinstance(stage, DynamicTemperature) or idle:
             raise ValueError(
                 f"{stage.name} means nothing with {why}, which takes the best word every time"
             )

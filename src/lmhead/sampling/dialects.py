@@ -156,7 +156,7 @@ class _Makers:
         o = self.o
         if any_row(o.dynatemp_range, 0):
             yield DynamicTemperature(o.temperature, o.dynatemp_range, o.dynatemp_exponent)
-        elif any_row(o.temperature, 1):
+        elif any_row(o.temperature, 1) or not o.do_sample:
             yield Temperature(o.temperature)
 
     def top_n_sigma(self) -> Iterator[Stage]:

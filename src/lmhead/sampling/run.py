@@ -47,8 +47,17 @@ def run(logits: Tensor | Source, stages: Sequence[Stage], call: Call, greedy: Te
 
 
 def active(stages: Sequence[Stage], *, greedy: bool) -> list[Stage]:
-    """The stages that count: for a greedy choice, those that can change which word is best."""
-    return [s for s in stages if isinstance(s, Edit) or not greedy]
+    """The stages that count: for a greedy choice, those that can change which word is best.
+
+    A temperature of 0 leaves one word. A cut that may strike out the best word (typical_p, XTC)
+    counts if it comes before, as in llama.cpp, and with it all that comes before itself.
+    """
+    if not greedy:
+        return list(stages)
+    cold = next((i for i, s in enumerate(stages) if isinstance(s, Temperature)), 0)
+    cuts = [i for i in range(cold) if not isinstance(stages[i], Edit)]
+    last = max((i for i in cuts if not stages[i].keeps_argmax), default=-1)
+    return [s for i, s in enumerate(stages) if isinstance(s, Edit) or i <= last]
 
 
 def start(z: Tensor, rows: Tensor | None = None) -> Whole:

@@ -28,7 +28,7 @@ def write_plot(document: Document, stem: Path) -> list[Path]:
 
     # The same document gives the same file, and text stays text.
     matplotlib.rcParams.update({"svg.hashsalt": "lmhead", "svg.fonttype": "none"})
-    draw = {"memory": _memory, "scaling": _scaling, "sample": _sample}.get(
+    draw = {"memory": _memory, "scaling": _scaling, "sample": _sample, "decode": _decode}.get(
         document["benchmark"], _comparison
     )
     figure = draw(document)
@@ -156,4 +156,37 @@ def _sample(document: Document) -> Figure:
         _bars(ax, labels, values, notes, colors)
         ax.set_title(f"milliseconds, median; batch of {batch}", fontsize=9, loc="left")
     figure.suptitle(f"sample: {document['title']}; V = {document['vocab']:,}", fontsize=10)
+    return figure
+
+
+def _decode(document: Document) -> Figure:
+    figure, (ax, bars) = _figure(document, 2, 4.0)
+    names = [w["name"] for w in document["growth"][0]["ways"]] if document["growth"] else []
+    colors = {"screen 8": _OURS, "screen 4+4": "#14b8a6", "float32": _PEERS}
+    for name in names:
+        points = [
+            (r["setting"]["vocab"], 1e3 * w["median"])
+            for r in document["growth"]
+            for w in r["ways"]
+            if w["name"] == name
+        ]
+        ours = name.startswith("screen")
+        style = "o-" if ours else "s--"
+        ax.loglog(*zip(*points, strict=True), style, color=colors.get(name), label=name)
+    ax.set_xscale("log", base=2)
+    ax.set_xlabel(f"words (D = {document['growth_hidden_size']})", fontsize=8)
+    ax.set_ylabel("milliseconds per token", fontsize=8)
+    if names:
+        ax.legend(fontsize=7, frameon=False)
+    labels, values, notes, shades = [], [], [], []
+    for result in document["results"]:
+        for w in result["ways"]:
+            labels.append(f"{result['setting']['name']}: {w['name']}")
+            values.append(1e3 * w["median"])
+            notes.append(f"{values[-1]:.1f} ms")
+            shades.append(_OURS if w["ours"] else _PEERS)
+    if labels:
+        _bars(bars, labels, values, notes, shades)
+        bars.tick_params(axis="y", labelsize=6)
+    figure.suptitle(f"decode: {document['title']}", fontsize=10)
     return figure

@@ -98,6 +98,7 @@ def command() -> None:
       lmhead bench loss --shape gpt2 --only lmhead --only compile
       lmhead bench query --threads 2
       lmhead bench sample
+      lmhead bench decode
       lmhead bench memory
       lmhead bench scaling --quick
     """  # noqa: D301
@@ -222,6 +223,33 @@ def sample(vocab: int | None, threads: int | None, rounds: int, quick: bool, **o
         raise click.UsageError(str(error)) from None
     bad = any(row["wrong"] for row in document["results"])
     finish(document, f"sample-{vocab}", samples.lines, bad, quick=quick, **output)
+
+
+@command.command()
+@_threads
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
+@_quick
+@_output
+def decode(threads: int | None, rounds: int, quick: bool, **output: Any) -> None:
+    """One token from a hidden state: certified decode beside full products.
+
+    \b
+    Examples:
+      lmhead bench decode                 several GB of memory, a few minutes
+      lmhead bench decode --quick
+    """  # noqa: D301
+    from lmhead.bench import decode
+
+    check_out(output["out"])
+    settings, growth = decode.SETTINGS, decode.GROWTH
+    if quick:
+        settings = tuple(replace(s, vocab=8192, hidden_size=128, goals=()) for s in settings)
+        growth, rounds = (2048, 8192), min(rounds, 2)
+    with Progress() as progress:
+        document = decode.decode(settings, growth, progress, rounds=rounds, threads=threads)
+    measured = (*document["results"], *document["growth"])
+    bad = any(way["ours"] and way["wrong"] for result in measured for way in result["ways"])
+    finish(document, "decode", decode.lines, bad, quick=quick, **output)
 
 
 def _run_task(

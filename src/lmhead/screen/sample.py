@@ -90,6 +90,8 @@ class Row:
             return None
         if chain and isinstance(chain[0], TopK) and chain[0].ties != "lowest":
             return None
+        if chain and self.greedy:
+            return None  # the best word after a cut that may strike out the best
         return beta, chain
 
     def _exact(self, ids: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from lmhead.bench import losses
+from lmhead.bench import losses, samples
 from lmhead.bench.task import Implementation, UnavailableError, by_name
 
 if TYPE_CHECKING:
@@ -90,3 +90,7 @@ TASK = replace(
     ),
     baselines=("eager",),
 )
+
+
+# A sampler that claims to do what it does not.
+CASES = (replace(samples.CASES[0], options={"temperature": 0.8, "top_p": 0.5}),)

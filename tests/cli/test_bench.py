@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from bench import liars
 from click.testing import CliRunner, Result
 
-from lmhead.bench import losses, queries
+from lmhead.bench import decode, losses, queries
 from lmhead.bench.runner import WorkerProcess
 from lmhead.cli import main
 
@@ -38,7 +39,7 @@ def test_help_names_everybody_and_has_examples(task: Any) -> None:
     assert "\\b" not in text
 
 
-@pytest.mark.parametrize("name", ["memory", "scaling"])
+@pytest.mark.parametrize("name", ["memory", "scaling", "sample", "decode"])
 def test_help_of_the_others(name: str) -> None:
     assert f"lmhead bench {name}" in run(name, "--help").output
 
@@ -128,3 +129,36 @@ def test_ctrl_c_ends_with_what_was_measured(
     assert "Interrupted; rounds done: 2 of 9." in done.stdout
     assert "eager torch" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sample_compares_and_writes(tmp_path: Path) -> None:
+    done = run("sample", "--vocab", "500", "--rounds", "2", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "sample-500.json").read_text())
+    assert {(r["name"], r["batch"]) for r in document["results"]} >= {("top_p", 1), ("typical", 8)}
+    assert all(r["wrong"] is None and r["ratio"]["median"] > 0 for r in document["results"])
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png", ".svg"}
+
+
+def test_sample_sees_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmhead.bench.samples.CASES", liars.CASES)
+    done = run("sample", "--vocab", "500", "--rounds", "1", "--out", str(tmp_path), "--no-plot")
+    assert done.exit_code == 1
+    assert "not the same words are kept" in done.output
+
+
+def test_decode_compares_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = tuple(
+        replace(s, vocab=600, hidden_size=64, batch=min(s.batch, 2)) for s in decode.SETTINGS
+    )
+    monkeypatch.setattr("lmhead.bench.decode.SETTINGS", small)
+    monkeypatch.setattr("lmhead.bench.decode.GROWTH", (300, 600))
+    monkeypatch.setattr("lmhead.bench.decode._read_rate", lambda: 1.0)
+    done = run("decode", "--rounds", "1", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "decode.json").read_text())
+    ways = [way for result in document["results"] for way in result["ways"]]
+    assert {w["name"] for w in ways} >= {"screen 8", "screen 4+4", "float32", "hugging face"}
+    assert all(w["wrong"] == 0 for w in ways if w["ours"])
+    assert [r["setting"]["vocab"] for r in document["growth"]] == [300, 600]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png", ".svg"}

@@ -1,14 +1,14 @@
 """A real head and real hidden states: SmolLM2-135M on four windows of WikiText-2."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lmhead import LMHead
+from lmhead import LMHead, Sampler
 from lmhead.screen import ScreenedHead
 from screen import heads
 
@@ -65,3 +65,21 @@ def test_bytes_read_for_one_state(real: Real) -> None:
     four = ScreenedHead(real.head, bits="4+4", calibration=real.hidden[::8])
     read = [four.argmax(h).certificate.bytes_read for h in real.hidden[::64]]
     assert sum(read) / len(read) < 0.7 * weights
+
+
+@pytest.mark.parametrize("bits", [8, "4+4"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"min_p": 0.05}, {"top_p": 0.9}, {"top_k": 50}, {"top_p": 0.9, "temperature": 0.7}],
+    ids=str,
+)
+def test_every_sample_is_that_of_float64(real: Real, bits: Any, options: dict[str, Any]) -> None:
+    screened = ScreenedHead(real.head, bits=bits, calibration=real.hidden[::8])
+    some = real.hidden[5::16]
+    sampler = Sampler(seed=2024, **options)
+    position = torch.arange(len(some))
+    weight = real.head.weight.double()
+    want = sampler(some.double() @ weight.T, position=position).token
+    answer = screened.sample(some, sampler, position=position)
+    assert int((answer.token != want).sum()) == 0
+    assert answer.certificate.fall_back_rate <= (0.05 if bits == 8 else 0.25)

@@ -115,7 +115,8 @@ class _Makers:
 
     def bad_words(self) -> Iterator[Stage]:
         if self.o.bad_words_ids is not None:
-            yield BadWords(self.o.bad_words_ids, self.o.ends)
+            # Hugging Face alone lets a text end even if its end is a bad word.
+            yield BadWords(self.o.bad_words_ids, self.o.ends if self.order == "hf" else ())
 
     def min_length(self) -> Iterator[Stage]:
         if self.o.min_length:

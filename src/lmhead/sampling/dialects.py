@@ -4,6 +4,11 @@ The same options mean different things in different programs: with logits [3, 2,
 temperature 0.5, Hugging Face divides first and keeps one word; llama.cpp cuts first and keeps two.
 An order says in which sequence the stages come and which ids the penalties count. A stage that a
 program does not have comes where its nearest relative is.
+
+Where llama.cpp is not followed: with mirostat it drops penalties, DRY and the dynamic temperature,
+which stay here, and all cuts, which are refused here. After top_n_sigma it still counts the words
+that were struck out (dynamic temperature, XTC, min_keep), and typical_p makes NaN of them; here
+they are gone. Temperature 0 with a dynatemp_range is refused here, and drawn from there.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -183,3 +184,19 @@ def test_a_file_that_is_something_else_is_refused(weight: Tensor, tmp_path: Path
     ):
         with pytest.raises(ValueError, match=what):
             ScreenedHead.load(path, head)
+
+
+def test_a_damaged_file_is_refused(weight: Tensor, tmp_path: Path) -> None:
+    head, path = heads.head_of(weight), tmp_path / "copy"
+    ScreenedHead(head).save(path)
+    with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        metadata = file.metadata()
+    tensors = load_file(path)
+    for damage in ({"factor.0": tensors["factor.0"] * 1.001}, {"basis": tensors["basis"] * 2}):
+        save_file(tensors | damage, path, metadata=metadata)
+        with pytest.raises(ValueError, match="is damaged"):
+            ScreenedHead.load(path, head)
+    del tensors["scales"]
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(ValueError, match="is damaged"):
+        ScreenedHead.load(path, head)

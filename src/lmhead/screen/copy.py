@@ -68,6 +68,9 @@ class Copy:
     n_max: float = field(init=False)
 
     def __post_init__(self) -> None:
+        eye = torch.eye(len(self.basis), dtype=torch.float64)
+        if not torch.allclose(self.basis @ self.basis.T, eye, rtol=0, atol=2.0**-30):
+            raise ValueError("basis must hold orthonormal directions")
         for name, words in (("block_e", self.first_e), ("block_n", self.n)):
             object.__setattr__(self, name, block_largest(words))
         object.__setattr__(self, "n_max", float(self.n.max()))

@@ -47,7 +47,11 @@ def load(path: str | os.PathLike[str], weight: Tensor) -> Copy:
         if metadata.get("weight_sha256") != weight_hash(weight):
             raise ValueError(f"{name} belongs to another weight than that of this head")
         bits = cast(Bits, 8 if metadata["bits"] == "8" else metadata["bits"])
-        return Copy.from_tensors(bits, {key: file.get_tensor(key) for key in sorted(file.keys())})
+        tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
+    try:
+        return Copy.from_tensors(bits, tensors)
+    except (KeyError, ValueError) as problem:
+        raise ValueError(f"{name} is damaged: {problem}") from problem
 
 
 def weight_hash(weight: Tensor) -> str:

@@ -1,0 +1,185 @@
+// Certified decode against its slow twins: products of whole numbers, nibbles, selection.
+#pragma once
+
+#include <limits>
+
+#include "cases.hpp"
+#include "screen.hpp"
+
+namespace screen_tests {
+
+using lmhead::Kernels;
+using lmhead::kScreenBlock;
+using lmhead::ScreenBounds;
+using lmhead::ScreenCopy;
+using lmhead::screen_blocks;
+using lmhead::ScreenStates;
+
+// Entry j of a row of nibbles.
+inline int nibble(const uint8_t* row, int64_t j) {
+  const int64_t group = j / 64, k = j % 64 / 16, i = j % 16;
+  const int word = row[group * 32 + 2 * i] | row[group * 32 + 2 * i + 1] << 8;
+  return word >> 4 * k & 15;
+}
+
+struct Case {
+  int64_t vocab, width, leading, rows;
+  Place place;
+  bool nibbles, bias;
+};
+
+inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
+  tally.begin(label(k, c.nibbles ? "screen nibbles" : "screen products", {c.vocab, c.rows},
+                    c.bias ? "bias" : "", c.place));
+  Random random(static_cast<uint32_t>(c.vocab * 1000 + c.rows));
+  const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
+  const Buffer<int8_t> whole(c.nibbles ? 0 : size(c.vocab, c.width), c.place, [&](size_t) {
+    return static_cast<int8_t>(random.below(255) - 127);
+  });
+  const Buffer<uint8_t> nibbles(c.nibbles ? size(c.vocab, c.width / 2) : 0, c.place, [&](size_t) {
+    return static_cast<uint8_t>(random.below(256));
+  });
+  const auto sixteen = [&](size_t) { return static_cast<int16_t>(random.below(2000) - 1000); };
+  const Buffer<int16_t> lead(size(c.vocab, c.leading), c.place, sixteen);
+  const Buffer<int16_t> main(size(c.rows, c.width), c.place, sixteen);
+  const Buffer<int16_t> lead_states(size(c.rows, c.leading), c.place, sixteen);
+  const auto positive = [&](size_t) { return random.uniform(0.1, 2.0); };
+  const auto words = static_cast<size_t>(c.vocab), states = static_cast<size_t>(c.rows);
+  const Buffer<float> scales(words, c.place, positive), lead_scales(words, c.place, positive);
+  const Buffer<double> bias(c.bias ? words : 0, c.place, [&](size_t i) {
+    return i ? random.uniform(-1e5, 1e5) : -std::numeric_limits<double>::infinity();
+  });
+  const Buffer<double> t(states, c.place, positive), lead_t(states, c.place, positive);
+  const ScreenCopy copy{c.nibbles ? nullptr : whole.data(),
+                        c.nibbles ? nibbles.data() : nullptr,
+                        lead.data(),
+                        scales.data(),
+                        lead_scales.data(),
+                        c.bias ? bias.data() : nullptr,
+                        c.vocab,
+                        c.width,
+                        c.leading};
+  const ScreenStates given{main.data(), lead_states.data(), t.data(), lead_t.data(), c.rows};
+  std::vector<double> low;  // what the same nibbles add as low ones
+  for (int threads : kThreads) {
+    const Buffer<float> approx(size(c.rows, c.vocab), c.place);
+    const Buffer<float> top(size(c.rows, screen_blocks(c.vocab)), c.place);
+    k.screen->products(copy, given, approx.data(), top.data(), threads);
+    tally.expect(approx.intact() && top.intact(), "wrote outside a buffer");
+    std::vector<float> best(top.size(), -std::numeric_limits<float>::infinity());
+    std::vector<int64_t> rows, ids;
+    low.clear();
+    for (int64_t b = 0; b < c.rows; ++b)
+      for (int64_t v = 0; v < c.vocab; ++v) {
+        double sum = 0.0, raw = 0.0, heads = 0.0;
+        for (int64_t j = 0; j < c.width; ++j) {
+          const double y = main[size(b, c.width) + static_cast<size_t>(j)];
+          if (c.nibbles) {
+            const int u = nibble(nibbles.data() + v * (c.width / 2), j);
+            sum += (16.0 * u - 120.5) * y;
+            raw += (u - 7.5) * y;
+          } else {
+            sum += whole[size(v, c.width) + static_cast<size_t>(j)] * y;
+          }
+        }
+        for (int64_t j = 0; j < c.leading; ++j)
+          heads += static_cast<double>(lead[size(v, c.leading) + static_cast<size_t>(j)]) *
+                   lead_states[size(b, c.leading) + static_cast<size_t>(j)];
+        const auto word = static_cast<size_t>(v), state = static_cast<size_t>(b);
+        const double main_part = scales[word] * t[state] * sum;
+        const double lead_part = lead_scales[word] * lead_t[state] * heads;
+        const double want = main_part + lead_part + (c.bias ? bias[word] : 0.0);
+        const double room = 1e-7 * std::abs(want) +
+                            1e-14 * (std::abs(main_part) + std::abs(lead_part) + 1e5);
+        const float got = approx[size(b, c.vocab) + word];
+        tally.expect_near(got, want, room, "approx", v);
+        float& most = best[size(b, screen_blocks(c.vocab)) + static_cast<size_t>(v / kScreenBlock)];
+        most = std::max(most, got);
+        rows.push_back(b), ids.push_back(v);
+        low.push_back(got + scales[word] * t[state] * raw);
+      }
+    tally.expect(top.same(best), "the largest of a block is another");
+    if (!c.nibbles) continue;
+    const Buffer<double> out(low.size(), c.place);
+    k.screen->refine(copy, given, approx.data(), rows.data(), ids.data(),
+                     static_cast<int64_t>(ids.size()), out.data(), threads);
+    tally.expect(out.intact(), "wrote outside a buffer");
+    for (size_t i = 0; i < low.size(); ++i)
+      tally.expect_near(out[i], low[i], 1e-12 * (1e7 + std::abs(low[i])), "refined",
+                        static_cast<int64_t>(i));
+  }
+}
+
+// Words on both sides of the limit and exactly on it, masked ones, and a NaN, which must stay.
+inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place place, Tally& tally) {
+  tally.begin(label(k, "screen selection", {vocab, rows}, "", place));
+  Random random(static_cast<uint32_t>(vocab + rows));
+  const int64_t blocks = screen_blocks(vocab);
+  const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
+  const float inf = std::numeric_limits<float>::infinity();
+  const Buffer<float> approx(size(rows, vocab), place, [&](size_t i) {
+    return i % 7 == 3 ? -inf : static_cast<float>(random.below(64)) - 32.0f;
+  });
+  const Buffer<float> words_e(size(1, vocab), place, [&](size_t) { return random.below(3); });
+  const Buffer<float> words_n(size(1, vocab), place, [&](size_t) { return random.below(2); });
+  const Buffer<float> top(size(rows, blocks), place, [](size_t) { return -INFINITY; });
+  const Buffer<float> block_e(size(1, blocks), place, [](size_t) { return 0.0f; });
+  const Buffer<float> block_n(size(1, blocks), place, [](size_t) { return 0.0f; });
+  for (int64_t v = 0; v < vocab; ++v) {
+    const auto at = static_cast<size_t>(v / kScreenBlock), word = static_cast<size_t>(v);
+    block_e[at] = std::max(block_e[at], words_e[word]);
+    block_n[at] = std::max(block_n[at], words_n[word]);
+    for (int64_t b = 0; b < rows; ++b) {
+      float& most = top[size(b, blocks) + at];
+      most = std::max(most, approx[size(b, vocab) + word]);
+    }
+  }
+  const Buffer<double> e(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 3.0); });
+  const Buffer<double> n(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 1.0); });
+  const Buffer<double> limits(size(1, rows), place, [&](size_t b) {
+    const double choices[] = {20.0, 1e9, -1e9, -inf, std::nan("")};
+    return choices[b % 5];
+  });
+  const ScreenBounds bounds{approx.data(),  top.data(),     words_e.data(), words_n.data(),
+                            block_e.data(), block_n.data(), e.data(),       n.data(),
+                            limits.data(),  rows,           vocab};
+  std::vector<int64_t> want;
+  for (int64_t b = 0; b < rows; ++b)
+    for (int64_t v = 0; v < vocab; ++v) {
+      const auto word = static_cast<size_t>(v), state = static_cast<size_t>(b);
+      const double x = approx[size(b, vocab) + word];
+      const double slack = std::isinf(x) ? 0.0 : std::abs(x) / 4194304.0;
+      const double upper = x + e[state] * words_e[word] + n[state] * words_n[word] + slack;
+      if (!(upper < limits[state])) want.push_back(v);
+    }
+  for (int threads : kThreads) {
+    const Buffer<int32_t> counts(size(rows, blocks), place);
+    k.screen->count(bounds, counts.data(), threads);
+    std::vector<int64_t> starts;
+    int64_t all = 0;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      starts.push_back(all);
+      all += counts[i];
+    }
+    tally.expect(counts.intact() && all == static_cast<int64_t>(want.size()), "wrong count");
+    if (all != static_cast<int64_t>(want.size())) return;
+    const Buffer<int64_t> ids(want.size(), place);
+    k.screen->fill(bounds, counts.data(), starts.data(), ids.data(), threads);
+    tally.expect(ids.same(want) && ids.intact(), "other words than those in reach");
+  }
+}
+
+inline void run(const Kernels& k, Tally& tally) {
+  for (Place place : {Place::tight, Place::padded}) {
+    for (int64_t vocab : {1, 7, 256, 270})
+      for (int64_t rows : {1, 2, 5})
+        for (bool nibbles : {false, true})
+          for (int64_t leading : {0, 16, 48})
+            run_products(k, {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16},
+                         tally);
+    for (int64_t vocab : {1, 255, 257, 1000})
+      for (int64_t rows : {1, 5}) run_selection(k, vocab, rows, place, tally);
+  }
+}
+
+}  // namespace screen_tests

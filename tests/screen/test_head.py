@@ -189,10 +189,14 @@ def test_a_file_that_is_something_else_is_refused(weight: Tensor, tmp_path: Path
 def test_a_damaged_file_is_refused(weight: Tensor, tmp_path: Path) -> None:
     head, path = heads.head_of(weight), tmp_path / "copy"
     ScreenedHead(head).save(path)
-    with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+    with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     tensors = load_file(path)
-    for damage in ({"factor.0": tensors["factor.0"] * 1.001}, {"basis": tensors["basis"] * 2}):
+    for damage in (
+        {"factor.0": tensors["factor.0"] * 1.001},
+        {"basis": tensors["basis"] + 1},
+        {"n": tensors["n"][1:]},
+    ):
         save_file(tensors | damage, path, metadata=metadata)
         with pytest.raises(ValueError, match="is damaged"):
             ScreenedHead.load(path, head)

@@ -71,9 +71,15 @@ class Copy:
         eye = torch.eye(len(self.basis), dtype=torch.float64)
         if not torch.allclose(self.basis @ self.basis.T, eye, rtol=0, atol=2.0**-30):
             raise ValueError("basis must hold orthonormal directions")
+        if any(len(t) != self.vocab for t in self._by_word() if t is not None):
+            raise ValueError("there must be one row per word")
         for name, words in (("block_e", self.first_e), ("block_n", self.n)):
             object.__setattr__(self, name, block_largest(words))
         object.__setattr__(self, "n_max", float(self.n.max()))
+
+    def _by_word(self) -> tuple[Tensor | None, ...]:
+        codes = (self.whole, self.high, self.low, self.lead)
+        return (*codes, self.lead_scales, self.e, self.e_high, self.n)
 
     @property
     def vocab(self) -> int:
@@ -132,8 +138,10 @@ class Copy:
         """The other way round."""
         factors = tuple(t[f"factor.{i}"] for i in range(sum(n.startswith("factor.") for n in t)))
         norm, lead_norm = t["norms"].tolist()
-        names = ("mean", "basis", "whole", "high", "low", "lead", "scales", "lead_scales")
-        kept = {name: t.get(name) for name in (*names, "e", "e_high", "n")}
+        planes: tuple[str, ...] = ("whole",) if bits == 8 else ("high", "low", "e_high")
+        names = ("mean", "basis", "lead", "scales", "lead_scales", "e", "n", *planes)
+        kept: dict[str, Tensor | None] = dict.fromkeys(("whole", "high", "low", "e_high"))
+        kept |= {name: t[name] for name in names}
         rotation = Rotation(t["signs"], factors)
         return cls(bits=bits, rotation=rotation, norm=norm, lead_norm=lead_norm, **kept)  # type: ignore[arg-type]
 

@@ -2,9 +2,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "kernels.hpp"
@@ -46,6 +49,42 @@ lmhead::ScreenStates to_states(const Array<const int16_t, 2>& main,
   require(lead.shape(0) == rows && scales.size() == rows && lead_scales.size() == rows,
           "one entry per state");
   return {main.data(), lead.data(), scales.data(), lead_scales.data(), length(main)};
+}
+
+// Prepares states (rows, size) into main, lead and numbers (5, rows): scales, lead_scales, base, e, n.
+// factors: all of them, one after the other; constants: room, lead_room, per_lead, small_e, small_n.
+void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
+             Array<const int8_t, 1> signs, Array<const double, 1> factors,
+             const std::vector<int64_t>& sizes,
+             const std::tuple<double, double, double, double, double>& constants,
+             Array<const double, 2> hidden, Array<int16_t, 2> main, Array<int16_t, 2> lead,
+             Array<double, 2> numbers, int threads) {
+  const size_t rows = hidden.shape(0), size = mean.size(), width = signs.size();
+  require(threads >= 1, "threads must be at least 1");
+  require(hidden.shape(1) == size && basis.shape(1) == size && size <= width,
+          "hidden, basis and mean must have the same width");
+  require(has_shape(main, rows, width) && has_shape(lead, rows, basis.shape(0)) &&
+              has_shape(numbers, 5, rows),
+          "main, lead and numbers must have room for all states");
+  size_t entries = 0, together = 1;
+  for (int64_t n : sizes) {
+    require(n > 0, "sizes must be positive");
+    entries += static_cast<size_t>(n * n);
+    together *= static_cast<size_t>(n);
+  }
+  require(entries == factors.size() && together == width, "factors must multiply to the width");
+  const auto [room, lead_room, per_lead, small_e, small_n] = constants;
+  const lmhead::ScreenBasis given{mean.data(),    basis.data(), signs.data(),
+                                  factors.data(), sizes.data(), static_cast<int64_t>(sizes.size()),
+                                  static_cast<int64_t>(size),   static_cast<int64_t>(width),
+                                  length(basis),  room,         lead_room,
+                                  per_lead,       small_e,      small_n};
+  double* to = numbers.data();
+  const lmhead::ScreenPrepared out{main.data(),   lead.data(),   to,           to + rows,
+                                   to + 2 * rows, to + 3 * rows, to + 4 * rows};
+  const nb::gil_scoped_release release;
+  lmhead::chosen_kernels()->screen->prepare(given, hidden.data(), static_cast<int64_t>(rows), out,
+                                            threads);
 }
 
 // Of `whole` (V, width) and `nibbles` (V, width / 2) exactly one is given.
@@ -152,6 +191,9 @@ auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
 void bind_screen(nb::module_& m) {
   using nb::arg;
   m.attr("SCREEN_BLOCK") = lmhead::kScreenBlock;
+  m.def("screen_prepare", &prepare, tensor("mean"), tensor("basis"), tensor("signs"),
+        tensor("factors"), arg("sizes"), arg("constants"), tensor("hidden"), tensor("main"),
+        tensor("lead"), tensor("numbers"), arg("threads"));
   m.def("screen_products", &products, maybe("whole"), maybe("nibbles"), tensor("lead"),
         tensor("scales"), tensor("lead_scales"), maybe("bias"), tensor("states"),
         tensor("lead_states"), tensor("state_scales"), tensor("lead_state_scales"),

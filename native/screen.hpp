@@ -35,6 +35,27 @@ struct ScreenStates {
   int64_t rows;
 };
 
+// What hidden states are prepared with: see docs/certified.md. `factors` are square matrices of the
+// sizes in `sizes`, one after the other; `room`: the largest norm that whole numbers may have.
+struct ScreenBasis {
+  const double* mean;      // (size,)
+  const double* basis;     // (leading, size)
+  const int8_t* signs;     // (width,)
+  const double* factors;
+  const int64_t* sizes;    // (n_factors,)
+  int64_t n_factors, size, width, leading;
+  double room, lead_room;
+  double per_lead;         // of n, for each unit of the norm of lead · scale
+  double small_e, small_n; // of e and n, for each unit of the norm of the state
+};
+
+// Prepared states, as ScreenStates, and base, e and n: (rows,) each.
+struct ScreenPrepared {
+  int16_t* main;
+  int16_t* lead;
+  double *scales, *lead_scales, *base, *e, *n;
+};
+
 // A word stays if approx + e · words_e + n · words_n + |approx| · 2^-22 + 2^-120 reaches the limit.
 // block_e, block_n: the largest of each block of words.
 struct ScreenBounds {
@@ -51,6 +72,10 @@ struct ScreenBounds {
 };
 
 struct ScreenKernels {
+  // From hidden states (rows, size).
+  void (*prepare)(const ScreenBasis& basis, const double* hidden, int64_t rows,
+                  const ScreenPrepared& out, int threads);
+
   // approx (rows, vocab) and the largest of each block, (rows, blocks). With nibbles, an entry u
   // stands for 16 u - 120.5.
   void (*products)(const ScreenCopy& copy, const ScreenStates& states, float* approx,

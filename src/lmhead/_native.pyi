@@ -86,6 +86,19 @@ def thread_runtime() -> str: ...
 
 SCREEN_BLOCK: int
 
+def screen_prepare(
+    mean: Tensor,
+    basis: Tensor,
+    signs: Tensor,
+    factors: Tensor,
+    sizes: list[int],
+    constants: tuple[float, float, float, float, float],
+    hidden: Tensor,
+    main: Tensor,
+    lead: Tensor,
+    numbers: Tensor,
+    threads: int,
+) -> None: ...
 def screen_products(
     whole: Tensor | None,
     nibbles: Tensor | None,

@@ -76,6 +76,30 @@ def test_both_give_the_same(
             torch.testing.assert_close(kernels.refine(*given), refined, rtol=1e-14, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1, 3, 64, 200, 576, 1000, 2048])
+@pytest.mark.parametrize("leading", [0, 16, None])
+def test_states_are_prepared_alike(
+    core: ModuleType, monkeypatch: pytest.MonkeyPatch, size: int, leading: int | None
+) -> None:
+    random = torch.Generator().manual_seed(size)
+    weight = heads.plain(300, size, random)
+    copy = build(weight, leading=min(leading, size // 16 * 16) if leading else leading)
+    hidden = heads.states(5, weight, random)
+    wanted = on_torch(monkeypatch, States.of, copy, hidden)
+    for name in core.instruction_sets():
+        core.use(name)
+        ours = States.of(copy, hidden)
+        for field in ("main", "lead"):
+            # A rounding to the nearest whole number may go either way at a half.
+            off = (getattr(ours, field).int() - getattr(wanted, field).int()).abs()
+            assert off.numel() == 0 or int(off.max()) <= 1
+        for field in ("scales", "lead_scales", "base", "e"):
+            torch.testing.assert_close(
+                getattr(ours, field), getattr(wanted, field), rtol=1e-9, atol=1e-12
+            )
+        torch.testing.assert_close(ours.n, wanted.n, rtol=1e-2, atol=1e-12)
+
+
 @pytest.mark.usefixtures("core")
 def test_whole_number_products_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     # Rows of equal entries along a state of equal entries: the largest sums there are.

@@ -79,16 +79,12 @@ class Candidates:
         states: base, e and n, one number per hidden state.
     """
 
-    def __init__(
-        self, copy: Copy, source: Source, bias: Tensor | None, size: Tensor | None = None
-    ) -> None:
-        """`source` has B rows, all usable, and one weight; `bias` is its bias in float64, `size`
-        the norms of its hidden states.
-        """
+    def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
+        """`source` has B rows, all usable, and one weight; `bias` is its bias in float64."""
         self.copy, self.source = copy, source
         self.pointwise: Pointwise = source.pointwise
         self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())
-        self.states = States.of(copy, source.hiddens[0], size)
+        self.states = States.of(copy, source.hiddens[0])
         self.approx, self._top = kernels.products(copy, self.states, bias)
         self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
 

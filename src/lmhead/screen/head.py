@@ -26,7 +26,7 @@ from lmhead.screen.batch import TOGETHER, sample_rows
 from lmhead.screen.candidates import Candidates
 from lmhead.screen.copy import Bits, Copy, Progress, build
 from lmhead.screen.decide import decide
-from lmhead.screen.states import sizes, usable
+from lmhead.screen.states import usable
 from lmhead.sweep import Pointwise, Questions, Source, row_answers
 
 
@@ -197,7 +197,7 @@ class ScreenedHead:
     def candidates(self, hidden: Tensor) -> Candidates:
         """Approximate logits with bounds, for hidden states (B, D): what sampling builds on."""
         source = self._source(hidden)
-        if not (self.fits(source) and bool(usable(self.copy, sizes(source.hiddens[0])).all())):
+        if not (self.fits(source) and bool(usable(self.copy, source.hiddens[0]).all())):
             raise ValueError("hidden must be finite and moderate in size, and the map must grow")
         return Candidates(self.copy, source, self.bias64(source.bias))
 
@@ -280,12 +280,10 @@ class ScreenedHead:
         fell = torch.ones(rows, dtype=torch.bool)
         read = 0
         if self.fits(source):
-            size = sizes(source.hiddens[0])
-            good = usable(self.copy, size).nonzero()[:, 0]
+            good = usable(self.copy, source.hiddens[0]).nonzero()[:, 0]
             for some in torch.split(good, TOGETHER) if len(good) else ():
                 part = _rows_of(source, some)
-                bias = self.bias64(source.bias)
-                found = decide(Candidates(self.copy, part, bias, size[some]), k)
+                found = decide(Candidates(self.copy, part, self.bias64(source.bias)), k)
                 done = some[found.decided]
                 values[done], ids[done] = found.values, found.ids
                 rescored[done], fell[done] = found.rescored[found.decided], False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,6 +66,11 @@ class Rotation:
     def padded(self) -> int:
         """The number of coordinates after the map."""
         return len(self.signs)
+
+    @cached_property
+    def joined(self) -> Tensor:
+        """The entries of all factors, one after the other."""
+        return torch.cat([f.reshape(-1) for f in self.factors])
 
     def __call__(self, x: Tensor) -> Tensor:
         """R x for every row of x, (N, size) in float64, gives (N, padded)."""

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from lmhead.screen.copy import KAPPA, SHARE, Copy
 from lmhead.screen.rotation import DEFECT
+from lmhead.sweep import native
 
 _UP = 1 + 2.0**-30
 _INT32 = 2.0**31 - 1
+_SMALL_E = 2.0**-36
 
 
 @dataclass(frozen=True)
@@ -36,29 +38,41 @@ class States:
     n: Tensor  # (B,) float64
 
     @classmethod
-    def of(cls, copy: Copy, hidden: Tensor, size: Tensor | None = None) -> States:
-        """From hidden states (B, D), all of which `usable` lets through; `size` are their norms."""
+    def of(cls, copy: Copy, hidden: Tensor) -> States:
+        """From hidden states (B, D), all of which `usable` lets through."""
         h = hidden.double()
-        size = sizes(hidden) if size is None else size
-        coefficients = h @ copy.basis.T
-        lead, lead_scales = _round(coefficients, copy.lead_norm)
-        g = lead * lead_scales[:, None]
-        rest = h - g @ copy.basis
-        y = copy.rotation(rest)
-        main, scales = _round(y, copy.norm)
-        delta = sizes(y - main * scales[:, None])
         # Rounding of float64 in sums of D terms, relative to (‖w‖ + ‖μ‖) ‖h‖.
         tau = 4 * (copy.width + len(copy.basis) + 64) * 2.0**-53
-        small = (2.0**-36 + DEFECT + tau / SHARE) * size
-        along = sizes(rest @ copy.basis.T)
+        small_n = 2.0**-36 + DEFECT + tau / SHARE
+        room = _INT32 / copy.norm - math.sqrt(copy.width)
+        lead_room = _INT32 / copy.lead_norm - math.sqrt(len(copy.basis))
+        if native.core is not None:
+            rows = len(h)
+            main = torch.empty(rows, copy.width, dtype=torch.int16)
+            lead = torch.empty(rows, len(copy.basis), dtype=torch.int16)
+            numbers = torch.empty(5, rows, dtype=torch.float64)
+            native.core.screen_prepare(
+                *(copy.mean, copy.basis, copy.rotation.signs, copy.rotation.joined),
+                [len(f) for f in copy.rotation.factors],
+                (room, lead_room, 1 / KAPPA, _SMALL_E, small_n),
+                *(h, main, lead, numbers),
+                native.threads() if rows > 1 else 1,
+            )
+            return cls(main, lead, *numbers.unbind())
+        codes, lead_scales = _round(h @ copy.basis.T, lead_room)
+        g = codes * lead_scales[:, None]
+        rest = h - g @ copy.basis
+        y = copy.rotation(rest)
+        whole, scales = _round(y, room)
+        delta, along = sizes(y - whole * scales[:, None]), sizes(rest @ copy.basis.T)
         return cls(
-            main=main.to(torch.int16),
-            lead=lead.to(torch.int16),
+            main=whole.to(torch.int16),
+            lead=codes.to(torch.int16),
             scales=scales,
             lead_scales=lead_scales,
             base=h @ copy.mean,
-            e=(sizes(y) + 2.0**-36 * size) * _UP,
-            n=(sizes(g) / KAPPA + along + delta + small) * _UP,
+            e=(sizes(y) + _SMALL_E * sizes(h)) * _UP,
+            n=(sizes(g) / KAPPA + along + delta + small_n * sizes(h)) * _UP,
         )
 
     def row(self, index: int) -> States:
@@ -72,18 +86,15 @@ def sizes(x: Tensor) -> Tensor:
     return norms
 
 
-def usable(copy: Copy, size: Tensor) -> Tensor:
-    """Which hidden states are finite, and small enough that no step overflows: (B,)."""
-    return size * max(copy.n_max, 1.0) < 1e30
+def usable(copy: Copy, hidden: Tensor) -> Tensor:
+    """Which hidden states (B, D) are finite, and small enough that no step overflows: (B,)."""
+    return sizes(hidden) * max(copy.n_max, 1.0) < 1e30
 
 
-def _round(x: Tensor, norm: float) -> tuple[Tensor, Tensor]:
-    """16-bit numbers (as float64) whose products with codes of this norm fit into 32 bits, and one
-    scale per row.
-    """
+def _round(x: Tensor, room: float) -> tuple[Tensor, Tensor]:
+    """16-bit numbers (as float64) of a norm below `room`, and one scale per row."""
     if x.shape[1] == 0:
         return x, x.new_zeros(len(x))
-    room = _INT32 / norm - math.sqrt(x.shape[1])
     scales = torch.maximum(x.abs().amax(1) / 32767, sizes(x) / room * _UP)
     step = scales[:, None]
     codes = torch.where(step > 0, x / step, 0.0).round_().clamp_(-32767, 32767)

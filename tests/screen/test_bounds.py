@@ -8,6 +8,8 @@ from torch import Tensor
 
 from lmhead.screen import ScreenedHead
 from lmhead.screen.candidates import Pairs
+from lmhead.screen.limits import lowest_linear
+from lmhead.sweep import Pointwise
 from screen import heads
 
 pytestmark = pytest.mark.both_cores
@@ -84,8 +86,21 @@ def test_reaching_finds_every_word_above_a_limit() -> None:
     candidates = ScreenedHead(heads.head_of(weight), bits="4+4").candidates(hidden)
     z = hidden.double() @ weight.double().T
     limit = z.topk(20, dim=1).values[:, -1] - 1e-9
-    found = candidates.reaching(candidates.limits(limit, limit))
+    found = candidates.reaching(candidates.limits(limit))
     reached = torch.zeros(5, 900, dtype=torch.bool)
     reached[found.rows, found.ids] = True
     assert bool(reached[z >= limit[:, None]].all())
     assert bool((found.ids[1:] > found.ids[:-1])[found.rows[1:] == found.rows[:-1]].all())
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_limits_leave_out_nothing_that_rounds_to_the_same_logit(softcap: float | None) -> None:
+    p = Pointwise.of(softcap=softcap, scale=0.3).plus(0.7)
+    x = torch.linspace(-300, 300, 4001, dtype=torch.float64)
+    z = p(x)
+    t = lowest_linear(p, z)
+    assert bool((t <= x).all())
+    # Just below the limit the logit is smaller, even where tanh hardly grows any more.
+    below = torch.nextafter(t, torch.tensor(-torch.inf, dtype=torch.float64))
+    assert bool((p(below) < z)[t > -torch.inf].all())
+    assert bool(((x - t)[z.abs() < 1] < 1e-8).all())

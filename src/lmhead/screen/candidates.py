@@ -147,9 +147,9 @@ class Candidates:
         x = self._linear.pairs(pairs.rows, pairs.ids, max_bytes=_MAX_BYTES)
         return x, self.pointwise.apply_(x.clone())
 
-    def limits(self, x: Tensor, z: Tensor) -> Tensor:
-        """How far approx must reach for a logit that may be z or more, z = map(x): all (B,)."""
-        t = limits.lowest_linear(self.pointwise, x, z)
+    def limits(self, z: Tensor) -> Tensor:
+        """How far approx must reach for a float64 logit of z or more: (B,) gives (B,)."""
+        t = limits.lowest_linear(self.pointwise, z)
         base = self.states.base
         return (t - base) - 4 * _U * (t.abs().nan_to_num(posinf=0.0) + base.abs())
 

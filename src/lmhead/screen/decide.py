@@ -32,7 +32,7 @@ def decide(found: Candidates, k: int) -> Found:
     pivots = found.best(k)
     x, z = found.exact(pivots)
     least = z.view(rows, k).amin(1)
-    limit = found.limits(x.view(rows, k).amin(1), least)
+    limit = found.limits(least)
     pairs = found.reaching(limit)
     first = pivots
     if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
@@ -62,8 +62,7 @@ def _second_pass(
     _, ids = pairs.largest(approx, k)
     pivots = Pairs(torch.full_like(pairs.counts, k), ids.sort(dim=1).values.reshape(-1))
     x, z = found.exact(pivots)
-    higher = found.limits(x.view(-1, k).amin(1), z.view(-1, k).amin(1))
-    limit = torch.maximum(limit, higher)
+    limit = torch.maximum(limit, found.limits(z.view(-1, k).amin(1)))
     # Written so that a NaN stays.
     kept = pairs.keep(~(approx + radius < limit[pairs.rows]))
     return kept, limit, pivots, x, z

@@ -24,26 +24,26 @@ def grows(p: Pointwise) -> bool:
     return all(2.0**-100 < f < 2.0**100 for f in factors) and all(abs(s) < 1e30 for s in shifts)
 
 
-def lowest_linear(p: Pointwise, x: Tensor, z: Tensor) -> Tensor:
+def lowest_linear(p: Pointwise, z: Tensor) -> Tensor:
     """A limit t, (...), such that a word whose float64 linear value is below t has a logit below z.
 
     Args:
         p: the map; `grows(p)`.
-        x: linear values in float64, (...).
-        z: their logits, p(x).
+        z: float64 logits, (...).
     """
     if p.is_identity:
-        return x
+        return z
     if not p.bounded:
-        # Both sides are rounded twice; gaps wider than this stay gaps.
-        return x - 8 * _U * (x.abs() + abs(p.shift) / p.scale) - 2.0**-1000 / p.scale
+        t = (z - p.shift) / p.scale
+        # Two roundings here, two on either side of the comparison: wider gaps stay gaps.
+        return t - 16 * _U * (t.abs() + abs(p.shift) / p.scale) - 2.0**-1000 / p.scale
     # tanh is taken to be right to 8 units in the last place; its argument is rounded twice.
     y = (z - p.outer_shift) / p.outer
     y = y - 64 * _U * (1 + abs(p.shift) + abs(p.outer_shift) / p.outer)
     argument = y.clamp(max=1 - 4 * _U).atanh()  # NaN below -1: nothing may be passed over
     t = (argument - p.shift) / p.scale
     t = t - 2.0**-40 * (t.abs() + (1 + abs(p.shift)) / p.scale)
-    return torch.where(t.isnan(), -math.inf, torch.minimum(t, x))
+    return torch.where(t.isnan(), -math.inf, t)
 
 
 def logit_bounds(p: Pointwise, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,8 +51,9 @@ lmhead::ScreenStates to_states(const Array<const int16_t, 2>& main,
   return {main.data(), lead.data(), scales.data(), lead_scales.data(), length(main)};
 }
 
-// Prepares states (rows, size) into main, lead and numbers (5, rows): scales, lead_scales, base, e, n.
-// factors: all of them, one after the other; constants: room, lead_room, per_lead, small_e, small_n.
+// Prepares states (rows, size) into main, lead and numbers (5, rows): scales, lead_scales, base, e
+// and n. factors: all of them, one after the other; constants: room, lead_room, per_lead, small_e
+// and small_n.
 void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
              Array<const int8_t, 1> signs, Array<const double, 1> factors,
              const std::vector<int64_t>& sizes,

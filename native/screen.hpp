@@ -1,6 +1,6 @@
-// Certified decode: products of a quantized copy of the weight with quantized hidden states, and the
-// rows that the bound leaves. Pure functions on pointers, as in kernels.hpp. docs/certified.md has
-// the proof; whole-number products are exact here because the states are scaled so that every
+// Certified decode: products of a quantized copy of the weight with quantized hidden states, and
+// the rows that the bound leaves. Pure functions on pointers, as in kernels.hpp. docs/certified.md
+// has the proof; whole-number products are exact here because the states are scaled so that every
 // partial sum fits into 32 bits.
 #pragma once
 
@@ -56,8 +56,8 @@ struct ScreenPrepared {
   double *scales, *lead_scales, *base, *e, *n;
 };
 
-// A word stays if approx + e · words_e + n · words_n + |approx| · 2^-22 + 2^-120 reaches the limit.
-// block_e, block_n: the largest of each block of words.
+// A word stays if approx + e · words_e + n · words_n + |approx| · 2^-22 + 2^-120 reaches the
+// limit. block_e, block_n: the largest of each block of words.
 struct ScreenBounds {
   const float* approx;     // (rows, vocab)
   const float* block_max;  // (rows, blocks)

@@ -111,7 +111,8 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
 }
 
 // Words on both sides of the limit and exactly on it, masked ones, and a NaN, which must stay.
-inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place place, Tally& tally) {
+inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place place,
+                          Tally& tally) {
   tally.begin(label(k, "screen selection", {vocab, rows}, "", place));
   Random random(static_cast<uint32_t>(vocab + rows));
   const int64_t blocks = screen_blocks(vocab);
@@ -169,14 +170,81 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
   }
 }
 
+// A prepared state stands for the state: its whole numbers are those of a naive rotation.
+inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_t>& sizes,
+                        int64_t leading, Place place, Tally& tally) {
+  tally.begin(label(k, "screen prepare", {size, leading}, "", place));
+  Random random(static_cast<uint32_t>(size + leading));
+  const auto count = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
+  const auto some = [&](size_t) { return random.uniform(-1.0, 1.0); };
+  int64_t width = 1, entries = 0;
+  for (int64_t n : sizes) width *= n, entries += n * n;
+  const int64_t rows = 3;
+  const Buffer<double> mean(count(size, 1), place, some), basis(count(leading, size), place, some);
+  const Buffer<double> factors(count(entries, 1), place, some);
+  const Buffer<double> hidden(count(rows, size), place, some);
+  const Buffer<int8_t> signs(count(width, 1), place, [](size_t i) { return i % 3 ? 1 : -1; });
+  const lmhead::ScreenBasis given{mean.data(), basis.data(), signs.data(), factors.data(),
+                                  sizes.data(), static_cast<int64_t>(sizes.size()), size, width,
+                                  leading, 1e6, 1e5, 0.5, 0.25, 0.125};
+  for (int threads : kThreads) {
+    const Buffer<int16_t> main(count(rows, width), place), lead(count(rows, leading), place);
+    const Buffer<double> numbers(count(5, rows), place);
+    double* to = numbers.data();
+    k.screen->prepare(given, hidden.data(), rows,
+                      {main.data(), lead.data(), to, to + rows, to + 2 * rows, to + 3 * rows,
+                       to + 4 * rows},
+                      threads);
+    tally.expect(main.intact() && lead.intact() && numbers.intact(), "wrote outside a buffer");
+    for (int64_t b = 0; b < rows; ++b) {
+      const double* h = hidden.data() + b * size;
+      const double scale = to[b], lead_scale = to[rows + b];
+      double base = 0.0;
+      std::vector<double> x(count(width, 1), 0.0);
+      for (int64_t i = 0; i < size; ++i) base += mean[static_cast<size_t>(i)] * h[i];
+      for (int64_t i = 0; i < size; ++i) {
+        double rest = h[i];
+        for (int64_t j = 0; j < leading; ++j)
+          rest -= lead[count(b, leading) + static_cast<size_t>(j)] * lead_scale *
+                  basis[count(j, size) + static_cast<size_t>(i)];
+        x[static_cast<size_t>(i)] = rest * signs[static_cast<size_t>(i)];
+      }
+      const double* f = factors.data();
+      for (int64_t n : sizes) {
+        const int64_t others = width / n;
+        std::vector<double> y(x.size());
+        for (int64_t i = 0; i < others; ++i)
+          for (int64_t j = 0; j < n; ++j) {
+            double sum = 0.0;
+            for (int64_t l = 0; l < n; ++l) sum += f[j * n + l] * x[static_cast<size_t>(i * n + l)];
+            y[static_cast<size_t>(j * others + i)] = sum;
+          }
+        x = y;
+        f += n * n;
+      }
+      tally.expect_near(to[2 * rows + b], base, 1e-12 * static_cast<double>(size), "base", b);
+      for (int64_t i = 0; i < width; ++i)
+        tally.expect_near(main[count(b, width) + static_cast<size_t>(i)] * scale,
+                          x[static_cast<size_t>(i)], 0.5001 * scale, "state", i);
+    }
+  }
+}
+
 inline void run(const Kernels& k, Tally& tally) {
+  for (Place place : {Place::tight, Place::padded})
+    for (int64_t leading : {0, 16}) {
+      run_prepare(k, 1, {64}, leading, place, tally);
+      run_prepare(k, 64, {64}, leading, place, tally);
+      run_prepare(k, 150, {64, 3}, leading, place, tally);
+      run_prepare(k, 577, {64, 2, 5}, leading, place, tally);
+    }
   for (Place place : {Place::tight, Place::padded}) {
     for (int64_t vocab : {1, 7, 256, 270})
       for (int64_t rows : {1, 2, 5})
         for (bool nibbles : {false, true})
           for (int64_t leading : {0, 16, 48})
-            run_products(k, {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16},
-                         tally);
+            run_products(
+                k, {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16}, tally);
     for (int64_t vocab : {1, 255, 257, 1000})
       for (int64_t rows : {1, 5}) run_selection(k, vocab, rows, place, tally);
   }

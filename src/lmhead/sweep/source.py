@@ -142,7 +142,8 @@ class Source:
         for lo in range(0, self.vocab, 4096):
             hi = min(lo + 4096, self.vocab)
             for term in range(len(self.weights)):
-                norms[lo:hi] += self.weight_tile(term, lo, hi).norm(dim=1)
+                tile = self.weight_tile(term, lo, hi)
+                norms[lo:hi] += torch.linalg.vector_norm(tile, dim=1, dtype=torch.float64)
         return norms
 
     def error_bounds(self, hiddens: tuple[Tensor, ...]) -> tuple[Tensor, float, float]:
@@ -155,8 +156,11 @@ class Source:
         u = unit_roundoff(self.hiddens[0].dtype)
         d = self.hidden_size + 4
         gamma = d * u / max(1 - d * u, 0.5)
-        # The norms themselves are rounded: 1 % covers that.
-        per_row = sum(h.norm(dim=1) for h in hiddens) * (1.01 * gamma * self.pointwise.lipschitz)
-        assert isinstance(per_row, Tensor)
+        # The norms themselves are rounded: 1 % covers that. Squares of small numbers need float64.
+        norms = sum(torch.linalg.vector_norm(h, dim=1, dtype=torch.float64) for h in hiddens)
+        assert isinstance(norms, Tensor)
+        per_row = (norms * (1.01 * gamma * self.pointwise.lipschitz)).to(self.dtype)
         size = abs(self.pointwise.outer) if self.pointwise.bounded else abs(self.pointwise.shift)
-        return per_row, 8 * u, 8 * u * size
+        # Products, sums and bounds below the smallest normal number may be lost altogether.
+        tiny = 4 * d * torch.finfo(self.dtype).tiny * max(1.0, self.pointwise.lipschitz)
+        return per_row, 8 * u, 8 * u * size + tiny

@@ -14,7 +14,7 @@ from lmhead.screen.answers import Certificate, Interval, ScreenedSample
 from lmhead.screen.candidates import Candidates
 from lmhead.screen.sample import Row
 from lmhead.screen.sketch import Sketch
-from lmhead.screen.states import sizes, usable
+from lmhead.screen.states import usable
 from lmhead.sweep import Questions, Source, row_answers
 
 if TYPE_CHECKING:
@@ -30,12 +30,11 @@ def sample_rows(
     """One token per row of the source, (N,)."""
     batch = _Batch(source, sampler, call)
     if screened.fits(source):
-        size = sizes(source.hiddens[0])
-        good = usable(screened.copy, size).nonzero()[:, 0]
+        good = usable(screened.copy, source.hiddens[0]).nonzero()[:, 0]
         for some in torch.split(good, TOGETHER) if len(good) else ():
             part = source if len(some) == source.rows else source.select(some)
             bias = screened.bias64(source.bias)
-            batch.screen(Candidates(screened.copy, part, bias, size[some]), some)
+            batch.screen(Candidates(screened.copy, part, bias), some)
     batch.dense(batch.fell.nonzero()[:, 0])
     return batch.answer(exact=exact)
 

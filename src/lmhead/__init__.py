@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lmhead.head import LMHead
     from lmhead.logits import LazyLogits
     from lmhead.sampling import Sampled, Sampler, beam_search, generate, stream_generate
+    from lmhead.screen import ScreenedHead
     from lmhead.sweep import GradFilter
     from lmhead.tying import TyingAdvice, advise_tying
 
@@ -35,6 +36,7 @@ _ROOM = {
     "PerformanceWarning": "errors",
     "Sampled": "sampling",
     "Sampler": "sampling",
+    "ScreenedHead": "screen",
     "TyingAdvice": "tying",
     "advise_tying": "tying",
     "beam_search": "sampling",
@@ -52,6 +54,7 @@ __all__ = [
     "PerformanceWarning",
     "Sampled",
     "Sampler",
+    "ScreenedHead",
     "TyingAdvice",
     "__version__",
     "advise_tying",

@@ -6,6 +6,7 @@
 
 #include "function_tests.hpp"
 #include "gradient_tests.hpp"
+#include "rows_tests.hpp"
 #include "screen_tests.hpp"
 #include "softmax_tests.hpp"
 
@@ -161,6 +162,7 @@ int main() {
     softmax_tests::run(k, tally);
     gradient_tests::run(k, tally);
     screen_tests::run(k, tally);
+    rows_tests::run(k, tally);
     run_pairs<float>(k, "pairs_f32", [](Random& r) { return r.normal(1.0); },
                      [](float x) { return x; }, tally, k.pairs_f32);
     run_pairs<uint16_t>(

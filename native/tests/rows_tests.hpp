@@ -1,0 +1,288 @@
+// Kernels on whole rows of logits: sums, the k-th, reach, bands, races; and the noise of these.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "cases.hpp"
+#include "philox.hpp"
+#include "twins.hpp"
+
+namespace rows_tests {
+
+using lmhead::Kernels;
+using lmhead::Key;
+
+// All that is summed of a row, in double.
+struct RowSums {
+  double max, mass, weighted, count, shift, square;
+};
+
+// What a row may hold. Broken: a NaN, an inf or nothing at all in some of the rows.
+enum class Content { plain, masked, equal, broken };
+
+inline const char* name(Content content) {
+  const char* names[] = {"plain", "masked", "equal", "broken"};
+  return names[static_cast<int>(content)];
+}
+
+inline Buffer<float> logits(Shape shape, Content content, Place place) {
+  Random random(static_cast<uint32_t>(shape.words * 31 + shape.tokens));
+  const int64_t vocab = shape.words;
+  return Buffer<float>(static_cast<size_t>(vocab * shape.tokens), place, [&](size_t i) {
+    const int64_t row = static_cast<int64_t>(i) / vocab, word = static_cast<int64_t>(i) % vocab;
+    float z = random.normal(3.0);
+    if (content == Content::equal) z = std::round(z);
+    if (content == Content::plain || content == Content::equal) return z;
+    if (word > 0 && random.below(3) == 0) z = -HUGE_VALF;
+    if (content == Content::masked) return z;
+    if (row % 4 == 1 && word == vocab / 3) z = NAN;
+    if (row % 4 == 2 && word == vocab - 1) z = HUGE_VALF;
+    return row % 4 == 3 ? -HUGE_VALF : z;
+  });
+}
+
+inline std::vector<float> row_of(const Buffer<float>& z, int64_t vocab, int64_t row) {
+  return {z.data() + row * vocab, z.data() + (row + 1) * vocab};
+}
+
+inline RowSums twin_sums(const std::vector<float>& z, double beta) {
+  RowSums s = {-twin::kInf, 0, 0, 0, 0, 0};
+  for (float v : z)
+    if (std::isnan(v)) s.max = v;
+  if (std::isnan(s.max)) return s;
+  for (float v : z) s.max = std::max<double>(s.max, v);
+  if (std::isinf(s.max)) return s;
+  for (float v : z) {
+    if (v == -HUGE_VALF) continue;
+    const double far = v - s.max, e = std::exp(beta * far);
+    s.mass += e;
+    s.weighted += e * beta * far;
+    s.count += 1;
+    s.shift += far;
+    s.square += far * far;
+  }
+  return s;
+}
+
+inline void check_sums(const Kernels& k, Shape shape, const Buffer<float>& z,
+                       const Buffer<double>& beta, Place place, Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens);
+  std::vector<std::vector<double>> first;
+  for (int threads : kThreads) {
+    const Buffer<double> max(rows, place), n(rows, place), mass(rows, place), weighted(rows, place),
+        shift(rows, place), square(rows, place);
+    const Buffer<double>* all[] = {&max, &n, &mass, &weighted, &shift, &square};
+    k.rows->top(z.data(), shape.tokens, shape.words, max.data(), n.data(), threads);
+    k.rows->mass(z.data(), shape.tokens, shape.words, beta.data(), max.data(), mass.data(),
+                 weighted.data(), threads);
+    k.rows->moments(z.data(), shape.tokens, shape.words, max.data(), shift.data(), square.data(),
+                    threads);
+    if (first.empty())
+      for (const auto* one : all) first.push_back(one->copy());
+    for (size_t i = 0; i < 6; ++i) {
+      tally.expect(all[i]->intact(), "sums wrote outside a buffer");
+      for (size_t row = 0; row < rows; ++row)  // sums of a broken row mean nothing
+        if (i == 0 || std::isfinite(first[0][row]))
+          tally.expect(std::memcmp(&(*all[i])[row], &first[i][row], sizeof(double)) == 0,
+                       "sums differ with " + std::to_string(threads) + " threads");
+    }
+  }
+  for (size_t i = 0; i < rows; ++i) {
+    const auto row = static_cast<int64_t>(i);
+    const RowSums want = twin_sums(row_of(z, shape.words, row), beta[i]);
+    const double bound = 1e-12 * (want.count + want.square);
+    tally.expect_near(first[0][i], want.max, 0.0, "max", row);
+    if (!std::isfinite(want.max)) continue;
+    tally.expect_near(first[1][i], want.count, 0.0, "count", row);
+    tally.expect_near(first[2][i], want.mass, bound, "mass", row);
+    tally.expect_near(first[3][i], want.weighted, bound, "weighted", row);
+    tally.expect_near(first[4][i], want.shift, bound, "shift", row);
+    tally.expect_near(first[5][i], want.square, bound, "square", row);
+  }
+}
+
+inline void check_kth(const Kernels& k, Shape shape, const Buffer<float>& z, Place place,
+                      Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens);
+  for (int64_t kth : {1, 2, 7, 64}) {
+    const Buffer<int64_t> ks(rows, place, [&](size_t i) { return kth + static_cast<int64_t>(i % 2); });
+    const Buffer<float> value(rows, place);
+    k.rows->kth(z.data(), shape.tokens, shape.words, ks.data(), value.data(), 2);
+    tally.expect(value.intact(), "kth wrote outside a buffer");
+    for (size_t i = 0; i < rows; ++i) {
+      auto row = row_of(z, shape.words, static_cast<int64_t>(i));
+      std::sort(row.begin(), row.end(), std::greater<float>());
+      const auto at = static_cast<size_t>(ks[i]) - 1;
+      tally.expect_near(value[i], at < row.size() ? row[at] : -HUGE_VALF, 0.0, "kth",
+                        static_cast<int64_t>(i));
+    }
+  }
+}
+
+// Enough within the radius, and not enough two steps nearer.
+inline void check_reach(const Kernels& k, Shape shape, const Buffer<float>& z,
+                        const Buffer<double>& beta, Place place, Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens);
+  const double step = 1.0 / 64;
+  const Buffer<double> width(rows, place, [&](size_t) { return step; });
+  std::vector<RowSums> sums;
+  for (size_t i = 0; i < rows; ++i)
+    sums.push_back(twin_sums(row_of(z, shape.words, static_cast<int64_t>(i)), beta[i]));
+  const Buffer<double> max(rows, place, [&](size_t i) { return sums[i].max; });
+  const Buffer<double> centre(rows, place, [&](size_t i) { return sums[i].max - i % 3; });
+  for (bool count : {false, true})
+    for (double share : {0.0, 0.4, 0.999, 1.5}) {
+      const Buffer<double> limit(rows, place, [&](size_t i) {
+        return share * (count ? sums[i].count : sums[i].mass);
+      });
+      const Buffer<double> radius(rows, place);
+      k.rows->reach(z.data(), shape.tokens, shape.words, beta.data(), max.data(), centre.data(),
+                    width.data(), limit.data(), count, radius.data(), 2);
+      tally.expect(radius.intact(), "reach wrote outside a buffer");
+      for (size_t i = 0; i < rows; ++i) {
+        if (!std::isfinite(sums[i].max)) continue;
+        double inside = 0.0, nearer = 0.0;
+        for (float v : row_of(z, shape.words, static_cast<int64_t>(i))) {
+          if (v == -HUGE_VALF) continue;
+          const double mass = count ? 1.0 : std::exp(beta[i] * (v - sums[i].max));
+          const double far = std::abs(v - centre[i]);
+          if (far <= radius[i]) inside += mass;
+          if (far <= radius[i] - 2.1 * step / beta[i]) nearer += mass;
+        }
+        const auto row = std::to_string(i);
+        if (share > 1.0) tally.expect(std::isinf(radius[i]), "reach found too much, row " + row);
+        if (std::isinf(radius[i])) continue;  // or the words are out of sight
+        tally.expect(inside >= limit[i] * (1 - 1e-12), "reach is too short, row " + row);
+        if (share > 0.0) tally.expect(nearer < limit[i], "reach is too far, row " + row);
+      }
+    }
+}
+
+inline void check_band(const Kernels& k, Shape shape, const Buffer<float>& z, Place place,
+                       Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens);
+  const float inf = HUGE_VALF;
+  for (auto [low, high] : {std::pair<float, float>{-inf, inf}, {-1.0f, 2.0f}, {2.0f, 1.0f}}) {
+    const Buffer<float> lo(rows, place, [&, l = low](size_t) { return l; });
+    const Buffer<float> hi(rows, place, [&, h = high](size_t) { return h; });
+    const Buffer<int64_t> counts(rows, place);
+    k.rows->band_count(z.data(), shape.tokens, shape.words, lo.data(), hi.data(), counts.data(), 2);
+    tally.expect(counts.intact(), "band_count wrote outside a buffer");
+    int64_t most = 0;
+    for (size_t i = 0; i < rows; ++i) most = std::max(most, counts[i]);
+    for (int64_t width : {most, most / 2}) {  // room for all, and for some
+      const Buffer<int64_t> ids(rows * static_cast<size_t>(width), place);
+      const Buffer<float> values(ids.size(), place);
+      k.rows->band_fill(z.data(), shape.tokens, shape.words, lo.data(), hi.data(), width,
+                        ids.data(), values.data(), 2);
+      tally.expect(ids.intact() && values.intact(), "band_fill wrote outside a buffer");
+      for (size_t i = 0; i < rows; ++i) {
+        int64_t n = 0;
+        const auto row = row_of(z, shape.words, static_cast<int64_t>(i));
+        for (int64_t w = 0; w < shape.words; ++w) {
+          const float v = row[static_cast<size_t>(w)];
+          if (!(v >= low && v <= high && v > -inf)) continue;
+          const size_t at = i * static_cast<size_t>(width) + static_cast<size_t>(n);
+          if (n++ < width) tally.expect(ids[at] == w && values[at] == v, "a word is not the same");
+        }
+        tally.expect(counts[i] == n, "band_count is wrong");
+      }
+    }
+  }
+}
+
+inline void check_race(const Kernels& k, Shape shape, const Buffer<float>& z,
+                       const Buffer<double>& beta, Place place, Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens);
+  const Buffer<Key> keys(rows, place, [](size_t i) {
+    return Key{~uint64_t{0} - 77 * i, (uint64_t{1} << 33) * i + 3};
+  });
+  for (int threads : kThreads) {
+    const Buffer<int64_t> winners(rows, place);
+    k.rows->race(z.data(), shape.tokens, shape.words, beta.data(), keys.data(), winners.data(),
+                 threads);
+    tally.expect(winners.intact(), "race wrote outside a buffer");
+    for (size_t i = 0; i < rows; ++i) {
+      int64_t best = -1;
+      double score = -twin::kInf, top = -twin::kInf;
+      const auto row = row_of(z, shape.words, static_cast<int64_t>(i));
+      for (float v : row) top = std::max<double>(top, v);
+      for (int64_t w = 0; w < shape.words; ++w) {
+        const double noise = lmhead::to_gumbel(lmhead::philox(keys[i], 0, static_cast<uint64_t>(w)));
+        const double mine = beta[i] * (row[static_cast<size_t>(w)] - top) + noise;
+        if (mine > score) {
+          score = mine;
+          best = w;
+        }
+      }
+      tally.expect(winners[i] == (top == -twin::kInf ? -1 : best), "another word won");
+    }
+  }
+}
+
+inline void check_contenders(const Kernels& k, Shape shape, const Buffer<float>& z,
+                             const Buffer<double>& beta, Place place, Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens);
+  const Buffer<Key> keys(rows, place, [](size_t i) { return Key{i, 5 * i}; });
+  const Buffer<double> least(rows, place, [](size_t i) { return 1.0 + static_cast<double>(i % 4); });
+  for (int64_t width : {shape.words, int64_t{3}}) {
+    const Buffer<int64_t> counts(rows, place), ids(rows * static_cast<size_t>(width), place);
+    k.rows->contenders(z.data(), shape.tokens, shape.words, beta.data(), keys.data(), least.data(),
+                       width, counts.data(), ids.data(), 2);
+    tally.expect(counts.intact() && ids.intact(), "contenders wrote outside a buffer");
+    for (size_t i = 0; i < rows; ++i) {
+      int64_t n = 0;
+      for (int64_t w = 0; w < shape.words; ++w) {
+        const double noise = lmhead::to_gumbel(lmhead::philox(keys[i], 0, static_cast<uint64_t>(w)));
+        const double mine =
+            beta[i] * z[i * static_cast<size_t>(shape.words) + static_cast<size_t>(w)] + noise;
+        if (!(mine >= least[i])) continue;
+        if (n < width)
+          tally.expect(ids[i * static_cast<size_t>(width) + static_cast<size_t>(n)] == w,
+                       "another word contends");
+        ++n;
+      }
+      tally.expect(counts[i] == n, "the number of contenders is wrong");
+    }
+  }
+}
+
+// The words that the authors of Philox give, and numbers that are never 0 nor 1.
+inline void run_noise(Tally& tally) {
+  tally.begin("philox");
+  const lmhead::Words even = lmhead::philox({0, 0}, 0, 0), odd = lmhead::philox({0, 0}, 0, 1);
+  tally.expect(even.high == 0x6627e8d5 && even.low == 0xe169c58d, "words of id 0");
+  tally.expect(odd.high == 0xbc57ac4c && odd.low == 0x9b00dbd8, "words of id 1");
+  const double least = lmhead::to_uniform({0, 0});
+  const double most = lmhead::to_uniform({0xffffffff, 0xffffffff});
+  tally.expect(least > 0.0 && most < 1.0, "a number is 0 or 1");
+  tally.expect(std::isfinite(lmhead::to_gumbel({0, 0})), "no noise for the least number");
+  tally.expect(std::isfinite(lmhead::to_gumbel({~0u, ~0u})), "no noise for the largest number");
+}
+
+inline void run(const Kernels& k, Tally& tally) {
+  run_noise(tally);
+  // Around the widths of vectors, a chunk of noise (512), a piece of a row (32768).
+  const Shape shapes[] = {{1, 1}, {7, 5}, {33, 70}, {513, 4}, {1000, 8}, {32769, 4}, {65600, 2}};
+  for (Place place : {Place::tight, Place::padded})
+    for (Shape shape : shapes)
+      for (Content content : {Content::plain, Content::masked, Content::equal, Content::broken}) {
+        tally.begin(label(k, "rows", shape, name(content), place));
+        const Buffer<float> z = logits(shape, content, place);
+        const Buffer<double> beta(static_cast<size_t>(shape.tokens), place,
+                                  [](size_t i) { return 0.3 + 0.4 * static_cast<double>(i % 5); });
+        check_sums(k, shape, z, beta, place, tally);
+        check_reach(k, shape, z, beta, place, tally);
+        check_band(k, shape, z, place, tally);
+        if (content != Content::broken) {
+          check_kth(k, shape, z, place, tally);
+          check_race(k, shape, z, beta, place, tally);
+          check_contenders(k, shape, z, beta, place, tally);
+        }
+        tally.expect(z.intact() && beta.intact(), "wrote outside a buffer");
+      }
+}
+
+}  // namespace rows_tests

@@ -121,27 +121,38 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
   lmhead::chosen_kernels()->screen->products(copy, given, approx.data(), block_max.data(), threads);
 }
 
-void refine(Array<const uint8_t, 2> nibbles, Array<const float, 1> scales,
-            Array<const int16_t, 2> states, Array<const int16_t, 2> lead_states,
-            Array<const double, 1> state_scales, Array<const double, 1> lead_state_scales,
-            Array<const float, 2> approx, Array<const int64_t, 1> rows,
-            Array<const int64_t, 1> ids, Array<double, 1> out, int threads) {
-  const auto given = to_states(states, lead_states, state_scales, lead_state_scales);
-  const size_t vocab = scales.size(), width = states.shape(1);
+// values (2, pairs): the refined approx, and how far it may be off.
+void refine(Maybe<const uint8_t, 2> nibbles, Array<const float, 1> scales,
+            Array<const int16_t, 2> states, Array<const double, 1> state_scales,
+            Array<const float, 2> approx, Array<const float, 1> words_e,
+            Array<const float, 1> words_n, Array<const double, 1> e, Array<const double, 1> n,
+            Array<const int64_t, 1> rows, Array<const int64_t, 1> ids, Array<double, 2> values,
+            int threads) {
+  const size_t vocab = scales.size(), width = states.shape(1), count = states.shape(0);
   require(threads >= 1, "threads must be at least 1");
-  require(has_shape(nibbles, vocab, width / 2), "nibbles must be (words, width / 2)");
-  require(has_shape(approx, states.shape(0), vocab), "approx must be (states, words)");
-  require(rows.size() == ids.size() && out.size() == ids.size(), "one entry per pair");
+  require(width > 0 && width % 64 == 0, "width must be a multiple of 64");
+  require(!nibbles || has_shape(*nibbles, vocab, width / 2), "nibbles must be (words, width / 2)");
+  require(has_shape(approx, count, vocab), "approx must be (states, words)");
+  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(state_scales.size() == count && e.size() == count && n.size() == count,
+          "one entry per state");
+  require(rows.size() == ids.size() && has_shape(values, 2, ids.size()), "one entry per pair");
   for (size_t i = 0; i < ids.size(); ++i)
-    require(rows.data()[i] >= 0 && rows.data()[i] < given.rows && ids.data()[i] >= 0 &&
-                ids.data()[i] < static_cast<int64_t>(vocab),
+    require(rows.data()[i] >= 0 && rows.data()[i] < static_cast<int64_t>(count) &&
+                ids.data()[i] >= 0 && ids.data()[i] < static_cast<int64_t>(vocab),
             "rows and ids must be of the states and words");
   lmhead::ScreenCopy low{};
-  low.nibbles = nibbles.data(), low.scales = scales.data();
+  low.nibbles = nibbles ? nibbles->data() : nullptr, low.scales = scales.data();
   low.vocab = static_cast<int64_t>(vocab), low.width = static_cast<int64_t>(width);
+  const lmhead::ScreenStates given{states.data(), nullptr, state_scales.data(), nullptr,
+                                   static_cast<int64_t>(count)};
+  lmhead::ScreenBounds bounds{};
+  bounds.approx = approx.data(), bounds.words_e = words_e.data(), bounds.words_n = words_n.data();
+  bounds.e = e.data(), bounds.n = n.data();
   const nb::gil_scoped_release release;
-  lmhead::chosen_kernels()->screen->refine(low, given, approx.data(), rows.data(), ids.data(),
-                                           length(ids), out.data(), threads);
+  lmhead::chosen_kernels()->screen->refine(low, given, bounds, rows.data(), ids.data(),
+                                           length(ids), values.data(), values.data() + ids.size(),
+                                           threads);
 }
 
 // How many words of each row stay, into counts (rows,), and which, into ids if there is room for
@@ -199,9 +210,10 @@ void bind_screen(nb::module_& m) {
         tensor("scales"), tensor("lead_scales"), maybe("bias"), tensor("states"),
         tensor("lead_states"), tensor("state_scales"), tensor("lead_state_scales"),
         tensor("approx"), tensor("block_max"), arg("threads"));
-  m.def("screen_refine", &refine, tensor("nibbles"), tensor("scales"), tensor("states"),
-        tensor("lead_states"), tensor("state_scales"), tensor("lead_state_scales"),
-        tensor("approx"), tensor("rows"), tensor("ids"), tensor("out"), arg("threads"));
+  m.def("screen_refine", &refine, maybe("nibbles"), tensor("scales"), tensor("states"),
+        tensor("state_scales"), tensor("approx"), tensor("words_e"), tensor("words_n"),
+        tensor("e"), tensor("n"), tensor("rows"), tensor("ids"), tensor("values"),
+        arg("threads"));
   m.def("screen_select", &choose, tensor("approx"), tensor("block_max"), tensor("words_e"),
         tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
         tensor("limits"), tensor("counts"), tensor("ids"), arg("threads"));

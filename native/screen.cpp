@@ -120,20 +120,28 @@ void products(const ScreenCopy& copy, const ScreenStates& states, float* approx,
   run(copy, states, approx, block_max, threads);
 }
 
-void refine(const ScreenCopy& low, const ScreenStates& states, const float* approx,
-            const int64_t* rows, const int64_t* ids, int64_t n, double* out, int threads) {
-  std::vector<double> centres(static_cast<size_t>(states.rows));
-  for (int64_t b = 0; b < states.rows; ++b)
-    centres[static_cast<size_t>(b)] = 7.5 * sum_of(states.main + b * low.width, low.width);
-  constexpr int64_t kPairs = 64;
+void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBounds& bounds,
+            const int64_t* rows, const int64_t* ids, int64_t n, double* out, double* radius,
+            int threads) {
+  std::vector<double> sums(static_cast<size_t>(states.rows));
+  double* centres = sums.data();
+  for (int64_t b = 0; b < states.rows && low.nibbles; ++b)
+    centres[b] = 7.5 * sum_of(states.main + b * low.width, low.width);
+  constexpr int64_t kPairs = 256;
   parallel_for((n + kPairs - 1) / kPairs, threads, [&](int64_t piece) {
     for (int64_t i = piece * kPairs; i < std::min(n, (piece + 1) * kPairs); ++i) {
       const int64_t b = rows[i], v = ids[i];
-      double sum[1][1];
-      dot<Nibbles, 1, 1>(low.nibbles + v * (low.width / 2), states.main + b * low.width, low.width,
-                         sum);
-      out[i] = approx[b * low.vocab + v] +
-               low.scales[v] * states.scales[b] * (sum[0][0] - centres[static_cast<size_t>(b)]);
+      const double first = bounds.approx[b * low.vocab + v];
+      double both = first, sum[1][1];
+      if (low.nibbles) {
+        dot<Nibbles, 1, 1>(low.nibbles + v * (low.width / 2), states.main + b * low.width,
+                           low.width, sum);
+        both += low.scales[v] * states.scales[b] * (sum[0][0] - centres[b]);
+      }
+      const double slack = first < -3.4e38 ? 0.0 : (std::fabs(first) + std::fabs(both)) * 0x1p-22;
+      out[i] = both;
+      radius[i] = bounds.e[b] * bounds.words_e[v] + bounds.n[b] * bounds.words_n[v] + slack +
+                  0x1p-120;
     }
   });
 }

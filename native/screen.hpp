@@ -81,9 +81,12 @@ struct ScreenKernels {
   void (*products)(const ScreenCopy& copy, const ScreenStates& states, float* approx,
                    float* block_max, int threads);
 
-  // out[i] = approx[rows[i], ids[i]] + what the low nibbles add; an entry u stands for u - 7.5.
-  void (*refine)(const ScreenCopy& low, const ScreenStates& states, const float* approx,
-                 const int64_t* rows, const int64_t* ids, int64_t n, double* out, int threads);
+  // out[i] = approx[rows[i], ids[i]] and what the low nibbles add, if there are any; an entry u
+  // stands for u - 7.5. radius[i]: how far that may be off. Of the bounds approx, words_e,
+  // words_n, e and n are used.
+  void (*refine)(const ScreenCopy& low, const ScreenStates& states, const ScreenBounds& bounds,
+                 const int64_t* rows, const int64_t* ids, int64_t n, double* out, double* radius,
+                 int threads);
 
   // How many words of each block stay, (rows, blocks).
   void (*count)(const ScreenBounds& bounds, int32_t* counts, int threads);

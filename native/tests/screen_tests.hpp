@@ -99,14 +99,22 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
         low.push_back(got + scales[word] * t[state] * raw);
       }
     tally.expect(top.same(best), "the largest of a block is another");
-    if (!c.nibbles) continue;
-    const Buffer<double> out(low.size(), c.place);
-    k.screen->refine(copy, given, approx.data(), rows.data(), ids.data(),
-                     static_cast<int64_t>(ids.size()), out.data(), threads);
-    tally.expect(out.intact(), "wrote outside a buffer");
-    for (size_t i = 0; i < low.size(); ++i)
-      tally.expect_near(out[i], low[i], 1e-12 * (1e7 + std::abs(low[i])), "refined",
-                        static_cast<int64_t>(i));
+    const Buffer<double> out(low.size(), c.place), radius(low.size(), c.place);
+    ScreenBounds bounds{};
+    bounds.approx = approx.data(), bounds.e = t.data(), bounds.n = lead_t.data();
+    bounds.words_e = scales.data(), bounds.words_n = lead_scales.data();
+    k.screen->refine(copy, given, bounds, rows.data(), ids.data(),
+                     static_cast<int64_t>(ids.size()), out.data(), radius.data(), threads);
+    tally.expect(out.intact() && radius.intact(), "wrote outside a buffer");
+    for (size_t i = 0; i < low.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      const auto word = static_cast<size_t>(ids[i]), state = static_cast<size_t>(rows[i]);
+      const double first = approx[size(rows[i], c.vocab) + word];
+      const double slack = std::isinf(first) ? 0.0 : std::abs(first) + std::abs(out[i]);
+      const double off = t[state] * scales[word] + lead_t[state] * lead_scales[word];
+      tally.expect_near(out[i], low[i], 1e-12 * (1e7 + std::abs(low[i])), "refined", at);
+      tally.expect_near(radius[i], off + slack / 4194304.0, 1e-12 * (off + slack), "radius", at);
+    }
   }
 }
 

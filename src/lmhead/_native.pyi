@@ -115,16 +115,18 @@ def screen_products(
     threads: int,
 ) -> None: ...
 def screen_refine(
-    nibbles: Tensor,
+    nibbles: Tensor | None,
     scales: Tensor,
     states: Tensor,
-    lead_states: Tensor,
     state_scales: Tensor,
-    lead_state_scales: Tensor,
     approx: Tensor,
+    words_e: Tensor,
+    words_n: Tensor,
+    e: Tensor,
+    n: Tensor,
     rows: Tensor,
     ids: Tensor,
-    out: Tensor,
+    values: Tensor,
     threads: int,
 ) -> None: ...
 def screen_select(

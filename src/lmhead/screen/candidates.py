@@ -58,6 +58,13 @@ class Pairs:
         out[self.rows, self.places] = values
         return out
 
+    def best(self, values: Tensor, k: int) -> Pairs:
+        """Some k pairs of each row with the largest values; every row must have k."""
+        width = int(self.counts.max())
+        places = self.table(values, width, -math.inf).topk(k, dim=1).indices
+        ids = self.table(self.ids, width, -1).gather(1, places).sort(dim=1).values
+        return Pairs(torch.full_like(self.counts, k), ids.reshape(-1))
+
     def largest(self, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k largest of each row, ties to the lowest id: values and ids (B, k).
 
@@ -136,8 +143,7 @@ class Candidates:
         zero = torch.zeros_like(limits_)
         pairs = Pairs(*kernels.select(self.copy, self.approx, self._top, zero, zero, limits_))
         if len(pairs.ids) > k * self.rows:
-            _, ids = pairs.largest(self.approx[pairs.rows, pairs.ids], k)
-            pairs = Pairs(torch.full((self.rows,), k), ids.sort(dim=1).values.reshape(-1))
+            pairs = pairs.best(self.approx[pairs.rows, pairs.ids], k)
         return pairs
 
     def exact(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -161,17 +167,10 @@ class Candidates:
 
     def refined(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """What approx is with all eight bits, and how far it may be off: (M,) in float64 each."""
-        approx = self.approx[pairs.rows, pairs.ids].double()
         if self.copy.low is not None:
             self.bytes_read += len(pairs.ids) * self.copy.low.shape[1]
-            both = kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)
-        else:
-            both = approx
-        states = self.states
-        radius = states.e[pairs.rows] * self.copy.e[pairs.ids].double()
-        radius += states.n[pairs.rows] * self.copy.n[pairs.ids].double()
-        radius += (approx.abs() + both.abs()).nan_to_num(posinf=0.0) * kernels.SLACK + kernels.FLOOR
-        return both, radius
+        values = kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)
+        return values[0], values[1]
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of all logits, (B, V) in float32, rounded outwards."""

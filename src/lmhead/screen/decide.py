@@ -59,8 +59,7 @@ def _second_pass(
 ) -> tuple[Pairs, Tensor, Pairs, Tensor, Tensor]:
     """With the low nibbles: better pivots, a higher limit, fewer words."""
     approx, radius = found.refined(pairs)
-    _, ids = pairs.largest(approx, k)
-    pivots = Pairs(torch.full_like(pairs.counts, k), ids.sort(dim=1).values.reshape(-1))
+    pivots = pairs.best(approx, k)
     x, z = found.exact(pivots)
     limit = torch.maximum(limit, found.limits(z.view(-1, k).amin(1)))
     # Written so that a NaN stays.

@@ -66,29 +66,35 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
 
 
 def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """What approx is at (rows, ids) with the low nibbles added, (M,) in float64."""
-    assert copy.low is not None
+    """What approx is at (rows, ids) with all eight bits, and how far that may be off.
+
+    Shapes: (M,) and (M,) give (2, M) in float64.
+    """
     if native.core is not None:
-        out = torch.empty(rows.shape, dtype=torch.float64)
+        values = torch.empty(2, len(ids), dtype=torch.float64)
         native.core.screen_refine(
             copy.low,
             copy.scales,
-            *(states.main, states.lead, states.scales, states.lead_scales),
+            states.main,
+            states.scales,
             approx,
-            rows,
-            ids,
-            out,
+            *(copy.e, copy.n, states.e, states.n),
+            *(rows, ids, values),
             native.threads(),
         )
-        return out
-    out = approx[rows, ids].double()
-    for lo in range(0, len(rows), 4096):
+        return values
+    first = approx[rows, ids].double()
+    both = first.clone()
+    for lo in range(0, len(rows) if copy.low is not None else 0, 4096):
+        assert copy.low is not None
         some = slice(lo, lo + 4096)
         main = states.main[rows[some]].double()
         low = unpack(copy.low[ids[some]]).double() - 7.5
         steps = copy.scales[ids[some]].double() * states.scales[rows[some]]
-        out[some] += steps * (low * main).sum(1)
-    return out
+        both[some] += steps * (low * main).sum(1)
+    radius = states.e[rows] * copy.e[ids].double() + states.n[rows] * copy.n[ids].double()
+    radius += (first.abs() + both.abs()).nan_to_num(posinf=0.0) * SLACK + FLOOR
+    return torch.stack([both, radius])
 
 
 def select(

@@ -134,6 +134,10 @@ void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBound
       const double first = bounds.approx[b * low.vocab + v];
       double both = first, sum[1][1];
       if (low.nibbles) {
+        // The row after the next: which it is no machine can guess.
+        if (i + 2 < n)
+          for (int64_t line = 0; line < low.width / 2; line += 64)
+            __builtin_prefetch(low.nibbles + ids[i + 2] * (low.width / 2) + line, 0, 0);
         dot<Nibbles, 1, 1>(low.nibbles + v * (low.width / 2), states.main + b * low.width,
                            low.width, sum);
         both += low.scales[v] * states.scales[b] * (sum[0][0] - centres[b]);
@@ -163,9 +167,11 @@ __attribute__((noinline)) int32_t keep(const ScreenBounds& s, int64_t b, int64_t
   if (out_of_reach(top, e, s.block_e[block], n, s.block_n[block], limit)) return 0;
   int32_t found = 0;
   const int64_t lo = block * kScreenBlock, hi = std::min(s.vocab, lo + kScreenBlock);
-  for (int64_t v = lo; v < hi; ++v)
-    if (!out_of_reach(s.approx[b * s.vocab + v], e, s.words_e[v], n, s.words_n[v], limit))
-      kept[found++] = v;
+  const float* approx = s.approx + b * s.vocab;
+  for (int64_t v = lo; v < hi; ++v) {
+    kept[found] = v;  // overwritten unless v stays: no branch to be guessed
+    found += !out_of_reach(approx[v], e, s.words_e[v], n, s.words_n[v], limit);
+  }
   return found;
 }
 
@@ -173,7 +179,7 @@ __attribute__((noinline)) int32_t keep(const ScreenBounds& s, int64_t b, int64_t
 template <class Body>
 void each_block(const ScreenBounds& s, int threads, const Body& body) {
   // Enough for a thread to be worth waking: most blocks are passed over at a glance.
-  constexpr int64_t kTogether = 4096;
+  constexpr int64_t kTogether = 128;
   const int64_t all = s.rows * screen_blocks(s.vocab);
   parallel_for((all + kTogether - 1) / kTogether, threads, [&](int64_t piece) {
     for (int64_t i = piece * kTogether; i < std::min(all, (piece + 1) * kTogether); ++i)

@@ -120,6 +120,17 @@ def test_a_loaded_copy_is_attached(head: LMHead, hidden: Tensor, tmp_path: Any) 
     same(head, lambda head: head(hidden).argmax(-1))
 
 
+def test_inference_mode(head: LMHead, asked: Asked, hidden: Tensor) -> None:
+    masked = torch.arange(700) < 600
+    with torch.inference_mode():
+        same(head, lambda head: head(hidden).masked_fill(masked, -torch.inf).argmax(-1))
+        same(head, lambda head: head(hidden).argmax(-1))
+        born = heads.head_of(head.weight.clone(), torch.zeros(700))
+        born.screen()
+        same(born, lambda head: head(hidden).argmax(-1))
+    assert asked.answered == 2
+
+
 def test_the_state_dict_does_not_hold_the_copy(head: LMHead) -> None:
     before = head.state_dict().keys()
     head.screen()

@@ -75,8 +75,8 @@ class ScreenedHead:
     def _own(self, head: LMHead, copy: Copy) -> None:
         self.head, self.copy = head, copy
         # Holding the weight keeps its place in memory from being given to another.
-        self._weight, self._version = head.weight.detach(), head.weight._version
-        self._bias: tuple[Tensor, int, Tensor | None] | None = None
+        self._weight, self._version = head.weight.detach(), _changes(head.weight)
+        self._bias: tuple[Tensor, int | None, Tensor | None] | None = None
 
     # The copy -------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class ScreenedHead:
             and weight.shape == mine.shape
             and weight.dtype == mine.dtype
             and weight.device == mine.device
-            and weight._version == self._version
+            and _changes(weight) == self._version
         )
 
     def _check_fresh(self) -> None:
@@ -258,10 +258,12 @@ class ScreenedHead:
         if bias is None:
             return None
         known = self._bias
-        if known is None or known[0].data_ptr() != bias.data_ptr() or known[1] != bias._version:
+        version = _changes(bias)
+        same = known is not None and known[0].data_ptr() == bias.data_ptr() and known[1] == version
+        if known is None or version is None or not same:
             wide = bias.double().contiguous()
             fits = bool(((wide.abs() < 1e30) | (wide == -torch.inf)).all())
-            known = self._bias = (bias, bias._version, wide if fits else None)
+            known = self._bias = (bias, version, wide if fits else None)
         return known[2]
 
     def fits(self, source: Source) -> bool:
@@ -302,6 +304,11 @@ def _rows_of(source: Source, rows: Tensor) -> Source:
     hidden = source.hiddens[0]
     some = hidden if len(rows) == len(hidden) else hidden[rows]
     return Source((some,), source.weights, source.bias, source.pointwise)
+
+
+def _changes(t: Tensor) -> int | None:
+    """How many changes torch has counted; None in inference mode, where it counts none."""
+    return None if t.is_inference() else t._version
 
 
 def _check_head(head: LMHead) -> None:

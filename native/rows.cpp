@@ -126,10 +126,10 @@ void mass(const float* z, int64_t rows, int64_t vocab, const double* beta, const
     for (int64_t i = lo; i < hi; i += kLanes) {
       const Two two = widen(words + i, static_cast<int>(std::min<int64_t>(kLanes, hi - i)));
       for (int k = 0; k < 2; ++k) {
-        // A masked word is as far off as one that adds nothing.
+        // A masked word is as far off as one that adds nothing: 1e-308.
         vd far = ((k ? two.high : two.low) - m) * b;
-        far = far < -1000.0 ? vd{} - 1000.0 : far;
-        const vd e = exp(far);
+        far = far < -708.0 ? vd{} - 708.0 : far;
+        const vd e = exp_within(far);
         sum[k] += e;
         weighted[k] += e * far;
       }
@@ -236,17 +236,27 @@ void reach(const float* z, int64_t rows, int64_t vocab, const double* beta, cons
                centre + row, width + row, limit + row, count, radius + row, bins, threads);
 }
 
-// found(word) for each word of the band, in order.
+// found(word) for each word of the band, in order. Eight vectors are passed over at a time where
+// none of them has such a word.
 template <class Found>
 void scan(const float* z, int64_t vocab, float lo, float hi, const Found& found) {
-  for (int64_t i = 0; i < vocab; i += kLanes) {
+  const auto inside = [&](vf v) { return (v >= lo) & (v <= hi) & (v > -kInf); };
+  const auto look = [&](int64_t i) {
     const int n = static_cast<int>(std::min<int64_t>(kLanes, vocab - i));
-    const vf v = n == kLanes ? load(z + i) : load(z + i, n, -kInf);
-    const vi inside = (v >= lo) & (v <= hi) & (v > -kInf);
-    if (!any(inside)) continue;
+    const vi here = inside(n == kLanes ? load(z + i) : load(z + i, n, -kInf));
+    if (!any(here)) return;
     for (int k = 0; k < n; ++k)
-      if (inside[k]) found(i + k);
+      if (here[k]) found(i + k);
+  };
+  constexpr int64_t kStride = 8 * kLanes;
+  int64_t i = 0;
+  for (; i + kStride <= vocab; i += kStride) {
+    vi hit{};
+    for (int64_t j = 0; j < kStride; j += kLanes) hit |= inside(load(z + i + j));
+    if (!any(hit)) continue;
+    for (int64_t j = 0; j < kStride; j += kLanes) look(i + j);
   }
+  for (; i < vocab; i += kLanes) look(i);
 }
 
 void band_count(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,

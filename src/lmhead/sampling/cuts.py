@@ -67,8 +67,9 @@ class _WithFloor(Cut):
             least = whole.kth(torch.full_like(lo, self.min_tokens_to_keep))
         return whole.above(torch.minimum(_slack(lo), least))
 
-    def _or_enough(self, few: Few, stays: Tensor) -> Tensor:
-        return stays | (_places(few) < self.min_tokens_to_keep)
+    def _or_enough(self, stays: Tensor) -> Tensor:
+        stays[:, : self.min_tokens_to_keep] = True
+        return stays
 
 
 class TopP(_WithFloor):
@@ -88,16 +89,16 @@ class TopP(_WithFloor):
         if bool((p >= 1).any()):
             return whole.above(torch.full_like(p, -math.inf))
         few = whole.around(whole.largest, p)
-        if bool((few.n >= self.min_tokens_to_keep).all()):
+        if self.min_tokens_to_keep == 1 or bool((few.n >= self.min_tokens_to_keep).all()):
             return few
         least = few.z.masked_fill(few.z == -math.inf, math.inf).amin(1)
         return self._above(whole, least / whole.beta)
 
     def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
-        """Where the mass before a word is below p."""
+        """Where the mass before a word is below p; all of it is never reached."""
         p = per_row(self.name, self.p, call)[:, None]
         mass = (few.z - before.lse[:, None]).exp()
-        return self._or_enough(few, (mass.cumsum(1) - mass < p) | (p >= 1))
+        return self._or_enough(mass.cumsum(1) - mass < torch.where(p < 1, p, math.inf))
 
 
 class MinP(_WithFloor):
@@ -117,7 +118,7 @@ class MinP(_WithFloor):
     def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """By the ratio to the best word."""
         min_p = per_row(self.name, self.min_p, call)[:, None]
-        return self._or_enough(few, (few.z - before.top[:, None]).exp() >= min_p)
+        return self._or_enough((few.z - before.top[:, None]).exp() >= min_p)
 
 
 class Typical(_WithFloor):
@@ -137,8 +138,9 @@ class Typical(_WithFloor):
         if bool((mass >= 1).any()):
             return whole.above(everything)
         few = whole.around((whole.lse - whole.entropy) / whole.beta, mass)
-        enough = bool((few.n >= self.min_tokens_to_keep).all())
-        return few if enough else whole.above(everything)
+        if self.min_tokens_to_keep == 1 or bool((few.n >= self.min_tokens_to_keep).all()):
+            return few
+        return whole.above(everything)
 
     def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """In the order of distance, up to and with the word that reaches the mass."""
@@ -147,7 +149,7 @@ class Typical(_WithFloor):
         distance = (-log_p - before.entropy[:, None]).abs()  # inf for what is no word
         order = distance.argsort(dim=1, stable=True)
         mass = log_p.exp().gather(1, order)
-        stays = self._or_enough(few, (mass.cumsum(1) - mass < limit) | (limit >= 1))
+        stays = self._or_enough((mass.cumsum(1) - mass < limit) | (limit >= 1))
         return torch.zeros_like(stays).scatter_(1, order, stays)
 
 
@@ -171,7 +173,7 @@ class Epsilon(_WithFloor):
     def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """By probability."""
         p = (few.z - before.lse[:, None]).exp()
-        return self._or_enough(few, p >= self._least(before, call)[:, None])
+        return self._or_enough(p >= self._least(before, call)[:, None])
 
 
 class Eta(Epsilon):

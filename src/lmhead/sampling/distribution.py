@@ -69,7 +69,8 @@ class Few:
         mask = mask & (self.z > -math.inf)
         width = rows.widest(mask.sum(1))
         z = self.z.masked_fill(~mask, -math.inf)
-        if not bool((mask[:, :-1] < mask[:, 1:]).any()):  # the first ones of every row
+        first = mask[:, :width]
+        if len(mask) == 1 and bool(first.all()):  # the best words, and no other
             return Few(self.ids[:, :width], z[:, :width])
         # Words that stay come first, in their order: a stable sort of the mask.
         order = (~mask).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
@@ -143,7 +144,7 @@ class Whole:
         """Σ exp(x) and Σ x exp(x), x being the distance of a logit to the largest."""
         return rows.mass(self.z, self.beta, self.largest)
 
-    @property
+    @cached_property
     def lse(self) -> Tensor:
         """Log Σ exp(beta · z), (B,)."""
         return self.top + self.mass[0].log()
@@ -189,10 +190,10 @@ class Whole:
         In a distribution with a peak, words far from it do not count: a near band is tried first.
         """
         # Words that are beyond the limit by rounding alone must be in.
-        limit = (self.lse - self.top).exp() * (share + _ROUNDING)
-        near = torch.full_like(centre, _NEAR) / self.beta
+        limit = self.mass[0] * (share + _ROUNDING)
+        near = _NEAR / self.beta
         few = self.within(centre - near, centre + near)
-        if bool(((few.lse - self.top).exp() >= limit).all()):
+        if bool(((few.z - self.top[:, None]).exp().sum(1) >= limit).all()):
             return few
         radius = rows.reach(self.z, self.beta, self.largest, centre, limit)
         radius += _ROUNDING * (1 + centre.abs())

@@ -7,6 +7,7 @@ order, for any other words around. `lmhead.reference.philox` is the definition.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_WORDS) -> Tensor:
     """
     if native.core is not None and ids.device.type == "cpu":
         out = torch.empty(ids.shape, dtype=torch.float64)
-        native.core.uniforms(keys, stream, ids.contiguous(), out)
+        keys_, ids_, out_ = views(keys, ids, out)
+        native.core.uniforms(keys_, stream, ids_, out_)
         return out
     high, low = _words(keys.to(ids.device), ids, stream)
     bits = (high << 21) | (low >> 11)
@@ -48,9 +50,14 @@ def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_WORDS) -> Tensor:
     return ((bits.double() + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53)
 
 
+def views(*tensors: Tensor) -> tuple[Any, ...]:
+    """Tensors as the core takes them fastest: arrays on the same memory (if contiguous)."""
+    return tuple(t.contiguous().numpy() for t in tensors)
+
+
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
     """Gumbel noise -log(-log u) of each word: argmax(z + gumbel) is a draw from softmax(z)."""
-    return -(-uniforms(keys, ids).log()).log()
+    return uniforms(keys, ids).log_().neg_().log_().neg_()
 
 
 def _words(keys: Tensor, ids: Tensor, stream: int) -> tuple[Tensor, Tensor]:

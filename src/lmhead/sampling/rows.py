@@ -14,13 +14,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from lmhead.sampling.noise import gumbel
+from lmhead.sampling.noise import gumbel, views
 from lmhead.sweep import native
 
 # Up to here a heap finds the k-th largest faster than a histogram.
 _LARGEST_HEAP = 4096
 # Of the histogram by which `reach` finds its radius, in units of β z.
 _STEP = 1 / 64
+_DOWN, _UP = torch.tensor(-math.inf), torch.tensor(math.inf)
 
 
 def top(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,7 +29,7 @@ def top(z: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         largest, n = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_top(z, largest, n, native.threads())
+        core.row_top(*views(z, largest, n), native.threads())
         return largest, n
     return z.double().amax(1), (z > -math.inf).sum(1).double()
 
@@ -38,9 +39,9 @@ def mass(z: Tensor, beta: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         total, weighted = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_mass(z, beta.contiguous(), largest, total, weighted, native.threads())
+        core.row_mass(*views(z, beta, largest, total, weighted), native.threads())
         return total, weighted
-    x = ((z.double() - largest[:, None]) * beta[:, None]).clamp(min=-1000.0)
+    x = ((z.double() - largest[:, None]) * beta[:, None]).clamp(min=-708.0)
     e = x.exp()
     return e.sum(1), (e * x).sum(1)
 
@@ -50,7 +51,7 @@ def moments(z: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         shift, square = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_moments(z, largest, shift, square, native.threads())
+        core.row_moments(*views(z, largest, shift, square), native.threads())
         return shift, square
     far = torch.where(z == -math.inf, 0.0, z.double() - largest[:, None])
     return far.sum(1), (far * far).sum(1)
@@ -62,7 +63,7 @@ def kth_largest(z: Tensor, k: Tensor) -> Tensor:
     most = z.shape[1]
     if core is not None and bool((k <= _LARGEST_HEAP).all()):
         value = torch.empty(z.shape[0])
-        core.row_kth(z, k.long().contiguous(), value, native.threads())
+        core.row_kth(*views(z, k.long(), value), native.threads())
         return value.double()
     widest = int(k.clamp(max=most).max()) if len(k) else 1
     values = z.topk(widest, dim=1).values.double()
@@ -80,8 +81,8 @@ def reach(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tenso
     if core is not None:
         radius = torch.empty_like(beta)
         width = torch.full_like(beta, _STEP)
-        given = (t.contiguous() for t in (beta, largest, centre, width, limit))
-        core.row_reach(z, *given, False, radius, native.threads())
+        given = views(z, beta, largest, centre, width, limit)
+        core.row_reach(*given, False, radius, native.threads())
         return radius
     z = z.double()
     distance = (z - centre[:, None]).abs().masked_fill(z == -math.inf, math.inf)
@@ -100,13 +101,13 @@ def band(z: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         # Rounded outwards: none may be lost.
-        lo32 = torch.nextafter(lo.float(), torch.tensor(-math.inf))
-        hi32 = torch.nextafter(hi.float(), torch.tensor(math.inf))
+        lo32 = torch.nextafter(lo.float(), _DOWN)
+        hi32 = torch.nextafter(hi.float(), _UP)
         counts = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_band_count(z, lo32, hi32, counts, native.threads())
+        core.row_band_count(*views(z, lo32, hi32, counts), native.threads())
         ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64)
         values = torch.full(ids.shape, -math.inf)
-        core.row_band_fill(z, lo32, hi32, ids, values, native.threads())
+        core.row_band_fill(*views(z, lo32, hi32, ids, values), native.threads())
         return ids, values.double()
     inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
     counts = inside.sum(1)
@@ -124,7 +125,7 @@ def race(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
     core = _core(z)
     if core is not None:
         winners = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_race(z, beta, keys, winners, native.threads())
+        core.row_race(*views(z, beta, keys, winners), native.threads())
         return winners
     winners = torch.empty(z.shape[0], dtype=torch.int64, device=z.device)
     ids = torch.arange(z.shape[1], device=z.device)[None]
@@ -145,7 +146,7 @@ def contenders(
     ids = torch.zeros(z.shape[0], width, dtype=torch.int64, device=z.device)
     if core is not None:
         counts = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_contenders(z, beta, keys, least, counts, ids, native.threads())
+        core.row_contenders(*views(z, beta, keys, least, counts, ids), native.threads())
         return counts, ids
     counts = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
     every = torch.arange(z.shape[1], device=z.device)[None]
@@ -159,7 +160,7 @@ def contenders(
 
 def widest(counts: Tensor) -> int:
     """At least 1, so that a row has a largest entry even if it is -inf."""
-    return max(1, int(counts.max())) if len(counts) else 1
+    return max(1, int(counts.max())) if counts.numel() else 1
 
 
 def _core(z: Tensor) -> ModuleType | None:

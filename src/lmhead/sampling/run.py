@@ -31,6 +31,8 @@ def run(logits: Tensor | Source, stages: Sequence[Stage], call: Call, greedy: Te
 
     A greedy row and a drawn one go their own ways.
     """
+    if not bool(greedy.any()) and isinstance(logits, Tensor):
+        return _Job(list(stages), call, greedy=False).dense(logits)
     parts: list[tuple[Tensor, Sampled]] = []
     for cold in (True, False):
         which = (greedy == cold).nonzero()[:, 0]
@@ -64,7 +66,7 @@ def start(z: Tensor, rows: Tensor | None = None) -> Whole:
     """Rows of logits (B, V), checked, at temperature 1; `rows` (B,) are their numbers."""
     whole = Whole.of(z)
     top = whole.largest
-    if bool(top.isfinite().all()):
+    if _finite(top):
         return whole
     row = int((~top.isfinite()).nonzero()[0])
     value = float(top[row])
@@ -85,6 +87,11 @@ def choose(words: Distribution, call: Call, *, greedy: bool) -> tuple[Tensor, Te
         return words.ids[:, 0], words.z[:, 0]
     place = (words.z + gumbel(call.keys, words.ids)).argmax(1, keepdim=True)
     return words.ids.gather(1, place)[:, 0], words.z.gather(1, place)[:, 0]
+
+
+def _finite(x: Tensor) -> bool:
+    """Whether all entries are; quickly for one."""
+    return math.isfinite(x.item()) if x.numel() == 1 else bool(x.isfinite().all())
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,7 @@ class _Job:
 
     def _check_left(self, whole: Whole, words: Distribution) -> None:
         """Raise where no word is left, naming the stage that took the last one."""
-        if bool(words.top.isfinite().all()):
+        if _finite(words.top):
             return
         words = whole
         for stage in self.stages:  # again, now looking after each

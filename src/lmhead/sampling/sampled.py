@@ -19,17 +19,29 @@ class Kept(Sequence[Tensor]):
     Where most words survived, only the others are stored.
     """
 
-    def __init__(self, vocab: int, few: list[Tensor | None], lost: list[Tensor | None]) -> None:
-        self._vocab, self._few, self._lost = vocab, few, lost
+    def __init__(
+        self,
+        vocab: int,
+        few: list[Tensor | None],
+        lost: list[Tensor | None],
+        words: Few | None = None,
+    ) -> None:
+        self._vocab, self._lists, self._lost, self._words = vocab, few, lost, words
+
+    @property
+    def _few(self) -> list[Tensor | None]:
+        """Per row the ids, where these are listed; made when somebody asks."""
+        words, self._words = self._words, None
+        if words is not None:
+            ids = words.ids.masked_fill(words.z == -math.inf, self._vocab).sort(1).values
+            self._lists = [ids[i, :n] for i, n in enumerate(words.n.int().tolist())]
+        return self._lists
 
     @classmethod
     def of(cls, words: Distribution, vocab: int) -> Kept:
         """The words that are left."""
         if isinstance(words, Few):
-            ids = words.ids.masked_fill(words.z == -math.inf, vocab).sort(1).values
-            counts = words.n.int().tolist()
-            few: list[Tensor | None] = [ids[i, :n] for i, n in enumerate(counts)]
-            return cls(vocab, few, [None] * len(few))
+            return cls(vocab, [], [None] * len(words.z), words)
         left = words.n.long()
         none: list[Tensor | None] = [None] * len(left)
         if bool((left == vocab).all()):
@@ -56,7 +68,7 @@ class Kept(Sequence[Tensor]):
         return cls(parts[0]._vocab, few, lost)
 
     def __len__(self) -> int:
-        return len(self._few)
+        return len(self._lost)
 
     @overload
     def __getitem__(self, i: int) -> Tensor: ...

@@ -214,6 +214,8 @@ class Sampler:
         """Which rows take the best word, (B,)."""
         if not self.options.do_sample:
             return torch.ones(call.batch, dtype=torch.bool)
+        if isinstance(self.options.temperature, int | float) and self.options.temperature > 0:
+            return torch.zeros(call.batch, dtype=torch.bool)
         return per_row("temperature", self.options.temperature, call) == 0
 
     def call(

@@ -135,6 +135,8 @@ class Cut(Stage):
 
 def per_row(name: str, value: PerRow, call: Call) -> Tensor:
     """A number, or one per row of the batch, for the rows of a call: (B,) in float64."""
+    if isinstance(value, int | float):
+        return torch.full(call.rows.shape, float(value), dtype=torch.float64)
     given = torch.as_tensor(value, dtype=torch.float64, device=call.rows.device)
     if given.dim() == 0:
         return given.expand(len(call.rows)).contiguous()

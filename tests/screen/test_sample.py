@@ -153,5 +153,7 @@ def test_errors() -> None:
         screened.sample(torch.randn(1, 8), "greedy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"context ids must be in \[0, 20\); got 20 in row 0"):
         screened.sample(torch.randn(1, 8), Sampler(), context=[[20]])
+    with pytest.raises(ValueError, match="mirostat needs its state"):
+        screened.sample(torch.randn(1, 8), Sampler(mirostat=2))
     with pytest.raises(ValueError, match="suppress_tokens removed the last word"):
         screened.sample(torch.randn(1, 8), Sampler(suppress_tokens=list(range(20))))

@@ -21,6 +21,7 @@ from lmhead.bench.statistics import ratio, summary
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lmhead import Sampler
     from lmhead.screen import ScreenedHead
 
 STATES = 8  # distinct hidden states that a round goes through
@@ -212,16 +213,8 @@ def _ways(setting: Setting, head: Any, screens: Sequence[ScreenedHead]) -> list[
     from lmhead import Sampler
 
     weight: Tensor = head.weight
-    ways = []
-    sampler = Sampler(seed=0, **_TOP_P)
-    for screen in screens:
-        name = f"screen {screen.bits}"
-        if setting.sampled:
-            ways.append(_Way(name, lambda h, s=screen: s.sample(h, sampler).token, 0, True))  # type: ignore[misc]
-        else:
-            ways.append(_Way(name, lambda h, s=screen: s.argmax(h).token, 0, True))  # type: ignore[misc]
-        some = torch.zeros(1, setting.hidden_size) + 1e-3
-        ways[-1] = _Way(name, ways[-1].step, screen.argmax(some).certificate.bytes_read, True)
+    sampler = Sampler(seed=0, **_TOP_P) if setting.sampled else None
+    ways = [_screened(screen, sampler) for screen in screens]
     if setting.sampled:
         return [*ways, *_hugging_face(weight)]
     ways.append(_Way("float32", lambda h: (h @ weight.T).argmax(-1), weight.nbytes))
@@ -236,6 +229,17 @@ def _ways(setting: Setting, head: Any, screens: Sequence[ScreenedHead]) -> list[
             _Way("int8", lambda h: packed(h.bfloat16(), whole, scales16).argmax(-1), whole.nbytes)
         )
     return ways
+
+
+def _screened(screen: ScreenedHead, sampler: Sampler | None) -> _Way:
+    import torch
+
+    def step(h: Tensor) -> Tensor:
+        return screen.argmax(h).token if sampler is None else screen.sample(h, sampler).token
+
+    some = torch.full((1, screen.head.hidden_size), 1e-3)
+    read = screen.argmax(some).certificate.bytes_read
+    return _Way(f"screen {screen.bits}", step, read, ours=True)
 
 
 def _hugging_face(weight: Tensor) -> list[_Way]:

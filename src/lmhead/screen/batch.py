@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sampling.run import active, run
+from lmhead.sampling.sampled import Sampled
 from lmhead.sampling.sampler import Sampler
 from lmhead.sampling.stage import Call
 from lmhead.screen.answers import Certificate, Interval, ScreenedSample
@@ -71,15 +72,18 @@ class _Batch:
 
     def dense(self, rows: Tensor) -> None:
         """Rows that the bounds did not decide: float64 logits of all words, one row at a time."""
-        every = torch.arange(self.source.vocab)
         for row in rows.tolist():
-            z = self.source.pairs(torch.full_like(every, row), every, max_bytes=_MAX_BYTES)
-            one = torch.tensor([row])
-            sampled = run(z[None], self.sampler.stages, self.call.select(one), self.greedy[one])
-            self.token[row] = sampled.token[0]
-            self.log_prob[:, row] = sampled.log_prob[0]
-            self.lse[:, row] = z.logsumexp(0)
+            sampled, self.lse[:, row] = self._by_all_words(row)
+            self.token[row], self.log_prob[:, row] = sampled.token[0], sampled.log_prob[0]
             self.read += self.source.weights[0].nbytes
+
+    def _by_all_words(self, row: int) -> tuple[Sampled, Tensor]:
+        """What the sampler gives for the float64 logits of a row, and the log of their mass."""
+        every = torch.arange(self.source.vocab)
+        z = self.source.pairs(torch.full_like(every, row), every, max_bytes=_MAX_BYTES)
+        one = torch.tensor([row])
+        sampled = run(z[None], self.sampler.stages, self.call.select(one), self.greedy[one])
+        return sampled, z.logsumexp(0)
 
     def answer(self, *, exact: bool) -> ScreenedSample:
         """The tokens, with intervals for their log-probabilities, or exact ones."""
@@ -88,20 +92,9 @@ class _Batch:
             answers, _ = row_answers(Questions(self.source))
             assert answers.lse is not None
             self.lse = answers.lse.expand(2, -1)
-            open_ = self.log_prob[0] != self.log_prob[1]
-            if bool(open_.any()):
-                self._settle(open_.nonzero()[:, 0])
+            for row in (self.log_prob[0] != self.log_prob[1]).nonzero()[:, 0].tolist():
+                self.log_prob[:, row] = self._by_all_words(row)[0].log_prob[0]
         z = self.source.pairs(rows, self.token, max_bytes=_MAX_BYTES)
         raw = Interval((z - self.lse[1]).clamp(max=0.0), (z - self.lse[0]).clamp(max=0.0))
         certificate = Certificate(self.rescored, self.fell, self.read)
         return ScreenedSample(self.token, Interval(*self.log_prob), raw, certificate)
-
-    def _settle(self, rows: Tensor) -> None:
-        """The exact log-probability of tokens for which the bounds left an interval."""
-        every = torch.arange(self.source.vocab)
-        for row in rows.tolist():
-            z = self.source.pairs(torch.full_like(every, row), every, max_bytes=_MAX_BYTES)
-            one = torch.tensor([row])
-            sampled = run(z[None], self.sampler.stages, self.call.select(one), self.greedy[one])
-            assert int(sampled.token[0]) == int(self.token[row])
-            self.log_prob[:, row] = sampled.log_prob[0]

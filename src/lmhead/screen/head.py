@@ -192,6 +192,8 @@ class ScreenedHead:
         source = self._source(hidden)
         like = torch.empty(1, device="meta").expand(*hidden.shape[:-1], source.vocab)
         call = sampler.call(like, context, position, prompt_length, context_mask, None, None)
+        if call.surprise is not None:
+            raise ValueError("mirostat needs its state: call the sampler on head(hidden) instead")
         return sample_rows(self, source, sampler, call, exact=exact).reshape(hidden.shape[:-1])
 
     def candidates(self, hidden: Tensor) -> Candidates:

@@ -139,6 +139,32 @@ def test_a_flat_distribution_is_done_exactly() -> None:
         assert relative(a, b) < 1e-5
 
 
+@on_both_cores
+def test_after_a_flat_chunk_the_rest_is_done_exactly() -> None:
+    peaks, weight, targets = peaked()
+    flat = peaks.detach() * 1e-3
+    for parts, exact in (((flat, peaks), True), ((peaks, flat), False)):
+        hidden = torch.cat([part.detach() for part in parts]).requires_grad_()
+        both = torch.cat([targets, targets])
+        watched = GradFilter(0.02, report_every=1)
+        right, ours = (
+            gradients(linear_cross_entropy(hidden, weight, both, grad_filter=f), hidden, weight)
+            for f in (None, watched)
+        )
+        assert sum(report.tokens for report in watched.reports) == len(hidden)
+        assert (watched.reports[0].kept == 1.0) == exact
+        assert watched.reports[-1].kept == 1.0
+        assert (max(relative(a, b) for a, b in zip(ours, right, strict=True)) < 1e-5) == exact
+
+
+def test_a_vocabulary_too_large_for_chunks_of_some_size_is_done_exactly() -> None:
+    hidden, weight, targets = peaked()
+    watched = GradFilter(0.02, report_every=1)
+    tight = 20 * V * 4
+    linear_cross_entropy(hidden, weight, targets, grad_filter=watched, max_bytes=tight).backward()
+    assert {report.kept for report in watched.reports} == {1.0}
+
+
 def test_a_smaller_tail_is_closer() -> None:
     hidden, weight, targets = peaked()
     right = gradients(linear_cross_entropy(hidden, weight, targets), hidden, weight)

@@ -39,6 +39,11 @@ class Buffers:
         self.other = make(size, dtype=dtype) if questions.other is not None else None
         self.scratch = [make(size, dtype=dtype) for _ in range(2)]
 
+    def free(self) -> None:
+        """Give the memory back, though a chunk that is done may still be at hand."""
+        self.whole = self.other = None
+        self.tiles, self.scratch = [], []
+
 
 class Chunk:
     """Some tokens, with the running state of their sweep."""
@@ -52,6 +57,7 @@ class Chunk:
         self._other_turned = tuple(h.T.contiguous() for h in self.other_hiddens)
         self.ids = None if questions.ids is None else questions.ids[rows]
         self._made = False
+        self.flat = False  # whether the filter found nothing to set aside
 
     def _view(self, flat: Tensor, words: int) -> Tensor:
         return flat[: words * self.tokens].view(words, self.tokens)
@@ -194,8 +200,10 @@ class Chunk:
         assert answers.lse is not None
         k = coefficients(answers, upstream, q.source.dtype)
         if self.plan.filtered and q.grad_filter is not None and k.a is not None:
-            filter.backward(self, answers, upstream, k.a, into, q.grad_filter)
+            self.flat = filter.backward(self, answers, upstream, k.a, into, q.grad_filter)
             return
+        if q.grad_filter is not None:
+            q.grad_filter.count(self.tokens)
         to_other = q.other is not None and upstream.kl is not None and other_into.wanted
         if into.wanted:
             into.start(self.rows, self.hiddens)

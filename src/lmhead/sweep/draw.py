@@ -17,7 +17,7 @@ def draw(questions: Questions, lse: Tensor, uniforms: Tensor) -> Tensor:
     A word of probability 0 is never drawn. `lse` is the (N,) answer of a sweep before.
     """
     drawn = torch.full(uniforms.shape, -1, dtype=torch.int64, device=uniforms.device)
-    for rows, chunk in chunks(questions, questions.plan()):
+    for rows, chunk in chunks(questions):
         u = uniforms[rows].double()
         mass = u.new_zeros(len(u), 1)  # of the tiles before
         found = drawn[rows]

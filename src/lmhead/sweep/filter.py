@@ -16,6 +16,7 @@ Out: the chunk's gradients, added to a `Gradients`; the error, if somebody wants
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,15 @@ class GradFilter:
     reports: list[FilterReport] = field(default_factory=list)
     chunks: int = 0
 
+    def count(
+        self, tokens: int, kept: float = 1.0, error: Callable[[], tuple[float, float]] | None = None
+    ) -> None:
+        """Note a chunk, and its error if its turn has come; no error for a chunk done exactly."""
+        self.chunks += 1
+        if self.report_every and (self.chunks - 1) % self.report_every == 0:
+            hidden, weight = (0.0, 0.0) if error is None else error()
+            self.reports.append(FilterReport(tokens, kept, hidden, weight))
+
     def __str__(self) -> str:
         if not self.reports:
             return f"GradFilter(tail_mass={self.tail_mass:g}): no chunk measured"
@@ -95,8 +105,8 @@ def backward(
     a: Tensor,
     into: Gradients,
     settings: GradFilter,
-) -> None:
-    """Add the gradients of a chunk whose tiles hold logits.
+) -> bool:
+    """Add the gradients of a chunk whose tiles hold logits; says whether they are exact.
 
     `a` (tokens,) is the factor of p, in the type of the products; the other parts of the gradient
     are taken from `upstream`: picked words, label smoothing, soft targets.
@@ -125,9 +135,10 @@ def backward(
     if picks is not None:
         keep[picks[0]] = True
     kept = keep.nonzero()[:, 0]
-    exact = len(kept) > _MOST_KEPT * vocab
-    if exact:
-        kept = torch.arange(vocab, device=kept.device)
+    if len(kept) > _MOST_KEPT * vocab:
+        _add_all(chunk, picks, soft, into)
+        settings.count(chunk.tokens)
+        return True
 
     gradient = chunk.whole()  # (V, tokens)
     into.start(chunk.rows, chunk.hiddens, whole=False)
@@ -146,24 +157,32 @@ def backward(
             block = block.clone() if dense else block
             _add_picks(block, some, picks)
         into.add(first, last + 1, block) if dense else into.add_words(some, block)
-    tails: list[Tail] = []
-    if not exact:
-        rest = totals - kept_rows
-        tails = [(sums.masked_fill(keep, 0.0), rest * tokens) for sums, tokens in groups]
-        if soft is not None:
-            tails.append((soft.columns.masked_fill(keep, 0.0), soft.totals - kept_soft))
-        for tail in tails:
-            term = _rank_one(tail)
-            if term is not None:
-                into.add_rank_one(chunk.rows, chunk.hiddens, *term)
+    rest = totals - kept_rows
+    tails = [(sums.masked_fill(keep, 0.0), rest * tokens) for sums, tokens in groups]
+    if soft is not None:
+        tails.append((soft.columns.masked_fill(keep, 0.0), soft.totals - kept_soft))
+    for tail in tails:
+        term = _rank_one(tail)
+        if term is not None:
+            into.add_rank_one(chunk.rows, chunk.hiddens, *term)
     into.finish()
-    settings.chunks += 1
-    if settings.report_every and (settings.chunks - 1) % settings.report_every == 0:
-        share = len(kept) / vocab
-        hidden_error = weight_error = 0.0
-        if not exact:
-            hidden_error, weight_error = _measure(chunk, picks, soft, keep, tails)
-        settings.reports.append(FilterReport(chunk.tokens, share, hidden_error, weight_error))
+    settings.count(
+        chunk.tokens, len(kept) / vocab, lambda: _measure(chunk, picks, soft, keep, tails)
+    )
+    return False
+
+
+def _add_all(chunk: Chunk, picks: Picks | None, soft: _SoftPart | None, into: Gradients) -> None:
+    """Add the gradients of a chunk with nothing set aside; its tiles hold a · p."""
+    into.start(chunk.rows, chunk.hiddens)
+    for lo, hi, g in chunk.logits():
+        words = torch.arange(lo, hi, device=g.device)
+        if soft is not None:
+            g += soft.words(words)
+        if picks is not None:
+            _add_picks(g, words, picks)
+        into.add(lo, hi, g)
+    into.finish()
 
 
 Tail = tuple[Tensor, Tensor]

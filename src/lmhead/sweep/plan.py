@@ -21,7 +21,7 @@ _TOKENS = 1024
 # Tokens of a chunk under the gradient filter: fewer keep fewer words, more make better products.
 _FILTERED_TOKENS = 256
 # With fewer tokens in a chunk, reading and writing the weight gradient for each chunk costs more
-# than a fourth product.
+# than a fourth product, and more than the filter saves.
 _MIN_RETAINED = 32
 # Tiles of scratch space that a step on a tile may use beside the tile.
 _SCRATCH = 3
@@ -121,9 +121,10 @@ def make_plan(
         fixed = words * (2 * hidden_size + word_cost) + 12 * vocab
         per_token = vocab + 4 * words + token_cost
         tokens = max(1, min(_FILTERED_TOKENS, -(-rows // 2), (budget - fixed) // per_token))
-        tokens = _balanced(rows, tokens)
-        used = (fixed + tokens * per_token) * itemsize
-        return Plan(rows, vocab, tokens, words, retained=True, bytes=used, filtered=True)
+        if tokens >= min(_MIN_RETAINED, -(-rows // 2)):
+            tokens = _balanced(rows, tokens)
+            used = (fixed + tokens * per_token) * itemsize
+            return Plan(rows, vocab, tokens, words, retained=True, bytes=used, filtered=True)
     if retain:
         words = most_words
         while words > 512 and words * word_cost > budget // 4:

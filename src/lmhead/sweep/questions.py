@@ -72,12 +72,21 @@ class Questions:
     rank_ids: Tensor | None = None  # (N, K)
     active: Tensor | None = None  # (N,) bool
 
-    def plan(self, *, retain: bool = False, filtered: bool = False) -> Plan:
-        """How to cut the sweep: for answers, or for gradients, filtered or not."""
+    @property
+    def rows(self) -> int:
+        """How many tokens are asked about."""
+        return self.source.rows if self.active is None else int(self.active.sum())
+
+    def plan(
+        self, *, rows: int | None = None, retain: bool = False, filtered: bool = False
+    ) -> Plan:
+        """How to cut the sweep: for answers, or for gradients, filtered or not.
+
+        `rows` is how many tokens are still to be seen; None for all.
+        """
         source = self.source
-        rows = source.rows if self.active is None else int(self.active.sum())
         return make_plan(
-            rows,
+            self.rows if rows is None else rows,
             source.vocab,
             source.hidden_size,
             itemsize=source.dtype.itemsize,

@@ -18,7 +18,7 @@ from lmhead.sweep.chunk import Buffers, Chunk
 from lmhead.sweep.exact import Rank, TopK
 from lmhead.sweep.gradients import Gradients, Needs
 from lmhead.sweep.loss import RowLoss
-from lmhead.sweep.plan import DEFAULT_MAX_BYTES, Plan
+from lmhead.sweep.plan import DEFAULT_MAX_BYTES
 from lmhead.sweep.questions import Decisions, Questions, RowAnswers
 from lmhead.sweep.source import Rows
 
@@ -42,10 +42,9 @@ def in_own_precision(
 @in_own_precision
 def answer(questions: Questions) -> tuple[RowAnswers, Decisions]:
     """All answers, (N, ...) each."""
-    plan = questions.plan()
     answers = _Collected(questions.source.rows)
     decisions = _Collected(questions.source.rows)
-    for rows, chunk in chunks(questions, plan):
+    for rows, chunk in chunks(questions):
         top, rank = _watchers(questions, rows, chunk)
         given = chunk.forward(top, rank)
         answers.put(rows, given)
@@ -53,7 +52,7 @@ def answer(questions: Questions) -> tuple[RowAnswers, Decisions]:
         values, ids = (None, None) if top is None else top.answer(given.lse)
         ranks = None if rank is None else rank.answer(given.lse)
         decisions.put(rows, Decisions(values, ids, ranks))
-    if plan.rows == 0:
+    if not answers.parts:
         return _empty_answers(questions), _empty_decisions(questions)
     return RowAnswers(*answers.parts), Decisions(*decisions.parts)
 
@@ -63,10 +62,9 @@ def answer_and_differentiate(
     questions: Questions, loss: RowLoss, flags: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The loss over all tokens, and its gradients for the flagged tensors, in one sweep."""
-    plan = questions.plan(retain=True, filtered=True)
     into, other_into = _gradients(questions, flags)
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
-    for rows, chunk in chunks(questions, plan):
+    for rows, chunk in chunks(questions, retain=True, filtered=True):
         answers = chunk.forward()
         chunk_loss = loss.at(rows)
         total += chunk_loss.rows(answers).sum()
@@ -83,22 +81,35 @@ def differentiate(
     Here and above they are in the type of the products: whoever hands them out converts them, once.
     """
     into, other_into = _gradients(questions, flags)
-    for rows, chunk in chunks(questions, questions.plan(filtered=True)):
+    for rows, chunk in chunks(questions, filtered=True):
         chunk.backward(answers.at(rows), upstream.at(rows), into, other_into)
     return _results(questions, into, other_into)
 
 
-def chunks(questions: Questions, plan: Plan) -> Iterator[tuple[Rows, Chunk]]:
-    """The chunks of a plan, over the tokens that are asked about."""
-    if plan.rows == 0:
-        return
-    buffers = Buffers(questions, plan)
+def chunks(
+    questions: Questions, *, retain: bool = False, filtered: bool = False
+) -> Iterator[tuple[Rows, Chunk]]:
+    """The tokens that are asked about, chunk by chunk; see `Questions.plan` for the options.
+
+    After a chunk in which the filter had nothing to set aside, the rest is done without it, in
+    larger chunks: a distribution is flat because the model is young, and then it is so everywhere.
+    """
+    total, done = questions.rows, 0
     active = None
-    if questions.active is not None and plan.rows < questions.source.rows:
+    if questions.active is not None and total < questions.source.rows:
         active = questions.active.nonzero()[:, 0]
-    for start, stop in plan.chunks():
-        rows: Rows = slice(start, stop) if active is None else active[start:stop]
-        yield rows, Chunk(questions, plan, buffers, rows)
+    while done < total:
+        plan = questions.plan(rows=total - done, retain=retain, filtered=filtered)
+        buffers = Buffers(questions, plan)
+        for start, stop in plan.chunks():
+            here = slice(done + start, done + stop)
+            rows: Rows = here if active is None else active[here]
+            chunk = Chunk(questions, plan, buffers, rows)
+            yield rows, chunk
+            if chunk.flat:
+                break
+        buffers.free()
+        done, filtered = here.stop, False
 
 
 def _watchers(questions: Questions, rows: Rows, chunk: Chunk) -> tuple[TopK | None, Rank | None]:

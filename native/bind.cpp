@@ -239,25 +239,18 @@ void row_reach(Array<const float, 2> z, Array<const double, 1> beta, Array<const
                       limit.data(), count, radius.data(), threads);
 }
 
-void row_band_count(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
-                    Array<int64_t, 1> counts, int threads) {
+void row_band(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
+              Array<int64_t, 1> counts, Array<int64_t, 2> ids, Array<double, 2> values,
+              int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), lo, hi, counts);
-  const nb::gil_scoped_release release;
-  chosen->rows->band_count(z.data(), rows, vocab, lo.data(), hi.data(), counts.data(), threads);
-}
-
-void row_band_fill(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
-                   Array<int64_t, 2> ids, Array<float, 2> values, int threads) {
-  const auto [rows, vocab] = shape(z);
-  require_threads(threads);
-  require_rows(z.shape(0), lo, hi);
   require(ids.shape(0) == z.shape(0), "one row of ids per row");
   require(same_shape(ids, values), "ids and values must have the same shape");
   const nb::gil_scoped_release release;
-  chosen->rows->band_fill(z.data(), rows, vocab, lo.data(), hi.data(),
-                          static_cast<int64_t>(ids.shape(1)), ids.data(), values.data(), threads);
+  chosen->rows->band(z.data(), rows, vocab, lo.data(), hi.data(),
+                     static_cast<int64_t>(ids.shape(1)), counts.data(), ids.data(), values.data(),
+                     threads);
 }
 
 // keys: (rows, 2), seed and position.
@@ -285,6 +278,25 @@ void row_contenders(Array<const float, 2> z, Array<const double, 1> beta,
   chosen->rows->contenders(z.data(), rows, vocab, beta.data(),
                            reinterpret_cast<const lmhead::Key*>(keys.data()), least.data(),
                            static_cast<int64_t>(ids.shape(1)), counts.data(), ids.data(), threads);
+}
+
+void row_settle(Array<const float, 2> z, Array<const double, 1> lse, Array<const int64_t, 2> ids,
+                Array<const double, 2> words, Array<const int64_t, 2> keys,
+                Array<int64_t, 1> token, Array<double, 1> log_prob, Array<double, 1> raw_log_prob,
+                Array<double, 1> kept_mass, int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require_rows(z.shape(0), lse, token, log_prob, raw_log_prob, kept_mass);
+  require(ids.shape(0) == z.shape(0), "one row of ids per row");
+  require(same_shape(ids, words), "ids and words must have the same shape");
+  require(keys.shape(0) == z.shape(0) && keys.shape(1) == 2, "keys must be (rows, 2)");
+  for (size_t i = 0; i < ids.size(); ++i)
+    require(ids.data()[i] >= 0 && ids.data()[i] < vocab, "ids must be words of z");
+  const nb::gil_scoped_release release;
+  chosen->rows->settle(z.data(), rows, vocab, lse.data(), ids.data(), words.data(),
+                       static_cast<int64_t>(ids.shape(1)),
+                       reinterpret_cast<const lmhead::Key*>(keys.data()), token.data(),
+                       log_prob.data(), raw_log_prob.data(), kept_mass.data(), threads);
 }
 
 void uniforms(Array<const int64_t, 2> keys, uint32_t stream, Array<const int64_t, 2> ids,
@@ -356,10 +368,11 @@ NB_MODULE(_native, m) {
   m.def("row_kth", &row_kth, tensor("z"), tensor("k"), tensor("value"), arg("threads"));
   m.def("row_reach", &row_reach, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),
         tensor("width"), tensor("limit"), arg("count"), tensor("radius"), arg("threads"));
-  m.def("row_band_count", &row_band_count, tensor("z"), tensor("lo"), tensor("hi"),
-        tensor("counts"), arg("threads"));
-  m.def("row_band_fill", &row_band_fill, tensor("z"), tensor("lo"), tensor("hi"), tensor("ids"),
-        tensor("values"), arg("threads"));
+  m.def("row_band", &row_band, tensor("z"), tensor("lo"), tensor("hi"), tensor("counts"),
+        tensor("ids"), tensor("values"), arg("threads"));
+  m.def("row_settle", &row_settle, tensor("z"), tensor("lse"), tensor("ids"), tensor("words"),
+        tensor("keys"), tensor("token"), tensor("log_prob"), tensor("raw_log_prob"),
+        tensor("kept_mass"), arg("threads"));
   m.def("row_race", &row_race, tensor("z"), tensor("beta"), tensor("keys"), tensor("winners"),
         arg("threads"));
   m.def("row_contenders", &row_contenders, tensor("z"), tensor("beta"), tensor("keys"),

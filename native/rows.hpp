@@ -36,11 +36,10 @@ struct RowKernels {
                 const double* centre, const double* width, const double* limit, bool count,
                 double* radius, int threads);
 
-  // The words with lo <= z <= hi that are not masked: how many, and which, in the order of ids.
-  void (*band_count)(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
-                     int64_t* counts, int threads);
-  void (*band_fill)(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
-                    int64_t width, int64_t* ids, float* values, int threads);
+  // The words with lo <= z <= hi that are not masked: how many, and if these fit in `width`, which,
+  // best first, lowest id first among equals.
+  void (*band)(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
+               int64_t width, int64_t* counts, int64_t* ids, double* values, int threads);
 
   // The words with β z + noise >= least, in the order of ids: how many, and the first `width`.
   void (*contenders)(const float* z, int64_t rows, int64_t vocab, const double* beta,
@@ -50,6 +49,13 @@ struct RowKernels {
   // The word with the largest β z + noise, ties to the lowest id; -1 if all are masked.
   void (*race)(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
                int64_t* winners, int threads);
+
+  // A draw among few words, (rows, width), -inf for none, by their logits and noise; ties to the
+  // first. Its log-probability among them, and in the whole row, whose log Σ exp z is `lse`; and the
+  // log of what these words have in the whole row. `ids` are where they stand in z.
+  void (*settle)(const float* z, int64_t rows, int64_t vocab, const double* lse, const int64_t* ids,
+                 const double* words, int64_t width, const Key* keys, int64_t* token,
+                 double* log_prob, double* raw_log_prob, double* kept_mass, int threads);
 };
 
 }  // namespace lmhead

@@ -160,6 +160,19 @@ inline void check_reach(const Kernels& k, Shape shape, const Buffer<float>& z,
     }
 }
 
+// The words of a band, best first: minus the logit, and the id.
+inline std::vector<std::pair<double, int64_t>> in_band(const Buffer<float>& z, Shape shape,
+                                                       size_t row, float low, float high) {
+  std::vector<std::pair<double, int64_t>> found;
+  const auto words = row_of(z, shape.words, static_cast<int64_t>(row));
+  for (int64_t w = 0; w < shape.words; ++w) {
+    const float v = words[static_cast<size_t>(w)];
+    if (v >= low && v <= high && v > -HUGE_VALF) found.emplace_back(-static_cast<double>(v), w);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 inline void check_band(const Kernels& k, Shape shape, const Buffer<float>& z, Place place,
                        Tally& tally) {
   const auto rows = static_cast<size_t>(shape.tokens);
@@ -167,27 +180,26 @@ inline void check_band(const Kernels& k, Shape shape, const Buffer<float>& z, Pl
   for (auto [low, high] : {std::pair<float, float>{-inf, inf}, {-1.0f, 2.0f}, {2.0f, 1.0f}}) {
     const Buffer<float> lo(rows, place, [&, l = low](size_t) { return l; });
     const Buffer<float> hi(rows, place, [&, h = high](size_t) { return h; });
-    const Buffer<int64_t> counts(rows, place);
-    k.rows->band_count(z.data(), shape.tokens, shape.words, lo.data(), hi.data(), counts.data(), 2);
-    tally.expect(counts.intact(), "band_count wrote outside a buffer");
-    int64_t most = 0;
-    for (size_t i = 0; i < rows; ++i) most = std::max(most, counts[i]);
-    for (int64_t width : {most, most / 2}) {  // room for all, and for some
-      const Buffer<int64_t> ids(rows * static_cast<size_t>(width), place);
-      const Buffer<float> values(ids.size(), place);
-      k.rows->band_fill(z.data(), shape.tokens, shape.words, lo.data(), hi.data(), width,
-                        ids.data(), values.data(), 2);
-      tally.expect(ids.intact() && values.intact(), "band_fill wrote outside a buffer");
+    for (bool room : {true, false}) {  // for all, and for some
+      int64_t most = 0;
+      for (size_t i = 0; i < rows; ++i)
+        most = std::max(most, static_cast<int64_t>(in_band(z, shape, i, low, high).size()));
+      const int64_t width = room ? most : most / 2;
+      const Buffer<int64_t> counts(rows, place), ids(rows * static_cast<size_t>(width), place);
+      const Buffer<double> values(ids.size(), place);
+      k.rows->band(z.data(), shape.tokens, shape.words, lo.data(), hi.data(), width, counts.data(),
+                   ids.data(), values.data(), 2);
+      tally.expect(counts.intact() && ids.intact() && values.intact(), "band wrote outside");
       for (size_t i = 0; i < rows; ++i) {
-        int64_t n = 0;
-        const auto row = row_of(z, shape.words, static_cast<int64_t>(i));
-        for (int64_t w = 0; w < shape.words; ++w) {
-          const float v = row[static_cast<size_t>(w)];
-          if (!(v >= low && v <= high && v > -inf)) continue;
-          const size_t at = i * static_cast<size_t>(width) + static_cast<size_t>(n);
-          if (n++ < width) tally.expect(ids[at] == w && values[at] == v, "a word is not the same");
+        const auto want = in_band(z, shape, i, low, high);
+        const auto n = static_cast<int64_t>(want.size());
+        tally.expect(counts[i] == n, "the size of a band is wrong");
+        if (n > width) continue;
+        for (size_t at = 0; at < want.size(); ++at) {
+          const size_t here = i * static_cast<size_t>(width) + at;
+          tally.expect(ids[here] == want[at].second && values[here] == -want[at].first,
+                       "a word is not the same");
         }
-        tally.expect(counts[i] == n, "band_count is wrong");
       }
     }
   }
@@ -249,6 +261,48 @@ inline void check_contenders(const Kernels& k, Shape shape, const Buffer<float>&
   }
 }
 
+// Every third word of a row, at twice its logit, some of them struck out.
+inline void check_settle(const Kernels& k, Shape shape, const Buffer<float>& z, Place place,
+                         Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens), vocab = static_cast<size_t>(shape.words);
+  const size_t width = (vocab + 2) / 3;
+  const Buffer<Key> keys(rows, place, [](size_t i) { return Key{7 * i, i}; });
+  const Buffer<double> lse(rows, place, [](size_t) { return 20.0; });
+  const Buffer<int64_t> ids(rows * width, place,
+                            [&](size_t i) { return static_cast<int64_t>(i % width * 3); });
+  const Buffer<double> words(rows * width, place, [&](size_t i) {
+    const float v = z[i / width * vocab + i % width * 3];
+    return i % 5 == 4 ? -HUGE_VAL : 2.0 * v;
+  });
+  const Buffer<int64_t> token(rows, place);
+  const Buffer<double> log_prob(rows, place), raw(rows, place), mass(rows, place);
+  k.rows->settle(z.data(), shape.tokens, shape.words, lse.data(), ids.data(), words.data(),
+                 static_cast<int64_t>(width), keys.data(), token.data(), log_prob.data(),
+                 raw.data(), mass.data(), 2);
+  tally.expect(token.intact() && log_prob.intact() && raw.intact() && mass.intact(),
+               "settle wrote outside a buffer");
+  for (size_t row = 0; row < rows; ++row) {
+    double best = -HUGE_VAL, sum = 0.0, kept = 0.0;
+    size_t winner = 0;
+    for (size_t i = 0; i < width; ++i) {
+      const double x = words[row * width + i];
+      if (x == -HUGE_VAL) continue;
+      const auto id = static_cast<uint64_t>(ids[i]);
+      const double score = x + lmhead::to_gumbel(lmhead::philox(keys[row], 0, id));
+      sum += std::exp(x);
+      kept += std::exp(x / 2.0 - lse[row]);
+      if (score > best) best = score, winner = i;
+    }
+    if (best == -HUGE_VAL) continue;
+    const auto at = static_cast<int64_t>(row);
+    const double x = words[row * width + winner];
+    tally.expect(token[row] == ids[winner], "another word won");
+    tally.expect_near(log_prob[row], x - std::log(sum), 1e-12 * (1 + std::abs(x)), "log_prob", at);
+    tally.expect_near(raw[row], x / 2.0 - lse[row], 1e-12 * lse[row], "raw_log_prob", at);
+    tally.expect_near(mass[row], std::log(kept), 1e-12 * lse[row], "kept mass", at);
+  }
+}
+
 // The words that the authors of Philox give, and numbers that are never 0 nor 1.
 inline void run_noise(Tally& tally) {
   tally.begin("philox");
@@ -280,6 +334,7 @@ inline void run(const Kernels& k, Tally& tally) {
           check_kth(k, shape, z, place, tally);
           check_race(k, shape, z, beta, place, tally);
           check_contenders(k, shape, z, beta, place, tally);
+          check_settle(k, shape, z, place, tally);
         }
         tally.expect(z.intact() && beta.intact(), "wrote outside a buffer");
       }

@@ -63,9 +63,20 @@ def row_reach(
     radius: Tensor,
     threads: int,
 ) -> None: ...
-def row_band_count(z: Tensor, lo: Tensor, hi: Tensor, counts: Tensor, threads: int) -> None: ...
-def row_band_fill(
-    z: Tensor, lo: Tensor, hi: Tensor, ids: Tensor, values: Tensor, threads: int
+def row_band(
+    z: Tensor, lo: Tensor, hi: Tensor, counts: Tensor, ids: Tensor, values: Tensor, threads: int
+) -> None: ...
+def row_settle(
+    z: Tensor,
+    lse: Tensor,
+    ids: Tensor,
+    words: Tensor,
+    keys: Tensor,
+    token: Tensor,
+    log_prob: Tensor,
+    raw_log_prob: Tensor,
+    kept_mass: Tensor,
+    threads: int,
 ) -> None: ...
 def row_race(z: Tensor, beta: Tensor, keys: Tensor, winners: Tensor, threads: int) -> None: ...
 def row_contenders(

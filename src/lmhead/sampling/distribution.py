@@ -172,8 +172,7 @@ class Whole:
 
     def within(self, lo: Tensor, hi: Tensor) -> Few:
         """The words with lo <= z <= hi, in units of z: (B,) each."""
-        ids, z = rows.band(self.z, lo, hi)
-        return Few.sort(ids, z * self.beta[:, None])
+        return Few(*rows.band(self.z, self.beta, lo, hi))
 
     def above(self, lo: Tensor) -> Few:
         """The words with z >= lo."""

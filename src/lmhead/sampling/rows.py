@@ -21,6 +21,8 @@ from lmhead.sweep import native
 _LARGEST_HEAP = 4096
 # Of the histogram by which `reach` finds its radius, in units of β z.
 _STEP = 1 / 64
+# Of words that a band is first given.
+_ROOM = 512
 _DOWN, _UP = torch.tensor(-math.inf), torch.tensor(math.inf)
 
 
@@ -93,10 +95,11 @@ def reach(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tenso
     return torch.where(place < z.shape[1], found * (1 + 1e-9), math.inf)[:, 0]
 
 
-def band(z: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-    """The words with lo <= z <= hi: ids (B, K) and logits (B, K) in float64.
+def band(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """The words with lo <= z <= hi: ids (B, K) and β z (B, K) in float64.
 
-    In the order of ids; rows with fewer than K are filled up with word 0 at -inf.
+    Best first, lowest id first among equals; rows with fewer than K are filled up with word 0 at
+    -inf.
     """
     core = _core(z)
     if core is not None:
@@ -104,11 +107,15 @@ def band(z: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
         lo32 = torch.nextafter(lo.float(), _DOWN)
         hi32 = torch.nextafter(hi.float(), _UP)
         counts = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_band_count(*views(z, lo32, hi32, counts), native.threads())
-        ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64)
-        values = torch.full(ids.shape, -math.inf)
-        core.row_band_fill(*views(z, lo32, hi32, ids, values), native.threads())
-        return ids, values.double()
+        given = views(z, lo32, hi32, counts)
+        room, width = min(_ROOM, z.shape[1]), 0
+        while width < room:  # twice, where the first guess was too small
+            width = room
+            ids = torch.zeros(z.shape[0], width, dtype=torch.int64)
+            values = torch.full(ids.shape, -math.inf, dtype=torch.float64)
+            core.row_band(*given, *views(ids, values), native.threads())
+            room = widest(counts)
+        return ids[:, :room], values[:, :room] * beta[:, None]
     inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
     counts = inside.sum(1)
     ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64, device=z.device)
@@ -116,8 +123,9 @@ def band(z: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
     row, word = inside.nonzero(as_tuple=True)
     place = torch.arange(len(row), device=z.device) - (counts.cumsum(0) - counts)[row]
     ids[row, place] = word
-    values[row, place] = z[row, word].double()
-    return ids, values
+    values[row, place] = z[row, word].double() * beta[row]
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order), values
 
 
 def race(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
@@ -133,6 +141,31 @@ def race(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
         score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], ids)[0]
         winners[i] = score.argmax()
     return winners
+
+
+def settle(
+    z: Tensor, lse: Tensor, ids: Tensor, words: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """A draw among few words by their logits and noise; None where there is no core to do it.
+
+    Args:
+        z: (B, V), the logits of all words, before any stage.
+        lse: (B,), log Σ exp z.
+        ids: (B, K).
+        words: (B, K), the logits of these words after all stages; -inf for none.
+        keys: (B, 2).
+
+    Returns:
+        Token, its log-probability among these words and among all by z, and the log of the mass
+        that these words have among all: (B,) each.
+    """
+    core = _core(z)
+    if core is None:
+        return None
+    token = torch.empty(z.shape[0], dtype=torch.int64)
+    log_prob, raw, mass = torch.empty(3, z.shape[0], dtype=torch.float64)
+    core.row_settle(*views(z, lse, ids, words, keys, token, log_prob, raw, mass), native.threads())
+    return token, log_prob, raw, mass
 
 
 def contenders(

@@ -118,6 +118,10 @@ class _Job:
         for stage in self.stages:
             words = stage(words, self.call)
         self._check_left(whole, words)
+        if type(words) is Few and not self.greedy:
+            settled = rows.settle(z, whole.lse, words.ids, words.z, self.call.keys)
+            if settled is not None:
+                return self._sampled(words, *settled)
         raw = _Raw(whole.lse, whole.n, lambda ids: z.gather(1, ids).double())
         return self._finish(words, raw)
 
@@ -178,11 +182,16 @@ class _Job:
         # What rounding leaves above 0 is not a probability above 1.
         log_prob = (chosen - words.lse).clamp(max=0.0)
         mass = self._kept_mass(words, raw).clamp(max=0.0)
-        state = call.surprise
+        return self._sampled(words, token, log_prob, raw_log_prob, mass)
+
+    def _sampled(
+        self, words: Distribution, token: Tensor, log_prob: Tensor, raw: Tensor, mass: Tensor
+    ) -> Sampled:
+        call, state = self.call, self.call.surprise
         for stage in self.stages:
             if isinstance(stage, Mirostat2):
                 state = stage.learn(call, log_prob)
-        return Sampled(token, log_prob, raw_log_prob, mass, Kept.of(words, call.vocab), state)
+        return Sampled(token, log_prob, raw, mass, Kept.of(words, call.vocab), state)
 
     def _kept_mass(self, words: Distribution, raw: _Raw) -> Tensor:
         """The log of what the words that are left have in the model's distribution."""

@@ -1,0 +1,199 @@
+// Part of rows.cpp: draws by noise. The word with the largest β z + noise is a draw from softmax(β z).
+#pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "philox.hpp"
+#include "rows_pieces.hpp"
+
+namespace LMHEAD_ISA {
+namespace {
+
+using lmhead::Key;
+
+// The high and low products of 32-bit numbers in 64-bit lanes.
+inline vu mul32(vu a, uint32_t b) {
+#if defined(__AVX512F__) && !defined(LMHEAD_LANES)
+  return (vu)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
+#elif defined(__AVX2__) && !defined(LMHEAD_LANES)
+  return (vu)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+#else
+  return a * static_cast<uint64_t>(b);
+#endif
+}
+
+constexpr int kChunk = 512;
+
+// The random words of ids [first, first + kChunk), first being even: see philox.hpp.
+void random_words(Key key, int64_t first, uint32_t* high, uint32_t* low) {
+  const uint64_t mask = 0xffffffff;
+  for (int at = 0; at < kChunk; at += 2 * kHalf) {
+    vu c0, c1 = vu{} + (key.position & mask), c2 = vu{} + (key.position >> 32), c3{};
+    for (int k = 0; k < kHalf; ++k) c0[k] = static_cast<uint64_t>((first + at) / 2 + k) & mask;
+    uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
+    for (int round = 0; round < lmhead::kPhiloxRounds; ++round) {
+      const vu p0 = mul32(c0, lmhead::kPhiloxM0), p1 = mul32(c2, lmhead::kPhiloxM1);
+      c0 = (p1 >> 32) ^ c1 ^ static_cast<uint64_t>(k0);
+      c2 = (p0 >> 32) ^ c3 ^ static_cast<uint64_t>(k1);
+      c1 = p1 & mask;
+      c3 = p0 & mask;
+      k0 += lmhead::kPhiloxW0;
+      k1 += lmhead::kPhiloxW1;
+    }
+    for (int k = 0; k < kHalf; ++k) {
+      high[at + 2 * k] = static_cast<uint32_t>(c0[k]);
+      low[at + 2 * k] = static_cast<uint32_t>(c1[k]);
+      high[at + 2 * k + 1] = static_cast<uint32_t>(c2[k]);
+      low[at + 2 * k + 1] = static_cast<uint32_t>(c3[k]);
+    }
+  }
+}
+
+struct Best {
+  double score = -kFar;
+  int64_t id = -1;
+
+  void take(double other, int64_t other_id) {
+    if (other > score || (other == score && other_id < id)) {
+      score = other;
+      id = other_id;
+    }
+  }
+};
+
+// meet(word, score) for every word of [lo, hi), lo being even, whose score β (z - max) + noise is at
+// least `least()`, and for few others. The noise is -log E with E = -log u >= 1 - u, so such a word
+// has 1 - u <= exp(β (z - max) - least): a comparison in float32 with a margin, and nearly all words
+// are out without a logarithm.
+template <class Least, class Meet>
+void each_contender(const float* z, int64_t lo, int64_t hi, double beta, double max, Key key,
+                    const Least& least, const Meet& meet) {
+  uint32_t high[kChunk], low[kChunk];
+  const float b = static_cast<float>(beta), top = static_cast<float>(max);
+  for (int64_t first = lo; first < hi; first += kChunk) {
+    random_words(key, first, high, low);
+    const int64_t end = std::min(hi, first + kChunk);
+    for (int64_t i = first; i < end; i += kLanes) {
+      const int n = static_cast<int>(std::min<int64_t>(kLanes, end - i));
+      const vf v = n == kLanes ? load(z + i) : load(z + i, n, -kInf);
+      vi bits;
+      std::memcpy(&bits, high + (i - first), sizeof bits);
+      // 1 - u is at least (2^32 - 1 - high) 2^-32; the top 31 bits of it are plenty.
+      const vf left = __builtin_convertvector((~bits >> 1) & 0x7fffffff, vf) * 0x1p-31f;
+      const vf may = exp((v - top) * b - static_cast<float>(least())) * 1.01f + 1e-9f;
+      const vi hit = (left * 0.999f < may) & (v > -kInf);
+      if (!any(hit)) continue;
+      for (int k = 0; k < n; ++k)
+        if (hit[k])
+          meet(i + k, beta * (static_cast<double>(z[i + k]) - max) +
+                          lmhead::to_gumbel({high[i + k - first], low[i + k - first]}));
+    }
+  }
+}
+
+void contenders(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
+                const double* least, int64_t width, int64_t* counts, int64_t* ids, int threads) {
+  parallel_for(rows, threads, [&](int64_t row) {
+    const float* words = z + row * vocab;
+    const double max = *std::max_element(words, words + vocab);
+    counts[row] = 0;
+    if (max == -kFar) return;
+    const double bound = least[row] - beta[row] * max;
+    each_contender(
+        words, 0, vocab, beta[row], max, keys[row], [&] { return bound; },
+        [&](int64_t word, double score) {
+          if (!(score >= bound)) return;
+          if (counts[row] < width) ids[row * width + counts[row]] = word;
+          ++counts[row];
+        });
+  });
+}
+
+void race(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
+          int64_t* winners, int threads) {
+  const int64_t per_row = pieces(vocab);
+  std::vector<Best> parts(static_cast<size_t>(rows * per_row));
+  each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
+    const float* words = z + row * vocab;
+    const int64_t favourite = std::max_element(words + lo, words + hi) - words;
+    const double max = words[favourite];
+    if (max == -kFar) return;
+    Best best;
+    best.take(lmhead::to_gumbel(lmhead::philox(keys[row], 0, favourite)), favourite);
+    each_contender(
+        words, lo, hi, beta[row], max, keys[row], [&] { return best.score; },
+        [&](int64_t word, double score) { best.take(score, word); });
+    parts[row * per_row + piece] = {best.score + beta[row] * max, best.id};
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    Best best;
+    for (int64_t i = 0; i < per_row; ++i) {
+      const Best& part = parts[row * per_row + i];
+      if (part.id >= 0) best.take(part.score, part.id);
+    }
+    winners[row] = best.id;
+  }
+}
+
+// log Σ exp of n numbers, of which -inf counts for nothing; `e`, with room for n and a vector more,
+// gets exp(x - max). -inf if there is no other.
+double log_sum(const double* x, int64_t n, double* e, double* max) {
+  *max = -kFar;
+  for (int64_t i = 0; i < n; ++i) *max = std::max(*max, x[i]);
+  if (*max == -kFar) return -kFar;
+  vd sum{};
+  for (int64_t i = 0; i < n; i += kHalf) {
+    vd far = vd{} - 708.0;
+    std::memcpy(&far, x + i, sizeof(double) * static_cast<size_t>(std::min<int64_t>(kHalf, n - i)));
+    if (i + kHalf <= n) far -= *max;
+    else for (int k = 0; k < n - i; ++k) far[k] -= *max;
+    far = far < -708.0 ? vd{} - 708.0 : far;
+    const vd here = exp_within(far);
+    std::memcpy(e + i, &here, sizeof here);
+    sum += here;
+  }
+  return *max + std::log(total(sum));
+}
+
+void settle(const float* z, int64_t rows, int64_t vocab, const double* lse, const int64_t* ids,
+            const double* words, int64_t width, const Key* keys, int64_t* token, double* log_prob,
+            double* raw_log_prob, double* kept_mass, int threads) {
+  parallel_for(rows, threads, [&](int64_t row) {
+    std::vector<double> e(static_cast<size_t>(width + kHalf)), raw(static_cast<size_t>(width));
+    const double* x = words + row * width;
+    const int64_t* id = ids + row * width;
+    const float* all = z + row * vocab;
+    double max;
+    for (int64_t i = 0; i < width; ++i) raw[i] = x[i] == -kFar ? -kFar : all[id[i]];
+    kept_mass[row] = std::min(0.0, log_sum(raw.data(), width, e.data(), &max) - lse[row]);
+    const double mine = log_sum(x, width, e.data(), &max);
+    // Noise is -log E with E = -log u >= 1 - u: a word can only win if 1 - u is at most exp of what
+    // it lacks to the best score, and most are out without a logarithm.
+    Best best;
+    int64_t place = 0;
+    double least = kFar;  // exp(max - best score), with a margin
+    for (int64_t i = 0; i < width; ++i) {
+      if (x[i] == -kFar) continue;
+      const lmhead::Words random = lmhead::philox(keys[row], 0, static_cast<uint64_t>(id[i]));
+      if ((1.0 - lmhead::to_uniform(random)) > e[i] * least) continue;
+      const double score = x[i] + lmhead::to_gumbel(random);
+      if (score > best.score) {
+        best = {score, id[i]};
+        place = i;
+        least = std::exp(max - score) * (1.0 + 1e-6);
+      }
+    }
+    token[row] = best.id;
+    log_prob[row] = std::min(0.0, x[place] - mine);
+    raw_log_prob[row] = std::min(0.0, raw[place] - lse[row]);
+  });
+}
+
+}  // namespace
+}  // namespace LMHEAD_ISA

@@ -253,6 +253,21 @@ void row_band(Array<const float, 2> z, Array<const float, 1> lo, Array<const flo
                      threads);
 }
 
+void row_nucleus(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
+                 Array<const double, 1> centre, Array<const double, 1> limit, int64_t least,
+                 Array<int64_t, 1> counts, Array<int64_t, 2> ids, Array<double, 2> values,
+                 int threads) {
+  const auto [rows, vocab] = shape(z);
+  require_threads(threads);
+  require_rows(z.shape(0), beta, max, centre, limit, counts);
+  require(ids.shape(0) == z.shape(0), "one row of ids per row");
+  require(same_shape(ids, values), "ids and values must have the same shape");
+  const nb::gil_scoped_release release;
+  chosen->rows->nucleus(z.data(), rows, vocab, beta.data(), max.data(), centre.data(),
+                        limit.data(), least, static_cast<int64_t>(ids.shape(1)), counts.data(),
+                        ids.data(), values.data(), threads);
+}
+
 // keys: (rows, 2), seed and position.
 void row_race(Array<const float, 2> z, Array<const double, 1> beta, Array<const int64_t, 2> keys,
               Array<int64_t, 1> winners, int threads) {
@@ -370,6 +385,9 @@ NB_MODULE(_native, m) {
         tensor("width"), tensor("limit"), arg("count"), tensor("radius"), arg("threads"));
   m.def("row_band", &row_band, tensor("z"), tensor("lo"), tensor("hi"), tensor("counts"),
         tensor("ids"), tensor("values"), arg("threads"));
+  m.def("row_nucleus", &row_nucleus, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),
+        tensor("limit"), arg("least"), tensor("counts"), tensor("ids"), tensor("values"),
+        arg("threads"));
   m.def("row_settle", &row_settle, tensor("z"), tensor("lse"), tensor("ids"), tensor("words"),
         tensor("keys"), tensor("token"), tensor("log_prob"), tensor("raw_log_prob"),
         tensor("kept_mass"), arg("threads"));

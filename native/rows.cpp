@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "rows_draw.hpp"
+#include "rows_nucleus.hpp"
 #include "rows_pieces.hpp"
 
 namespace LMHEAD_ISA {
@@ -186,48 +187,6 @@ void reach(const float* z, int64_t rows, int64_t vocab, const double* beta, cons
                centre + row, width + row, limit + row, count, radius + row, bins, threads);
 }
 
-// found(word) for each word of the band, in order. Eight vectors are passed over at a time where
-// none of them has such a word.
-template <class Found>
-void scan(const float* z, int64_t vocab, float lo, float hi, const Found& found) {
-  const auto inside = [&](vf v) { return (v >= lo) & (v <= hi) & (v > -kInf); };
-  const auto look = [&](int64_t i) {
-    const int n = static_cast<int>(std::min<int64_t>(kLanes, vocab - i));
-    const vi here = inside(n == kLanes ? load(z + i) : load(z + i, n, -kInf));
-    if (!any(here)) return;
-    for (int k = 0; k < n; ++k)
-      if (here[k]) found(i + k);
-  };
-  constexpr int64_t kStride = 8 * kLanes;
-  int64_t i = 0;
-  for (; i + kStride <= vocab; i += kStride) {
-    vi hit{};
-    for (int64_t j = 0; j < kStride; j += kLanes) hit |= inside(load(z + i + j));
-    if (!any(hit)) continue;
-    for (int64_t j = 0; j < kStride; j += kLanes) look(i + j);
-  }
-  for (; i < vocab; i += kLanes) look(i);
-}
-
-void band(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
-          int64_t width, int64_t* counts, int64_t* ids, double* values, int threads) {
-  parallel_for(rows, threads, [&](int64_t row) {
-    const float* words = z + row * vocab;
-    int64_t* mine = ids + row * width;
-    int64_t n = 0;
-    scan(words, vocab, lo[row], hi[row], [&](int64_t word) {
-      if (n < width) mine[n] = word;
-      ++n;
-    });
-    counts[row] = n;
-    if (n > width) return;
-    std::sort(mine, mine + n, [words](int64_t a, int64_t b) {
-      return words[a] > words[b] || (words[a] == words[b] && a < b);
-    });
-    for (int64_t i = 0; i < n; ++i) values[row * width + i] = words[mine[i]];
-  });
-}
-
 }  // namespace
 }  // namespace LMHEAD_ISA
 
@@ -235,9 +194,8 @@ namespace lmhead {
 
 extern const RowKernels LMHEAD_ROWS;
 const RowKernels LMHEAD_ROWS = {
-    LMHEAD_ISA::top,   LMHEAD_ISA::mass, LMHEAD_ISA::moments,    LMHEAD_ISA::kth,
-    LMHEAD_ISA::reach, LMHEAD_ISA::band, LMHEAD_ISA::contenders, LMHEAD_ISA::race,
-    LMHEAD_ISA::settle,
+    LMHEAD_ISA::top,  LMHEAD_ISA::mass,    LMHEAD_ISA::moments,    LMHEAD_ISA::kth,  LMHEAD_ISA::reach,
+    LMHEAD_ISA::band, LMHEAD_ISA::nucleus, LMHEAD_ISA::contenders, LMHEAD_ISA::race, LMHEAD_ISA::settle,
 };
 
 }  // namespace lmhead

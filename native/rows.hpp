@@ -41,6 +41,13 @@ struct RowKernels {
   void (*band)(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
                int64_t width, int64_t* counts, int64_t* ids, double* values, int threads);
 
+  // The words nearest to `centre` until their masses reach `limit`, with the one that reaches it, and
+  // at least `least` of them: how many, and if these fit in `width`, which, best first, with β z. 0
+  // if they lie too far off to be found at once. Of words at one distance the better comes first.
+  void (*nucleus)(const float* z, int64_t rows, int64_t vocab, const double* beta,
+                  const double* max, const double* centre, const double* limit, int64_t least,
+                  int64_t width, int64_t* counts, int64_t* ids, double* values, int threads);
+
   // The words with β z + noise >= least, in the order of ids: how many, and the first `width`.
   void (*contenders)(const float* z, int64_t rows, int64_t vocab, const double* beta,
                      const Key* keys, const double* least, int64_t width, int64_t* counts,

@@ -205,6 +205,47 @@ inline void check_band(const Kernels& k, Shape shape, const Buffer<float>& z, Pl
   }
 }
 
+// Around the best word, and around a worse one: by sorting all words by their distance.
+inline void check_nucleus(const Kernels& k, Shape shape, const Buffer<float>& z,
+                          const Buffer<double>& beta, Place place, Tally& tally) {
+  const auto rows = static_cast<size_t>(shape.tokens), vocab = static_cast<size_t>(shape.words);
+  std::vector<RowSums> sums;
+  for (size_t i = 0; i < rows; ++i)
+    sums.push_back(twin_sums(row_of(z, shape.words, static_cast<int64_t>(i)), beta[i]));
+  for (auto [below, share, least] : {std::tuple<double, double, int64_t>{0.0, 0.5, 1},
+                                     {0.0, 0.9, 3}, {1.25, 0.3, 1}, {1.25, 0.0, 2}}) {
+    const Buffer<double> max(rows, place, [&](size_t i) { return sums[i].max; });
+    const Buffer<double> centre(rows, place, [&, b = below](size_t i) { return sums[i].max - b; });
+    const Buffer<double> limit(rows, place, [&, s = share](size_t i) { return s * sums[i].mass; });
+    const Buffer<int64_t> counts(rows, place), ids(rows * vocab, place);
+    const Buffer<double> values(ids.size(), place);
+    k.rows->nucleus(z.data(), shape.tokens, shape.words, beta.data(), max.data(), centre.data(),
+                    limit.data(), least, shape.words, counts.data(), ids.data(), values.data(), 2);
+    tally.expect(counts.intact() && ids.intact() && values.intact(), "nucleus wrote outside");
+    for (size_t row = 0; row < rows; ++row) {
+      if (!std::isfinite(sums[row].max)) continue;
+      auto words = in_band(z, shape, row, -HUGE_VALF, HUGE_VALF);
+      std::stable_sort(words.begin(), words.end(), [&](const auto& a, const auto& b) {
+        return std::abs(-a.first - centre[row]) < std::abs(-b.first - centre[row]);
+      });
+      double before = 0.0;
+      size_t n = 0;
+      while (n < words.size() && (before < limit[row] || static_cast<int64_t>(n) < least))
+        before += std::exp(beta[row] * (-words[n++].first - sums[row].max));
+      const bool found = n > 0 && static_cast<int64_t>(n) >= least && before >= limit[row] &&
+                         std::abs(-words[n - 1].first - centre[row]) <= 6.0 / beta[row];
+      words.resize(found ? n : 0);
+      std::sort(words.begin(), words.end());
+      tally.expect(counts[row] == static_cast<int64_t>(words.size()), "another number of words");
+      if (counts[row] != static_cast<int64_t>(words.size())) continue;
+      for (size_t i = 0; i < words.size(); ++i) {
+        tally.expect(ids[row * vocab + i] == words[i].second, "another word is near");
+        tally.expect(values[row * vocab + i] == beta[row] * -words[i].first, "another logit");
+      }
+    }
+  }
+}
+
 inline void check_race(const Kernels& k, Shape shape, const Buffer<float>& z,
                        const Buffer<double>& beta, Place place, Tally& tally) {
   const auto rows = static_cast<size_t>(shape.tokens);
@@ -331,6 +372,7 @@ inline void run(const Kernels& k, Tally& tally) {
         check_reach(k, shape, z, beta, place, tally);
         check_band(k, shape, z, place, tally);
         if (content != Content::broken) {
+          check_nucleus(k, shape, z, beta, place, tally);
           check_kth(k, shape, z, place, tally);
           check_race(k, shape, z, beta, place, tally);
           check_contenders(k, shape, z, beta, place, tally);

@@ -66,6 +66,18 @@ def row_reach(
 def row_band(
     z: Tensor, lo: Tensor, hi: Tensor, counts: Tensor, ids: Tensor, values: Tensor, threads: int
 ) -> None: ...
+def row_nucleus(
+    z: Tensor,
+    beta: Tensor,
+    max: Tensor,
+    centre: Tensor,
+    limit: Tensor,
+    least: int,
+    counts: Tensor,
+    ids: Tensor,
+    values: Tensor,
+    threads: int,
+) -> None: ...
 def row_settle(
     z: Tensor,
     lse: Tensor,

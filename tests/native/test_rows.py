@@ -9,8 +9,11 @@ import torch
 from compare import assert_close, float64
 from torch import Tensor
 
+from lmhead import Sampler
 from lmhead import reference as ref
 from lmhead.sampling import noise, rows
+from lmhead.sampling.cuts import TopP, Typical
+from lmhead.sampling.distribution import Whole
 from lmhead.sweep import native
 from native.conftest import Twin
 
@@ -229,3 +232,20 @@ def test_rows_without_the_core(without: Twin[Tensor], batch: int, vocab: int) ->
     real = values > -torch.inf
     assert torch.equal(ids[real], without(lambda: rows.band(z, beta, lo, hi)[0])[real])
     assert torch.equal(values[real], (z.gather(1, ids).double() * beta[:, None])[real])
+
+
+@EVERY_SHAPE
+def test_the_nucleus_is_what_the_definition_keeps(batch: int, vocab: int) -> None:
+    """The short way through the core, and the long one by masks."""
+    sampler = Sampler(seed=0)
+    for z in (logits(batch, vocab), logits(batch, vocab).round()):  # and with many ties
+        call = sampler.call(z, None, None, None, None, None, None)
+        whole = Whole.of(z.contiguous()).scaled(per_row(batch, 0.4, 2.0))
+        for cut in (TopP(0.7), TopP(0.95, min_tokens_to_keep=3), Typical(0.3), Typical(0.8)):
+            few = cut.find(whole, call)
+            want = few.keep(cut.stays(few, whole, call))
+            quick = cut.quick(whole, call)
+            if quick is not None:
+                assert torch.equal(quick.n, want.n)
+                real = want.z > -torch.inf
+                assert torch.equal(quick.ids[:, : real.shape[1]][real], want.ids[real])

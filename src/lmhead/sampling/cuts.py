@@ -25,6 +25,11 @@ def _slack(lo: Tensor) -> Tensor:
     return lo - 1e-9 * (1 + lo.abs().nan_to_num(posinf=0.0))
 
 
+def _below_one(share: PerRow) -> bool:
+    """Whether every row is to keep less than everything."""
+    return share < 1 if isinstance(share, int | float) else bool((torch.as_tensor(share) < 1).all())
+
+
 class TopK(Cut):
     """The k best words. Of words that tie for the last place the lowest ids stay; `ties="keep"`
     keeps them all, as Hugging Face and vLLM do.
@@ -83,6 +88,13 @@ class TopP(_WithFloor):
         super().__init__(min_tokens_to_keep)
         self.p = p
 
+    def quick(self, whole: Whole, call: Call) -> Few | None:
+        """Among the words near the best one."""
+        if not _below_one(self.p):
+            return None
+        p = per_row(self.name, self.p, call)
+        return whole.nearest(whole.largest, p, self.min_tokens_to_keep)
+
     def find(self, whole: Whole, call: Call) -> Few:
         """The words around the best one that hold p of the mass."""
         p = per_row(self.name, self.p, call)
@@ -130,6 +142,14 @@ class Typical(_WithFloor):
     def __init__(self, mass: PerRow, *, min_tokens_to_keep: int = 1) -> None:
         super().__init__(min_tokens_to_keep)
         self.mass = mass
+
+    def quick(self, whole: Whole, call: Call) -> Few | None:
+        """Among the words near log p = -entropy."""
+        if not _below_one(self.mass):
+            return None
+        mass = per_row(self.name, self.mass, call)
+        centre = (whole.lse - whole.entropy) / whole.beta
+        return whole.nearest(centre, mass, self.min_tokens_to_keep)
 
     def find(self, whole: Whole, call: Call) -> Few:
         """The words around log p = -entropy that hold the mass."""

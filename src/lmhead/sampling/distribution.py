@@ -182,6 +182,14 @@ class Whole:
         """The k-th largest z: (B,) to (B,), -inf where there are fewer words."""
         return rows.kth_largest(self.z, k)
 
+    def nearest(self, centre: Tensor, share: Tensor, least: int) -> Few | None:
+        """The words nearest to `centre` until they hold a share of the mass; None if not so soon.
+
+        A word stays if those nearer have less than the share, or are fewer than `least`.
+        """
+        found = rows.nucleus(self.z, self.beta, self.largest, centre, self.mass[0] * share, least)
+        return None if found is None else Few(*found)
+
     def around(self, centre: Tensor, share: Tensor) -> Few:
         """The words nearest to `centre` (in units of z) that hold a share of the mass, and a few
         more: (B,) each.

@@ -9,6 +9,7 @@ of the size of the vocabulary, and nothing of that size is sorted.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -21,7 +22,7 @@ from lmhead.sweep import native
 _LARGEST_HEAP = 4096
 # Of the histogram by which `reach` finds its radius, in units of β z.
 _STEP = 1 / 64
-# Of words that a band is first given.
+# For so many words of a row there is room at first.
 _ROOM = 512
 _DOWN, _UP = torch.tensor(-math.inf), torch.tensor(math.inf)
 
@@ -106,16 +107,8 @@ def band(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tenso
         # Rounded outwards: none may be lost.
         lo32 = torch.nextafter(lo.float(), _DOWN)
         hi32 = torch.nextafter(hi.float(), _UP)
-        counts = torch.empty(z.shape[0], dtype=torch.int64)
-        given = views(z, lo32, hi32, counts)
-        room, width = min(_ROOM, z.shape[1]), 0
-        while width < room:  # twice, where the first guess was too small
-            width = room
-            ids = torch.zeros(z.shape[0], width, dtype=torch.int64)
-            values = torch.full(ids.shape, -math.inf, dtype=torch.float64)
-            core.row_band(*given, *views(ids, values), native.threads())
-            room = widest(counts)
-        return ids[:, :room], values[:, :room] * beta[:, None]
+        _, ids, values = _listed(z, lambda *out: core.row_band(*views(z, lo32, hi32), *out))
+        return ids, values * beta[:, None]
     inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
     counts = inside.sum(1)
     ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64, device=z.device)
@@ -126,6 +119,21 @@ def band(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tenso
     values[row, place] = z[row, word].double() * beta[row]
     values, order = values.sort(dim=1, descending=True, stable=True)
     return ids.gather(1, order), values
+
+
+def nucleus(
+    z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tensor, least: int
+) -> tuple[Tensor, Tensor] | None:
+    """The words nearest to `centre` until their masses reach `limit`, and at least `least` of them.
+
+    As `band` gives them. None where there is no core, or some row's lie too far off.
+    """
+    core = _core(z)
+    if core is None:
+        return None
+    given = views(z, beta, largest, centre, limit)
+    counts, ids, values = _listed(z, lambda *out: core.row_nucleus(*given, least, *out))
+    return None if 0 in counts.tolist() else (ids, values)
 
 
 def race(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
@@ -189,6 +197,23 @@ def contenders(
         counts[i] = len(found)
         ids[i, : len(found)] = found[:width]
     return counts, ids
+
+
+def _listed(z: Tensor, fill: Callable[..., None]) -> tuple[Tensor, Tensor, Tensor]:
+    """What the core lists of each row: how many words (B,), their ids and logits (B, K).
+
+    `fill` gets these three as arrays, and the number of threads; it is called again where there
+    are more words than were guessed.
+    """
+    counts = torch.empty(z.shape[0], dtype=torch.int64)
+    room, width = min(_ROOM, z.shape[1]), 0
+    while width < room:
+        width = room
+        ids = torch.zeros(z.shape[0], width, dtype=torch.int64)
+        values = torch.full(ids.shape, -math.inf, dtype=torch.float64)
+        fill(*views(counts, ids, values), native.threads())
+        room = widest(counts)
+    return counts, ids[:, :room], values[:, :room]
 
 
 def widest(counts: Tensor) -> int:

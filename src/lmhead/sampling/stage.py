@@ -121,8 +121,17 @@ class Cut(Stage):
 
     def __call__(self, words: Distribution, call: Call) -> Distribution:
         """Keep what `stays`."""
-        few = words if isinstance(words, Few) else self.find(words, call)
+        if isinstance(words, Few):
+            return words.keep(self.stays(words, words, call))
+        quick = self.quick(words, call)
+        if quick is not None:
+            return quick
+        few = self.find(words, call)
         return few.keep(self.stays(few, words, call))
+
+    def quick(self, whole: Whole, call: Call) -> Few | None:  # noqa: ARG002
+        """The words that stay, where there is a short way to them."""
+        return None
 
     @abstractmethod
     def find(self, whole: Whole, call: Call) -> Few:

@@ -199,14 +199,18 @@ void row_top(Array<const float, 2> z, Array<double, 1> max, Array<double, 1> n, 
   chosen->rows->top(z.data(), rows, vocab, max.data(), n.data(), threads);
 }
 
-void row_mass(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
-              Array<double, 1> mass, Array<double, 1> weighted, int threads) {
+// betas: (count, rows); out: (2, count, rows), mass and weighted.
+void row_mass(Array<const float, 2> z, Array<const double, 2> betas, Array<const double, 1> max,
+              Array<double, 3> out, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
-  require_rows(z.shape(0), beta, max, mass, weighted);
+  require_rows(z.shape(0), max);
+  require(betas.shape(1) == z.shape(0), "betas must be (count, rows)");
+  require(out.shape(0) == 2 && out.shape(1) == betas.shape(0) && out.shape(2) == betas.shape(1),
+          "out must be (2, count, rows)");
   const nb::gil_scoped_release release;
-  chosen->rows->mass(z.data(), rows, vocab, beta.data(), max.data(), mass.data(), weighted.data(),
-                     threads);
+  chosen->rows->mass(z.data(), rows, vocab, betas.data(), static_cast<int64_t>(betas.shape(0)),
+                     max.data(), out.data(), out.data() + betas.size(), threads);
 }
 
 void row_moments(Array<const float, 2> z, Array<const double, 1> max, Array<double, 1> shift,
@@ -376,8 +380,8 @@ NB_MODULE(_native, m) {
         arg("threads"));
   m.def("widen", &widen, tensor("from_"), tensor("to"), arg("threads"));
   m.def("row_top", &row_top, tensor("z"), tensor("max"), tensor("n"), arg("threads"));
-  m.def("row_mass", &row_mass, tensor("z"), tensor("beta"), tensor("max"), tensor("mass"),
-        tensor("weighted"), arg("threads"));
+  m.def("row_mass", &row_mass, tensor("z"), tensor("betas"), tensor("max"), tensor("out"),
+        arg("threads"));
   m.def("row_moments", &row_moments, tensor("z"), tensor("max"), tensor("shift"),
         tensor("square"), arg("threads"));
   m.def("row_kth", &row_kth, tensor("z"), tensor("k"), tensor("value"), arg("threads"));

@@ -195,6 +195,27 @@ int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
   return total;
 }
 
+void masses(Array<const float, 2> approx, Array<const float, 1> words_e,
+            Array<const float, 1> words_n, Array<const double, 1> e, Array<const double, 1> n,
+            Array<const float, 1> top, Array<const double, 1> factors, Array<double, 2> lower,
+            Array<double, 2> upper, int threads) {
+  const size_t rows = approx.shape(0), vocab = approx.shape(1), count = factors.size();
+  require(threads >= 1, "threads must be at least 1");
+  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(e.size() == rows && n.size() == rows && top.size() == rows, "one entry per row");
+  require(count <= lmhead::kMassFactors, "too many factors");
+  require(has_shape(lower, rows, count) && has_shape(upper, rows, count),
+          "lower and upper must be (rows, factors)");
+  lmhead::ScreenBounds bounds{};
+  bounds.approx = approx.data(), bounds.words_e = words_e.data(), bounds.words_n = words_n.data();
+  bounds.e = e.data(), bounds.n = n.data();
+  bounds.rows = static_cast<int64_t>(rows), bounds.vocab = static_cast<int64_t>(vocab);
+  const nb::gil_scoped_release release;
+  lmhead::chosen_kernels()->screen->masses(bounds, top.data(), factors.data(),
+                                           static_cast<int>(count), lower.data(), upper.data(),
+                                           threads);
+}
+
 auto tensor(const char* name) { return nb::arg(name).noconvert(); }
 auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
 
@@ -217,4 +238,7 @@ void bind_screen(nb::module_& m) {
   m.def("screen_select", &choose, tensor("approx"), tensor("block_max"), tensor("words_e"),
         tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
         tensor("limits"), tensor("counts"), tensor("ids"), arg("threads"));
+  m.def("screen_masses", &masses, tensor("approx"), tensor("words_e"), tensor("words_n"),
+        tensor("e"), tensor("n"), tensor("top"), tensor("factors"), tensor("lower"),
+        tensor("upper"), arg("threads"));
 }

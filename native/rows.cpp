@@ -68,26 +68,38 @@ void top(const float* z, int64_t rows, int64_t vocab, double* max_out, double* n
   by_pieces(rows, vocab, threads, max_out, n_out, {-kFar, 0.0}, body, join);
 }
 
-void mass(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
-          double* mass_out, double* weighted_out, int threads) {
-  const auto body = [&](int64_t row, int64_t lo, int64_t hi) -> Twin {
-    const float* words = z + row * vocab;
-    const double b = beta[row], m = max[row];
-    vd sum[2] = {}, weighted[2] = {};
-    for (int64_t i = lo; i < hi; i += kLanes) {
-      const Two two = widen(words + i, static_cast<int>(std::min<int64_t>(kLanes, hi - i)));
-      for (int k = 0; k < 2; ++k) {
-        // A masked word is as far off as one that adds nothing: 1e-308.
-        vd far = ((k ? two.high : two.low) - m) * b;
-        far = far < -708.0 ? vd{} - 708.0 : far;
-        const vd e = exp_within(far);
-        sum[k] += e;
-        weighted[k] += e * far;
-      }
+// Σ exp(x) and Σ x exp(x) of words [lo, hi), x = b (z - m).
+Twin mass_of(const float* z, double b, double m, int64_t lo, int64_t hi) {
+  vd sum[2] = {}, weighted[2] = {};
+  for (int64_t i = lo; i < hi; i += kLanes) {
+    const Two two = widen(z + i, static_cast<int>(std::min<int64_t>(kLanes, hi - i)));
+    for (int k = 0; k < 2; ++k) {
+      // A masked word is as far off as one that adds nothing: 1e-308.
+      vd far = ((k ? two.high : two.low) - m) * b;
+      far = far < -708.0 ? vd{} - 708.0 : far;
+      const vd e = exp_within(far);
+      sum[k] += e;
+      weighted[k] += e * far;
     }
-    return {total(sum[0] + sum[1]), total(weighted[0] + weighted[1])};
-  };
-  by_pieces(rows, vocab, threads, mass_out, weighted_out, {0.0, 0.0}, body, add);
+  }
+  return {total(sum[0] + sum[1]), total(weighted[0] + weighted[1])};
+}
+
+void mass(const float* z, int64_t rows, int64_t vocab, const double* betas, int64_t count,
+          const double* max, double* mass_out, double* weighted_out, int threads) {
+  const int64_t per_row = pieces(vocab);
+  std::vector<Twin> parts(static_cast<size_t>(rows * per_row * count));
+  each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
+    for (int64_t b = 0; b < count; ++b)  // a piece stays in the cache
+      parts[(b * rows + row) * per_row + piece] =
+          mass_of(z + row * vocab, betas[b * rows + row], max[row], lo, hi);
+  });
+  for (int64_t i = 0; i < rows * count; ++i) {
+    Twin sum = {0.0, 0.0};
+    for (int64_t piece = 0; piece < per_row; ++piece) sum = add(sum, parts[i * per_row + piece]);
+    mass_out[i] = sum.first;
+    weighted_out[i] = sum.second;
+  }
 }
 
 void moments(const float* z, int64_t rows, int64_t vocab, const double* max, double* shift_out,

@@ -17,9 +17,10 @@ struct RowKernels {
   // The largest z of each row (NaN if there is one), and how many words are not masked.
   void (*top)(const float* z, int64_t rows, int64_t vocab, double* max, double* n, int threads);
 
-  // Σ exp(β (z - max)) and Σ exp(β (z - max)) · β (z - max).
-  void (*mass)(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
-               double* mass, double* weighted, int threads);
+  // Σ exp(β (z - max)) and Σ exp(β (z - max)) · β (z - max), for several β of each row: betas,
+  // mass and weighted are (count, rows).
+  void (*mass)(const float* z, int64_t rows, int64_t vocab, const double* betas, int64_t count,
+               const double* max, double* mass, double* weighted, int threads);
 
   // Σ (z - max) and Σ (z - max)², over words that are not masked.
   void (*moments)(const float* z, int64_t rows, int64_t vocab, const double* max, double* shift,

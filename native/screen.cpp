@@ -9,6 +9,7 @@
 
 #include "parallel.hpp"
 #include "screen_codes.hpp"
+#include "screen_masses.hpp"
 #include "screen_prepare.hpp"
 
 namespace LMHEAD_ISA {
@@ -216,6 +217,7 @@ const ScreenKernels LMHEAD_SCREEN = {
     LMHEAD_ISA::refine,
     LMHEAD_ISA::count,
     LMHEAD_ISA::fill,
+    LMHEAD_ISA::masses,
 };
 
 }  // namespace lmhead

@@ -11,6 +11,9 @@ namespace lmhead {
 // Words per block: the unit of work, and of the maxima by which whole blocks are passed over.
 inline constexpr int64_t kScreenBlock = 256;
 
+// Factors that `masses` takes at most.
+inline constexpr int kMassFactors = 2;
+
 inline int64_t screen_blocks(int64_t vocab) { return (vocab + kScreenBlock - 1) / kScreenBlock; }
 
 // The copy. `width` is a multiple of 64, `leading` of 16. Of `whole` and `nibbles` one is null.
@@ -94,6 +97,12 @@ struct ScreenKernels {
   // Which: those of a row's block go to ids[starts[row, block]] and on, lowest first.
   void (*fill)(const ScreenBounds& bounds, const int32_t* counts, const int64_t* starts,
                int64_t* ids, int threads);
+
+  // Σ exp(factor · (x_v - top)) over the words that are not masked, for every x_v within its bounds:
+  // at least `lower` and at most `upper`, (rows, count). Of the bounds approx, words_e, words_n, e
+  // and n are used; `top` (rows,) is finite, factors are above 0.
+  void (*masses)(const ScreenBounds& bounds, const float* top, const double* factors, int count,
+                 double* lower, double* upper, int threads);
 };
 
 }  // namespace lmhead

@@ -75,8 +75,17 @@ inline void check_sums(const Kernels& k, Shape shape, const Buffer<float>& z,
         shift(rows, place), square(rows, place);
     const Buffer<double>* all[] = {&max, &n, &mass, &weighted, &shift, &square};
     k.rows->top(z.data(), shape.tokens, shape.words, max.data(), n.data(), threads);
-    k.rows->mass(z.data(), shape.tokens, shape.words, beta.data(), max.data(), mass.data(),
+    k.rows->mass(z.data(), shape.tokens, shape.words, beta.data(), 1, max.data(), mass.data(),
                  weighted.data(), threads);
+    const Buffer<double> betas(2 * rows, place, [&](size_t i) {
+      return i < rows ? 1.0 : beta[i - rows];
+    });
+    const Buffer<double> both(2 * rows, place), ignored(2 * rows, place);
+    k.rows->mass(z.data(), shape.tokens, shape.words, betas.data(), 2, max.data(), both.data(),
+                 ignored.data(), threads);
+    tally.expect(both.intact() && ignored.intact(), "masses wrote outside a buffer");
+    for (size_t row = 0; row < rows; ++row)
+      tally.expect(both[rows + row] == mass[row] || std::isnan(mass[row]), "masses differ");
     k.rows->moments(z.data(), shape.tokens, shape.words, max.data(), shift.data(), square.data(),
                     threads);
     if (first.empty())

@@ -178,6 +178,51 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
   }
 }
 
+// The bounds of a sum hold it at both ends of every word's bounds, and are no wider than needed.
+inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place place, Tally& tally) {
+  tally.begin(label(k, "screen masses", {vocab, rows}, "", place));
+  Random random(static_cast<uint32_t>(3 * rows + vocab));
+  const double inf = std::numeric_limits<double>::infinity();
+  const Buffer<float> approx(size(rows, vocab), place, [&](size_t i) -> float {
+    return i % 7 == 3 ? -inf : static_cast<float>(random.uniform(-90.0, 12.0));
+  });
+  const Buffer<float> words_e(size(1, vocab), place, [&](size_t) { return random.uniform(0, 0.2); });
+  const Buffer<float> words_n(size(1, vocab), place, [&](size_t) { return random.uniform(0, 0.1); });
+  const Buffer<double> e(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 3.0); });
+  const Buffer<double> n(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 1.0); });
+  const Buffer<float> top(size(1, rows), place, [](size_t) { return 12.0f; });
+  const std::vector<double> factors = {1.25, 0.4};
+  ScreenBounds bounds{};
+  bounds.approx = approx.data(), bounds.words_e = words_e.data(), bounds.words_n = words_n.data();
+  bounds.e = e.data(), bounds.n = n.data(), bounds.rows = rows, bounds.vocab = vocab;
+  std::vector<double> first;
+  for (int threads : kThreads) {
+    const Buffer<double> lower(size(rows, 2), place), upper(size(rows, 2), place);
+    k.screen->masses(bounds, top.data(), factors.data(), 2, lower.data(), upper.data(), threads);
+    tally.expect(lower.intact() && upper.intact(), "masses wrote outside a buffer");
+    if (first.empty()) first = lower.copy();
+    tally.expect(lower.same(first), "masses differ with the threads");
+    for (int64_t b = 0; b < rows; ++b)
+      for (size_t f = 0; f < 2; ++f) {
+        double least = 0.0, most = 0.0;
+        const auto state = static_cast<size_t>(b);
+        for (int64_t v = 0; v < vocab; ++v) {
+          const auto word = static_cast<size_t>(v);
+          const double x = approx[size(b, vocab) + word];
+          if (std::isinf(x)) continue;
+          const double radius = e[state] * words_e[word] + n[state] * words_n[word] +
+                                std::abs(x) / 4194304.0 + std::ldexp(1.0, -120);
+          least += std::exp(factors[f] * (x - radius - top[state]));
+          most += std::exp(factors[f] * (x + radius - top[state]));
+        }
+        const size_t at = state * 2 + f;
+        tally.expect(lower[at] <= least && upper[at] >= most, "a sum is outside its bounds");
+        tally.expect(lower[at] >= least * (1 - 1e-3) && upper[at] <= most * (1 + 1e-3) + 1e-30,
+                     "bounds are wider than they need be");
+      }
+  }
+}
+
 // A prepared state stands for the state: its whole numbers are those of a naive rotation.
 inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_t>& sizes,
                         int64_t leading, Place place, Tally& tally) {
@@ -254,7 +299,11 @@ inline void run(const Kernels& k, Tally& tally) {
             run_products(
                 k, {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16}, tally);
     for (int64_t vocab : {1, 255, 257, 1000})
-      for (int64_t rows : {1, 5}) run_selection(k, vocab, rows, place, tally);
+      for (int64_t rows : {1, 5}) {
+        run_selection(k, vocab, rows, place, tally);
+        run_masses(k, rows, vocab + 8192, place, tally);
+        run_masses(k, rows, vocab, place, tally);
+      }
   }
 }
 

@@ -47,9 +47,7 @@ def pairs_bf16(
 def scatter_add(into: Tensor, ids: Tensor, from_: Tensor, threads: int) -> None: ...
 def widen(from_: Tensor, to: Tensor, threads: int) -> None: ...
 def row_top(z: Tensor, max: Tensor, n: Tensor, threads: int) -> None: ...
-def row_mass(
-    z: Tensor, beta: Tensor, max: Tensor, mass: Tensor, weighted: Tensor, threads: int
-) -> None: ...
+def row_mass(z: Tensor, betas: Tensor, max: Tensor, out: Tensor, threads: int) -> None: ...
 def row_moments(z: Tensor, max: Tensor, shift: Tensor, square: Tensor, threads: int) -> None: ...
 def row_kth(z: Tensor, k: Tensor, value: Tensor, threads: int) -> None: ...
 def row_reach(
@@ -150,6 +148,18 @@ def screen_refine(
     rows: Tensor,
     ids: Tensor,
     values: Tensor,
+    threads: int,
+) -> None: ...
+def screen_masses(
+    approx: Tensor,
+    words_e: Tensor,
+    words_n: Tensor,
+    e: Tensor,
+    n: Tensor,
+    top: Tensor,
+    factors: Tensor,
+    lower: Tensor,
+    upper: Tensor,
     threads: int,
 ) -> None: ...
 def screen_select(

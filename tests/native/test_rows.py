@@ -54,7 +54,7 @@ def sums(core: ModuleType, z: Tensor, beta: Tensor, threads: int) -> Tensor:
     """What three kernels tell of each row: (B, 6)."""
     out = torch.full((6, len(z)), torch.nan, dtype=torch.float64)
     core.row_top(z, out[0], out[3], threads)
-    core.row_mass(z, beta, out[0], out[1], out[2], threads)
+    core.row_mass(z, beta[None], out[0], out[1:3, None], threads)
     core.row_moments(z, out[0], out[4], out[5], threads)
     return out.T
 
@@ -223,7 +223,8 @@ def test_rows_without_the_core(without: Twin[Tensor], batch: int, vocab: int) ->
         k = torch.arange(1, batch + 1).double() * 3
         least = rows.kth_largest(z, k).nan_to_num(neginf=-1e30)
         found = rows.contenders(z, beta, keys, beta * largest, 64)[0]
-        sums = (*rows.mass(z, beta, largest), *rows.moments(z, largest))
+        masses = rows.mass(z, torch.stack([beta, torch.ones_like(beta)]), largest)
+        sums = (*masses.flatten(0, 1), *rows.moments(z, largest))
         return torch.stack([largest, n, least, found.double(), *sums])
 
     assert_close(numbers(), without(numbers), rtol=1e-12, atol=1e-12)

@@ -113,16 +113,22 @@ class Whole:
         z: (B, V), float32 or float64.
         beta: (B,), float64; the logits are beta · z.
         extent: of z, the largest entry and the number of words that are not masked, (B,) each.
+        own: whether these are the model's own logits, at temperature 1.
+        raw: those, where this is the same at another temperature: their mass is asked for in the
+            end, and comes with this one's.
     """
 
     z: Tensor
     beta: Tensor
     extent: tuple[Tensor, Tensor]
+    own: bool = False
+    raw: Whole | None = None
 
     @classmethod
-    def of(cls, z: Tensor) -> Whole:
+    def of(cls, z: Tensor, *, own: bool = False) -> Whole:
         """Logits (B, V), at temperature 1."""
-        return cls(z, torch.ones(len(z), dtype=torch.float64, device=z.device), rows.top(z))
+        beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
+        return cls(z, beta, rows.top(z), own)
 
     @property
     def largest(self) -> Tensor:
@@ -142,7 +148,13 @@ class Whole:
     @cached_property
     def mass(self) -> tuple[Tensor, Tensor]:
         """Σ exp(x) and Σ x exp(x), x being the distance of a logit to the largest."""
-        return rows.mass(self.z, self.beta, self.largest)
+        raw = self.raw
+        if raw is None or "mass" in vars(raw):
+            mine = rows.mass(self.z, self.beta[None], self.largest)
+            return mine[0, 0], mine[1, 0]
+        both = rows.mass(self.z, torch.stack([self.beta, raw.beta]), self.largest)
+        vars(raw)["mass"] = both[0, 1], both[1, 1]
+        return both[0, 0], both[1, 0]
 
     @cached_property
     def lse(self) -> Tensor:
@@ -162,7 +174,8 @@ class Whole:
 
     def scaled(self, beta: Tensor) -> Whole:
         """At another temperature: beta (B,) is its inverse."""
-        return Whole(self.z, self.beta * beta, self.extent)
+        raw = self if self.own else self.raw
+        return Whole(self.z, self.beta * beta, self.extent, raw=raw)
 
     def applied(self) -> Tensor:
         """The logits with the temperature applied, (B, V): a copy, to be edited."""

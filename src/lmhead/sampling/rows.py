@@ -37,16 +37,20 @@ def top(z: Tensor) -> tuple[Tensor, Tensor]:
     return z.double().amax(1), (z > -math.inf).sum(1).double()
 
 
-def mass(z: Tensor, beta: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ exp(x) and Σ x exp(x) with x = β (z - max), (B,) each."""
+def mass(z: Tensor, betas: Tensor, largest: Tensor) -> Tensor:
+    """Σ exp(x) and Σ x exp(x) with x = β (z - max): betas (M, B) give (2, M, B)."""
     core = _core(z)
     if core is not None:
-        total, weighted = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_mass(*views(z, beta, largest, total, weighted), native.threads())
-        return total, weighted
-    x = ((z.double() - largest[:, None]) * beta[:, None]).clamp(min=-708.0)
-    e = x.exp()
-    return e.sum(1), (e * x).sum(1)
+        out = torch.empty(2, *betas.shape, dtype=torch.float64)
+        core.row_mass(*views(z, betas, largest, out), native.threads())
+        return out
+    far = z.double() - largest[:, None]
+    sums = []
+    for beta in betas:
+        x = (far * beta[:, None]).clamp(min=-708.0)
+        e = x.exp()
+        sums.append(torch.stack([e.sum(1), (e * x).sum(1)]))
+    return torch.stack(sums, 1)
 
 
 def moments(z: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ def active(stages: Sequence[Stage], *, greedy: bool) -> list[Stage]:
 
 def start(z: Tensor, rows: Tensor | None = None) -> Whole:
     """Rows of logits (B, V), checked, at temperature 1; `rows` (B,) are their numbers."""
-    whole = Whole.of(z)
+    whole = Whole.of(z, own=True)
     top = whole.largest
     if _finite(top):
         return whole

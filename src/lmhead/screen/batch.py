@@ -14,7 +14,6 @@ from lmhead.sampling.stage import Call
 from lmhead.screen.answers import Certificate, Interval, ScreenedSample
 from lmhead.screen.candidates import Candidates
 from lmhead.screen.sample import Row
-from lmhead.screen.sketch import Sketch
 from lmhead.screen.states import usable
 from lmhead.sweep import Questions, Source, row_answers
 
@@ -67,7 +66,7 @@ class _Batch:
                 continue
             self.token[row], self.fell[row] = draw.token, False
             self.log_prob[:, row] = torch.tensor(draw.log_prob, dtype=torch.float64)
-            self.lse[:, row] = torch.tensor(Sketch.of(one).log_mass(1.0), dtype=torch.float64)
+            self.lse[:, row] = torch.tensor(draw.lse, dtype=torch.float64)
             self.rescored[row] = draw.rescored
 
     def dense(self, rows: Tensor) -> None:

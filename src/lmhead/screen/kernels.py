@@ -20,6 +20,8 @@ SLACK = 2.0**-22
 FLOOR = 2.0**-120
 """The same where float32 numbers get too small to be rounded relative to themselves."""
 _ROOM = 1024  # ids per row that are expected at most
+_FACTORS = 2  # that the core takes at once
+_SUM_ERROR = 1e-9  # of a sum of exponentials in float64, relative to it, and more
 
 
 def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -138,3 +140,39 @@ def _select(
         counts.append(len(kept))
         found.append(kept)
     return torch.tensor(counts), torch.cat(found)
+
+
+def masses(copy: Copy, approx: Tensor, states: States, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds of log Σ exp(factor · x) over the words of one row that are not masked.
+
+    Every x lies in approx ± (e · e_v + n · n_v + |approx| · SLACK + FLOOR).
+
+    Args:
+        copy: gives e_v of the first pass and n_v.
+        approx: (1, V) float32.
+        states: e and n of one hidden state.
+        factors: (M,) float64, above 0.
+
+    Returns:
+        (M,) and (M,); -inf where all words are masked.
+    """
+    top = approx.amax(1)
+    if float(top) == -math.inf:
+        none = torch.full_like(factors, -math.inf)
+        return none, none
+    if native.core is not None and len(factors) <= _FACTORS:
+        lower, upper = torch.empty(2, 1, len(factors), dtype=torch.float64)
+        given = (approx, copy.first_e, copy.n, states.e, states.n, top, factors)
+        native.core.screen_masses(*given, lower, upper, native.threads())
+    else:
+        x = approx[0].double()
+        radius = states.e * copy.first_e + states.n * copy.n + x.abs() * SLACK + FLOOR
+        far = x - top.double()
+        spread = torch.where(x == -math.inf, 0.0, radius)
+        each = [
+            [(factor * (far + sign * spread)).exp().sum() for factor in factors]
+            for sign in (-1.0, 1.0)
+        ]
+        lower, upper = torch.tensor(each, dtype=torch.float64)[:, None]
+        lower, upper = lower * (1 - _SUM_ERROR), upper * (1 + _SUM_ERROR)
+    return lower[0].log() + factors * top, upper[0].log() + factors * top

@@ -28,6 +28,7 @@ from lmhead.sampling.stage import Call, Cut, Edit, Stage, per_row
 from lmhead.sampling.temperature import Temperature
 from lmhead.screen.candidates import Candidates
 from lmhead.screen.decide import decide
+from lmhead.screen.masses import Range, log_masses
 from lmhead.screen.sketch import Sketch
 
 # Words scored exactly before a cut is tried, by how many times more it is tried again, and the end.
@@ -45,12 +46,31 @@ class Draw:
     Attributes:
         token: the id.
         log_prob: least and largest, in the distribution that it was drawn from.
+        lse: least and largest log of the mass of all words, before any stage.
         rescored: how many words were scored exactly.
     """
 
     token: int
-    log_prob: tuple[float, float]
+    log_prob: Range
+    lse: Range
     rescored: int
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Words that have been scored exactly: best ones, and those that edits change.
+
+    Attributes:
+        words: those that are surely the best after edits, in order.
+        ids: all of them, (K,), each once.
+        raw: their logits before edits, (K,).
+        low: logits after edits of words that are not among `words`.
+    """
+
+    words: Few
+    ids: Tensor
+    raw: Tensor
+    low: Tensor
 
 
 @dataclass
@@ -69,6 +89,8 @@ class Row:
     call: Call
     greedy: bool
     scored: set[int] = field(default_factory=set)
+    # Edited words: logits before, (K,).
+    _before: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
     def draw(self) -> Draw | None:
         """The token; None where the bounds do not decide."""
@@ -115,7 +137,8 @@ class Row:
             return Few(ids[None], torch.empty(1, 0, dtype=torch.float64))
         # Each word is changed by its own logit alone: what the others are does not matter.
         z = torch.zeros(1, self.call.vocab, dtype=torch.float64)
-        z[0, ids] = self._exact(ids)
+        self._before = self._exact(ids)
+        z[0, ids] = self._before
         for stage in edits:
             stage.edit(z, self.call)
         return Few(ids[None], z[:, ids])
@@ -132,15 +155,15 @@ class Row:
             n = _FIRST
         while True:
             n = min(n, vocab)
-            best = self._best(n, edited)
-            if best is None or float(best.top) == -math.inf:
+            known = self._best(n, edited)
+            if known is None or float(known.words.top) == -math.inf:
                 return None
-            done = self._choose(best, beta, chain, edited, everything=n == vocab)
+            done = self._choose(known, beta, chain)
             if done is not None or isinstance(cut, _BY_PLACE) or n == vocab or n >= _LAST:
                 return done
             n *= _MORE
 
-    def _best(self, n: int, edited: Few) -> Few | None:
+    def _best(self, n: int, edited: Few) -> _Known | None:
         """The n best words or more, after edits, exact; None where the bounds are too wide."""
         ids, z = edited.ids[0], edited.z[0]
         wanted = min(n + len(ids), self.call.vocab)
@@ -148,26 +171,32 @@ class Row:
         if not bool(found.decided.all()):
             return None
         self.scored.update(found.ids[0].tolist())
+        if len(ids) == 0:
+            return _Known(Few(found.ids, found.values), found.ids[0], found.values[0], z)
         plain = ~torch.isin(found.ids[0], ids)
+        raw = torch.cat([found.values[0][plain], self._before])
         ids = torch.cat([found.ids[0][plain], ids])
         z = torch.cat([found.values[0][plain], z])
-        if wanted < self.call.vocab:
-            # Below the last word that was found there may be others.
-            known = z >= found.values[0, -1]
-            ids, z = ids[known], z[known]
-        order = ids.argsort()
-        return Few.sort(ids[order][None], z[order][None])
+        sure = z >= (-math.inf if wanted == self.call.vocab else found.values[0, -1])
+        # Below the last word that was found there may be others.
+        order = ids[sure].argsort()
+        words = Few.sort(ids[sure][order][None], z[sure][order][None])
+        return _Known(words, ids, raw, z[~sure])
 
-    def _choose(
-        self, best: Few, beta: float, chain: list[Stage], edited: Few, *, everything: bool
-    ) -> Draw | None:
+    def _choose(self, known: _Known, beta: float, chain: list[Stage]) -> Draw | None:
         """The token, if it is the same for every mass that the other words may have."""
+        best, everything = known.words, len(known.ids) == self.call.vocab
+        # One pass over the bounds serves the cut and the model's own distribution.
+        by_mass = not self.greedy and not isinstance(chain[0], _BY_PLACE)
+        others = self._others(known.ids, [1.0, beta] if by_mass else [1.0])
+        lse = _plus(float(known.raw.logsumexp(0)), others[0])
         if self.greedy:
-            return Draw(int(best.ids[0, 0]), (0.0, 0.0), len(self.scored))
+            return Draw(int(best.ids[0, 0]), (0.0, 0.0), lse, len(self.scored))
         scaled = best.scaled(torch.tensor([beta], dtype=torch.float64))
         masses = (math.nan, math.nan)
-        if not isinstance(chain[0], _BY_PLACE):
-            masses = self._masses(scaled, beta, edited, everything)
+        if by_mass:
+            mine = float(torch.cat([scaled.z[0], beta * known.low]).logsumexp(0))
+            masses = _plus(mine, others[1])
         draws = []
         for mass in masses:
             words: Distribution = Top(
@@ -184,29 +213,18 @@ class Row:
         if first != second:
             return None
         bounds = sorted((min(low, 0.0), min(high, 0.0)))
-        return Draw(first, (bounds[0], bounds[1]), len(self.scored))
+        return Draw(first, (bounds[0], bounds[1]), lse, len(self.scored))
 
-    def _masses(
-        self, scaled: Few, beta: float, edited: Few, everything: bool
-    ) -> tuple[float, float]:
-        """The least and the largest log of the mass of all words, at β."""
-        known = float(scaled.z.logsumexp(1))
-        if everything:
-            return known, known
-        ids = edited.ids[0]
-        left = ~torch.isin(ids, scaled.ids[0])  # edited words that are not among the best
-        if bool(left.any()):
-            known = _log_add(known, float((beta * edited.z[0][left]).logsumexp(0)))
-        low, high = self._sketch().without(torch.cat([scaled.ids[0], ids])).log_mass(beta)
-        return _log_add(known, low), _log_add(known, high)
-
-    def _sketch(self) -> Sketch:
-        return Sketch.of(self.found)
+    def _others(self, ids: Tensor, betas: list[float]) -> list[Range]:
+        """Per β the range of the log of the mass of all words but these."""
+        if len(ids) == self.call.vocab:
+            return [(-math.inf, -math.inf)] * len(betas)
+        return log_masses(self.found, ids, betas)
 
     def _by_race(self, beta: float, edited: Few) -> Draw | None:
         """Only words whose upper bound plus noise can win are scored."""
         keys = self.call.keys
-        sketch = self._sketch().without(edited.ids[0])
+        sketch = Sketch.of(self.found).without(edited.ids[0])
         words, z = edited.ids[0], edited.z[0]
         favourite = sketch.favourite(beta, keys)
         if int(favourite) >= 0:
@@ -222,15 +240,19 @@ class Row:
         words, order = words.sort()  # the lowest id first among equals
         z = z[order]
         place = int((beta * z + gumbel(keys, words[None])[0]).argmax())
-        low, high = sketch.log_mass(beta)
-        if edited.z.shape[1]:
-            known = float((beta * edited.z[0]).logsumexp(0))
-            low, high = _log_add(known, low), _log_add(known, high)
+        rest, scaled_rest = self._others(edited.ids[0], [1.0, beta])
+        lse = _plus(float(self._before.logsumexp(0)), rest)
+        low, high = _plus(float((beta * edited.z[0]).logsumexp(0)), scaled_rest)
         chosen = beta * float(z[place])
         bounds = (min(chosen - high, 0.0), min(chosen - low, 0.0))
-        return Draw(int(words[place]), bounds, len(self.scored))
+        return Draw(int(words[place]), bounds, lse, len(self.scored))
+
+
+def _plus(known: float, others: Range) -> Range:
+    """The log of a sum, from the log of what is known and a range of the log of the rest."""
+    return _log_add(known, others[0]), _log_add(known, others[1])
 
 
 def _log_add(a: float, b: float) -> float:
     top = max(a, b)
-    return top if top == -math.inf else top + math.log(math.exp(a - top) + math.exp(b - top))
+    return top if math.isinf(top) else top + math.log(math.exp(a - top) + math.exp(b - top))

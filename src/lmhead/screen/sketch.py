@@ -60,7 +60,7 @@ class Sketch:
         if float(largest) == -math.inf:
             return -math.inf
         factor = _one(beta * self.scale)
-        mass, _ = rows.mass(row, factor, largest)
+        mass = rows.mass(row, factor[None], largest)[0, 0]
         total = float(factor * largest + mass.log()) + beta * (self.shift + sign * self.slack)
         return total + sign * _ROUNDING * (1 + abs(total))
 

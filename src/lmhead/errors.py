@@ -7,3 +7,7 @@ be and what it was. The classes here are for the rest.
 
 class PerformanceWarning(UserWarning):
     """The answer is right, but it took the memory or the time that lmhead exists to save."""
+
+
+class ModelError(ValueError):
+    """A model cannot be opened: the message names the file or the name, and what to do about it."""

@@ -3,6 +3,7 @@
 In:  paths of local files; nothing is fetched.
 Out: a `LanguageModel`, which `sampling.generate` takes.
 
+    open                what a path is, and which loader opens it
     model               what is opened: body, head, tokenizer
     llama2c             checkpoints of llama2.c
     llama2c_tokenizer   its vocabulary files
@@ -11,5 +12,6 @@ Out: a `LanguageModel`, which `sampling.generate` takes.
 from lmhead.models.llama2c import load_llama2c
 from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
 from lmhead.models.model import LanguageModel
+from lmhead.models.open import open_model
 
-__all__ = ["LanguageModel", "Llama2cTokenizer", "load_llama2c"]
+__all__ = ["LanguageModel", "Llama2cTokenizer", "load_llama2c", "open_model"]

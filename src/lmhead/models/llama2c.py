@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lmhead.errors import ModelError
 from lmhead.head import LMHead
 from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
 from lmhead.models.model import LanguageModel
@@ -44,7 +45,7 @@ def load_llama2c(
             checkpoint, and no tokenizer if there is neither.
 
     Raises:
-        ValueError: a file that is not what it should be, or two that do not belong together.
+        ModelError: a file that is not what it should be, or two that do not belong together.
 
     Example::
 
@@ -86,13 +87,13 @@ def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
     with path.open("rb") as file:
         found = file.read(_HEADER.size)
     if len(found) < _HEADER.size:
-        raise ValueError(
+        raise ModelError(
             f"model_path must be a checkpoint of llama2.c, which begins with {_HEADER.size} bytes "
             f"of header; got {len(found)} bytes in {path}"
         )
     size, inner, layers, heads, groups, vocab, max_length = _HEADER.unpack(found)
     if size == _LATER_VERSIONS:
-        raise ValueError(
+        raise ModelError(
             "model_path must be a llama2.c checkpoint of version 0 (export.py --version 0); got "
             f"version {inner} in {path}"
         )
@@ -109,7 +110,7 @@ def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
         if max_length < 1:
             raise ValueError(f"max_seq_len must be at least 1; got {max_length}")
     except ValueError as error:
-        raise ValueError(
+        raise ModelError(
             f"model_path must be a checkpoint of llama2.c; the header of {path} says: {error}"
         ) from None
     return config, max_length, vocab > 0
@@ -147,7 +148,7 @@ def _map_arrays(path: Path, config: LlamaConfig, max_length: int, tied: bool) ->
     expected = _HEADER.size + 4 * sum(prod(shape) for _, _, shape in arrays)
     found = path.stat().st_size
     if found != expected:
-        raise ValueError(
+        raise ModelError(
             f"model_path must have {expected:,} bytes, as its header says ({config}, "
             f"max_seq_len={max_length}, {'tied' if tied else 'own'} head); got {found:,} in {path}"
         )

@@ -17,6 +17,8 @@ from heapq import heapify, heappop, heappush
 from os import PathLike
 from pathlib import Path
 
+from lmhead.errors import ModelError
+
 _BOS, _EOS = 1, 2
 _ENTRY = struct.Struct("<fi")
 _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
@@ -30,7 +32,7 @@ class Llama2cTokenizer:
         vocab_size: how many pieces it must have; None for any number.
 
     Raises:
-        ValueError: a file that is cut off, or of another size, or without the single bytes.
+        ModelError: a file that is cut off, or of another size, or without the single bytes.
     """
 
     bos_token_id = _BOS
@@ -39,7 +41,7 @@ class Llama2cTokenizer:
     def __init__(self, path: str | PathLike[str], vocab_size: int | None = None) -> None:
         entries = list(_read(Path(path)))
         if vocab_size is not None and len(entries) != vocab_size:
-            raise ValueError(
+            raise ModelError(
                 f"tokenizer_path must have {vocab_size} pieces, one for each word of the model; "
                 f"got {len(entries)} in {path}"
             )
@@ -58,7 +60,7 @@ class Llama2cTokenizer:
             else:
                 self._ids.setdefault(piece, id)
         if len(self._byte_ids) < 256:
-            raise ValueError(
+            raise ModelError(
                 "tokenizer_path must hold the 256 pieces <0x00> to <0xFF>; "
                 f"got {len(self._byte_ids)} of them in {path}"
             )
@@ -131,7 +133,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, float]]:
     data = path.read_bytes()
     place = 4
     if len(data) < place:
-        raise ValueError(
+        raise ModelError(
             f"tokenizer_path must be a vocabulary of llama2.c; got {len(data)} bytes in {path}"
         )
     while place < len(data):
@@ -139,7 +141,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, float]]:
         score, length = _ENTRY.unpack(data[place:begin]) if begin <= len(data) else (0.0, -1)
         place = begin + length
         if length < 0 or place > len(data):
-            raise ValueError(
+            raise ModelError(
                 "tokenizer_path must be a vocabulary of llama2.c, of pieces with score, length and "
                 f"bytes; got one that is cut off or none at byte {begin - _ENTRY.size} of {path}"
             )

@@ -11,6 +11,7 @@ heads, G key heads (H / G queries share one), d size of a head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -255,6 +256,38 @@ class LlamaBody(nn.Module):
         Returns:
             hidden (B, T, D) after the final norm, undefined at padding; the cache of all S tokens.
         """
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for x, key, value in self._read(ids, cache, mask):  # noqa: B007 - the last x is the result
+            keys.append(key)
+            values.append(value)
+        return self.norm(x), KeyValueCache(tuple(keys), tuple(values))
+
+    def layers(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """What a head would see after each layer: the embedding's and each block's output, normed.
+
+        Args:
+            ids: (B, T).
+            mask: (B, T) bool, False for padding; None for no padding.
+
+        Returns:
+            One (B, T, D) per layer, beginning with the embedding, each after the final norm; the
+            last is what `forward` gives.
+
+        >>> _ = torch.manual_seed(0)
+        >>> body = LlamaBody(LlamaConfig(50, 16, 24, 2, 4, 2))
+        >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+        >>> layers = body.layers(ids)
+        >>> len(layers), bool((layers[-1] == body(ids)[0]).all())
+        (3, True)
+        """
+        read = [self.norm(x) for x, _, _ in self._read(ids, None, mask)]
+        return [self.norm(self.embedding(ids)), *read]
+
+    def _read(
+        self, ids: Tensor, cache: KeyValueCache | None, mask: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Per block: its output (B, T, D), not normed, and its keys and values (B, G, S, d)."""
         checks.check_ids("ids", ids, self.config.vocab_size)
         if ids.dim() != 2:
             raise ValueError(f"ids must have shape (B, T); got {tuple(ids.shape)}")
@@ -270,13 +303,10 @@ class LlamaBody(nn.Module):
         x = self.embedding(ids)
         turn = self._turn((mask.cumsum(-1) - 1).clamp(min=0)[:, before:], x.dtype)
         seen = _seen(mask, before)
-        keys, values = [], []
         for i, block in enumerate(self.blocks):
             past = None if cache is None else (cache.keys[i], cache.values[i])
             x, key, value = block(x, turn, seen, past)
-            keys.append(key)
-            values.append(value)
-        return self.norm(x), KeyValueCache(tuple(keys), tuple(values))
+            yield x, key, value
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cos and sin of position · theta^(-2i/d), for i in [0, d/2): (B, T, 1, d/2)."""

@@ -5,13 +5,26 @@ Out: a `LanguageModel`, which `sampling.generate` takes.
 
     open                what a path is, and which loader opens it
     model               what is opened: body, head, tokenizer
+    folder              the files of a folder, checked before anything opens them
+    huggingface         folders of transformers
+    huggingface_body    their hidden states, cache and layers
+    json_tokenizer      tokenizer.json
     llama2c             checkpoints of llama2.c
     llama2c_tokenizer   its vocabulary files
 """
 
+from lmhead.models.huggingface import load_huggingface
+from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.llama2c import load_llama2c
 from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
 from lmhead.models.model import LanguageModel
 from lmhead.models.open import open_model
 
-__all__ = ["LanguageModel", "Llama2cTokenizer", "load_llama2c", "open_model"]
+__all__ = [
+    "JsonTokenizer",
+    "LanguageModel",
+    "Llama2cTokenizer",
+    "load_huggingface",
+    "load_llama2c",
+    "open_model",
+]

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 
 from lmhead.errors import ModelError
+from lmhead.models.huggingface import load_huggingface
 from lmhead.models.llama2c import load_llama2c
 from lmhead.models.model import LanguageModel
 
@@ -38,6 +39,8 @@ def open_model(where: str | PathLike[str], *, download: bool = False) -> Languag
     path = Path(where)
     if path.is_file():
         return _open_file(path)
+    if path.is_dir():
+        return load_huggingface(path)
     raise ModelError(
         f"where must be a model: a file on this machine; got {str(where)!r}, which does not exist"
         + (", and cannot be downloaded" if download else "")

@@ -15,9 +15,9 @@ from lmhead.models import open_model
 from models import hf_folders
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    hf_folders.write(tmp_path)
+@pytest.fixture(params=["silu", "gelu"])  # ours to compute, and left to transformers
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    hf_folders.write(tmp_path, hidden_act=request.param)
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def test_wrong_shapes(folder: Path) -> None:
     tensors = load_file(path)
     tensors["model.norm.weight"] = torch.ones(15)
     save_file(tensors, path, metadata={"format": "pt"})
-    with refused(str(folder)):
+    with refused(str(folder), "other shapes than its config.json says", "norm.weight"):
         open_model(folder)
 
 
@@ -127,7 +127,8 @@ def test_a_broken_configuration(folder: Path, text: str) -> None:
         ({"model_type": "clip"}, ("'clip'", "no causal language model")),
         ({"quantization_config": {"quant_method": "gptq"}}, ("quantized (gptq)", "GGUF")),
         ({"eos_token_id": "</s>"}, ("config.json", "eos_token_id must be an id")),
-        ({"hidden_size": 24}, ("cannot open",)),
+        ({"hidden_size": 24}, ("other shapes than its config.json says",)),
+        ({"num_attention_heads": 3}, ("config.json", "multiple")),
     ],
     ids=str,
 )
@@ -179,5 +180,6 @@ def test_a_head_that_does_more(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         return out
 
     monkeypatch.setattr(model, "forward", forward)
+    hf_folders.edit(folder / "config.json", hidden_act="gelu")
     with refused("the head of LlamaForCausalLM", "does not open it"):
         open_model(folder)

@@ -11,8 +11,9 @@ from compare import assert_close
 from torch import Tensor
 
 from lmhead import LMHead, PerformanceWarning, generate
-from lmhead.models import LanguageModel, open_model
+from lmhead.models import LanguageModel, load_huggingface, open_model
 from lmhead.models.huggingface_body import HuggingFaceBody
+from lmhead.nn import LlamaBody
 from models import hf_folders
 
 IDS = torch.tensor([[1, 70, 8, 260, 33, 9, 9, 120], [1, 5, 261, 44, 17, 99, 30, 262]])
@@ -28,7 +29,7 @@ class Pair(NamedTuple):
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp(request.param)
     theirs = hf_folders.write(folder, request.param)
-    return Pair(open_model(folder), theirs, request.param)
+    return Pair(load_huggingface(folder, direct=False), theirs, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +197,45 @@ def test_shards(tmp_path: Path) -> None:
     hidden, _ = open_model(tmp_path).hidden(IDS)
     theirs = model.model(IDS).last_hidden_state
     assert_close(hidden, theirs, atol=1e-6)
+
+
+# --- plain Llamas, without transformers -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_plain_llama_needs_no_transformers(
+    tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = hf_folders.write(
+        tmp_path, tie_word_embeddings=tied, num_key_value_heads=1, rope_theta=500.0
+    )
+
+    def gone() -> None:
+        raise AssertionError("transformers was asked for")
+
+    monkeypatch.setattr("lmhead.models.huggingface.transformers", gone)
+    ours = open_model(tmp_path)
+    assert isinstance(ours.body, LlamaBody)
+    assert (ours.head.weight is ours.body.embedding.weight) == tied
+    assert not any(p.requires_grad for p in (*ours.body.parameters(), *ours.head.parameters()))
+    assert ours.max_length == 64
+    hidden, _ = ours.hidden(IDS)
+    assert_close(dense(ours.head(hidden)), logits_of(theirs), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"hidden_act": "gelu"},
+    ],
+    ids=str,
+)
+def test_other_llamas_are_left_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    theirs = hf_folders.write(tmp_path, **changes)
+    ours = open_model(tmp_path)
+    assert isinstance(ours.body, HuggingFaceBody)
+    hidden, _ = ours.hidden(IDS)
+    assert_close(dense(ours.head(hidden)), logits_of(theirs), atol=1e-5, rtol=1e-5)

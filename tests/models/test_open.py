@@ -54,7 +54,7 @@ def test_a_body_without_layers_says_so(checkpoint: Path) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"got '.*nothing.bin', which does not exist"):
+    with pytest.raises(ModelError, match=r"no model '.*nothing.bin': no such file"):
         open_model(tmp_path / "nothing.bin")
 
 

@@ -8,11 +8,16 @@ Out: a `LanguageModel`, which `sampling.generate` takes.
     folder              the files of a folder, checked before anything opens them
     huggingface         folders of transformers
     huggingface_body    their hidden states, cache and layers
+    llama_folder        plain Llamas among them, without transformers
     json_tokenizer      tokenizer.json
+    gguf                GGUF files, made folders once and kept in the user's cache
+    gguf_file           what is in one
+    gguf_tokenizer      its tokenizer
     llama2c             checkpoints of llama2.c
     llama2c_tokenizer   its vocabulary files
 """
 
+from lmhead.models.gguf import load_gguf
 from lmhead.models.huggingface import load_huggingface
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.llama2c import load_llama2c
@@ -24,6 +29,7 @@ __all__ = [
     "JsonTokenizer",
     "LanguageModel",
     "Llama2cTokenizer",
+    "load_gguf",
     "load_huggingface",
     "load_llama2c",
     "open_model",

@@ -1,4 +1,6 @@
-"""Hugging Face folders: `config.json`, safetensors, `tokenizer.json`, through transformers.
+"""Hugging Face folders: `config.json`, safetensors, `tokenizer.json`.
+
+A plain Llama is ours to compute (`llama_folder`); all others go through transformers.
 
 In:  a folder.
 Out: a `LanguageModel` whose head stands on the model's own weight.
@@ -26,16 +28,20 @@ from torch import Tensor, nn
 from lmhead.errors import ModelError, PerformanceWarning
 from lmhead.head import LMHead
 from lmhead.models import folder as files
+from lmhead.models import llama_folder
 from lmhead.models.huggingface_body import HuggingFaceBody, find_tail
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.model import LanguageModel
+from lmhead.sampling.model import Body
 
 # How far head and model may be apart on one token, as a share of the largest logit.
 _AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _AGREE_HALF = 5e-2
 
 
-def load_huggingface(folder: str | os.PathLike[str], *, name: str | None = None) -> LanguageModel:
+def load_huggingface(
+    folder: str | os.PathLike[str], *, name: str | None = None, direct: bool = True
+) -> LanguageModel:
     """Open a folder in the format of Hugging Face's transformers.
 
     The weights keep the type of the file and do not ask for gradients.
@@ -44,6 +50,7 @@ def load_huggingface(folder: str | os.PathLike[str], *, name: str | None = None)
         folder: with `config.json`, `model.safetensors` (or shards and their index) and
             `tokenizer.json`.
         name: what to call it; None for the name of the folder.
+        direct: whether a plain Llama is opened without transformers, which is quicker.
 
     Raises:
         ModelError: a file is missing, damaged or of another model; transformers is not installed
@@ -56,28 +63,33 @@ def load_huggingface(folder: str | os.PathLike[str], *, name: str | None = None)
     """
     folder = Path(folder)
     config = files.read_json(folder / "config.json")
-    files.check_weights(folder)
+    weights = files.check_weights(folder)
     tokenizer_file = folder / "tokenizer.json"
     marks = files.read_marks(folder, config)
     tokenizer = JsonTokenizer(
         tokenizer_file, bos_token_id=marks.bos, eos_token_id=next(iter(marks.eos), None)
     )
-    model = _load(folder, config)
-    base, head = _cut(model, folder)
+    body: Body
+    if direct and llama_folder.is_plain(config):
+        body, head = llama_folder.load(folder, config, weights)
+        max_length = config.get("max_position_embeddings", 2048)
+    else:
+        model = _load(folder, config)
+        base, head = _cut(model, folder)
+        body = HuggingFaceBody(base, _agree(model, base, head, folder))
+        max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if len(tokenizer) > head.vocab_size:
         raise ModelError(
             f"{tokenizer_file} has {len(tokenizer)} tokens, but the model in {folder} only "
             f"{head.vocab_size} words: they do not belong together. Copy the tokenizer from where "
             "the model comes from"
         )
-    tail = _agree(model, base, head, folder)
-    settings = model.config.get_text_config()
     return LanguageModel(
-        HuggingFaceBody(base, tail),
+        body,
         head,
         eos_token_ids=marks.eos,
         tokenizer=tokenizer,
-        max_length=getattr(settings, "max_position_embeddings", None),
+        max_length=max_length,
         name=name or folder.resolve().name,
     )
 
@@ -134,14 +146,14 @@ def _load(folder: Path, config: dict[str, Any]) -> Any:
                 use_safetensors=True,
                 dtype="auto",
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, and an error below
             )
     except Exception as error:  # whatever transformers makes of a damaged folder
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"transformers cannot open {folder}: {reason[0]} Its config.json and its weights may "
-            "not belong together: fetch the folder again"
+            f"transformers cannot open {folder}: {in_short(error)}. Its config.json and its "
+            "weights may not belong together: fetch the folder again"
         ) from error
-    wrong = sorted(str(key) for key in report["mismatched_keys"])
+    wrong = sorted(str(key[0]) for key in report["mismatched_keys"])
     if wrong:
         raise ModelError(
             f"the weights in {folder} have other shapes than its config.json says: "
@@ -251,3 +263,9 @@ def _close(ours: Tensor, theirs: Tensor) -> bool:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def in_short(error: Exception) -> str:
+    """What another library says, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= 300 else text[:300] + " ...").rstrip(".")

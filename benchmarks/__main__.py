@@ -60,6 +60,7 @@ def _run(arguments: list[str]) -> int:
     """The exit code of a command of ours, in this process."""
     try:
         lmhead.main(arguments, prog_name="lmhead")
+        raise AssertionError("a command ends with SystemExit")
     except SystemExit as end:
         return int(end.code or 0)
 

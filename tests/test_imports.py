@@ -14,6 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lmhead"
 # room in several files.
 ROOMS = [
     ("errors",),
+    ("interrupt",),
     ("checks",),
     ("reference",),
     ("sweep",),
@@ -28,11 +29,13 @@ ROOMS = [
     ("parallel",),
     ("nn",),
     ("models",),
+    ("analysis",),
     ("train",),
     ("bench",),
     ("cli",),
     ("server",),
     ("explorer",),
+    ("__main__",),
 ]
 PLACE = {file: place for place, room in enumerate(ROOMS) for file in room}
 # The textbook is what fast paths are compared with: they must not lean on it. Pages may show it.

@@ -3,14 +3,16 @@
 A Chinese character takes two columns, so `len` does not line tables up; `columns` does.
 """
 
+import os
+import shutil
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import click
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_PLAIN = str.maketrans("█▉▊▋▌▍▎▏│▲·×", "#####   |^*x")
+_PLAIN = str.maketrans("█▉▊▋▌▍▎▏│▲·×␣…‖", "#####   |^*x_~|")
 
 
 def columns(text: str) -> int:
@@ -19,8 +21,30 @@ def columns(text: str) -> int:
     >>> columns("love"), columns("爱"), columns(click.style("爱", bold=True))
     (4, 2, 2)
     """
-    wide = ("W", "F")
-    return sum(1 + (unicodedata.east_asian_width(c) in wide) for c in click.unstyle(text))
+    return sum(map(_columns, click.unstyle(text)))
+
+
+def _columns(c: str) -> int:
+    if unicodedata.category(c) in ("Mn", "Me", "Cf"):  # on the letter before, or not seen
+        return 0
+    return 1 + (unicodedata.east_asian_width(c) in ("W", "F"))
+
+
+def clip(text: str, width: int) -> str:
+    """The text, cut to a width; what is missing is an ellipsis.
+
+    >>> clip("understanding", 6), clip("音乐会", 5), clip("猫", 2)
+    ('under…', '音乐…', '猫')
+    """
+    if columns(text) <= width:
+        return text
+    kept, used = "", 1
+    for c in text:
+        used += _columns(c)
+        if used > width:
+            break
+        kept += c
+    return kept + "…"
 
 
 def left(text: str, width: int) -> str:
@@ -104,3 +128,47 @@ def printable(text: str) -> str:
     except UnicodeEncodeError:
         return text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
     return text
+
+
+def width() -> int:
+    """How many columns there are: the terminal's, or 80."""
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def echo(lines: Iterable[str] | str = "") -> None:
+    """Print lines to standard output, in colour where it is a terminal and NO_COLOR is not set."""
+    text = lines if isinstance(lines, str) else "\n".join(lines)
+    click.echo(printable(text), color=False if os.environ.get("NO_COLOR") else None)
+
+
+def cyan(text: str) -> str:
+    """For bars."""
+    return click.style(text, fg="cyan")
+
+
+def dim(text: str) -> str:
+    """For headings, and what matters less."""
+    return click.style(text, dim=True)
+
+
+def bold(text: str) -> str:
+    """For what matters."""
+    return click.style(text, bold=True)
+
+
+class Progress:
+    """One line on standard error that changes as the work goes on; nothing if it is no terminal."""
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __call__(self, text: str) -> None:
+        """Say what is being done."""
+        if self.shown:
+            click.echo(f"\r\x1b[2K{clip(text, width() - 1)}", err=True, nl=False)
+
+    def __exit__(self, *_: object) -> None:
+        self("")

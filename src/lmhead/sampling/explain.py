@@ -14,7 +14,7 @@ from lmhead.sampling.distribution import Distribution, Few, Whole
 from lmhead.sampling.run import choose
 from lmhead.sampling.stage import Call, Stage
 
-_SHOWN = 8
+SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,15 @@ def _table(lines: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def explain(raw: Whole, stages: Sequence[Stage], call: Call, *, greedy: bool) -> Explanation:
+def explain(
+    raw: Whole, stages: Sequence[Stage], call: Call, *, greedy: bool, shown: int = SHOWN
+) -> Explanation:
     """Run the stages one by one and look at what is left after each."""
     words: Distribution = raw
     model = _log_probs(raw, call.vocab)
     before = model
     numbers = call.rows.tolist()
-    found = [_look(numbers, model, model, model, "logits", "")]
+    found = [_look(numbers, model, model, model, "logits", "", shown)]
     for stage in stages:
         words = stage(words, call)
         after = _log_probs(words, call.vocab)
@@ -119,7 +121,7 @@ def explain(raw: Whole, stages: Sequence[Stage], call: Call, *, greedy: bool) ->
                 f"{stage.name} removed the last word of row {numbers[int((~left).nonzero()[0])]}: "
                 f"there is nothing to choose from"
             )
-        found.append(_look(numbers, model, before, after, stage.name, repr(stage)))
+        found.append(_look(numbers, model, before, after, stage.name, repr(stage), shown))
         before = after
     tokens, _ = choose(words, call, greedy=greedy)
     rows = tuple(tuple(step[i] for step in found) for i in range(len(model)))
@@ -132,14 +134,20 @@ def _log_probs(words: Distribution, vocab: int) -> Tensor:
 
 
 def _look(
-    numbers: list[int], model: Tensor, before: Tensor, after: Tensor, stage: str, settings: str
+    numbers: list[int],
+    model: Tensor,
+    before: Tensor,
+    after: Tensor,
+    stage: str,
+    settings: str,
+    shown: int,
 ) -> list[Step]:
     steps = []
     for row in range(len(model)):
         left = after[row] > -math.inf
         gone = ~left & (before[row] > -math.inf)
         ids = gone.nonzero()[:, 0]
-        likely = before[row, ids].argsort(descending=True)[:_SHOWN]
+        likely = before[row, ids].argsort(descending=True)[:shown]
         p = after[row, left].exp()
         best = int(after[row].argmax())
         steps.append(

@@ -33,30 +33,47 @@ class Options:
     """What a sampler can be asked for. Numbers marked `PerRow` may be a list, one per row.
 
     Attributes:
-        do_sample: False for the best word, as with temperature 0.
+        do_sample: draw a word; False for the best one, as with temperature 0.
         temperature: divides the logits; 0 for the best word.
-        dynatemp_range, dynatemp_exponent: temperature ± range, by the entropy.
+        dynatemp_range: temperature ± this, by the entropy.
+        dynatemp_exponent: how the dynamic temperature follows the entropy.
         top_k: keep so many words; 0 or -1 for all.
         top_p: keep the best words until they reach this probability.
         min_p: keep words with at least this share of the best word's probability.
         top_h: keep the best words up to this share of the entropy.
         typical_p: keep the words of typical surprise until they reach this probability.
-        epsilon_cutoff, eta_cutoff: keep words of at least this probability; eta adapts to entropy.
+        epsilon_cutoff: keep words of at least this probability.
+        eta_cutoff: keep words of at least this probability, less where the entropy is high.
         top_n_sigma: keep words within so many standard deviations of the best one.
-        xtc_probability, xtc_threshold: now and then strike out all but the last likely word.
-        mirostat, mirostat_tau, mirostat_eta: aim at a surprise of tau bits, version 1 or 2.
-        repetition_penalty, frequency_penalty, presence_penalty, penalty_last_n: against words that
-            came before; the order says which ids count.
-        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers:
-            against repeating sequences.
-        no_repeat_ngram_size: no n-gram twice.
-        logit_bias, sequence_bias: {id: bias}, {(id, id): bias}.
-        bad_words_ids, allowed_token_ids, suppress_tokens, begin_suppress_tokens: ids that must not
-            come, that alone may come, that must not come at all or first.
-        eos_token_id: the ids that end a text; the next three need it.
-        min_length, min_new_tokens: no end before so many ids, with the prompt or without.
-        forced_bos_token_id, forced_eos_token_id, max_length, forced_tokens: what comes second, what
-            comes at max_length, {number of ids so far: id}.
+        xtc_probability: how often to strike out all likely words but the last.
+        xtc_threshold: from this probability on a word is likely.
+        mirostat: aim at a surprise of tau bits: version 1 or 2; 0 for off.
+        mirostat_tau: the surprise that mirostat aims at, in bits.
+        mirostat_eta: how fast mirostat learns.
+        repetition_penalty: divides the logits of words that came before; the order says which ids
+            count.
+        frequency_penalty: lowers a logit by this for each time that the word came before.
+        presence_penalty: lowers a logit by this if the word came before.
+        penalty_last_n: how many ids the three penalties look back at; -1 for all.
+        dry_multiplier: how strongly to act against repeating sequences; 0 for not.
+        dry_base: how fast that grows with the length of the repeated sequence.
+        dry_allowed_length: what may repeat for nothing.
+        dry_penalty_last_n: how many ids DRY looks back at; -1 for all.
+        dry_sequence_breakers: ids, or sequences of them, that no repetition reaches across.
+        no_repeat_ngram_size: no n-gram twice, n being this; 0 for off.
+        logit_bias: {id: what is added to its logit}.
+        sequence_bias: {(id, id): what is added to the last one's logit behind the others}.
+        bad_words_ids: sequences of ids that must not come.
+        allowed_token_ids: the ids that alone may come.
+        suppress_tokens: ids that must not come.
+        begin_suppress_tokens: ids that must not come first.
+        eos_token_id: the ids that end a text; min_length and min_new_tokens need them.
+        min_length: no end before so many ids, with the prompt.
+        min_new_tokens: no end before so many new ids.
+        forced_bos_token_id: the id that comes second.
+        forced_eos_token_id: the id that comes at max_length.
+        max_length: where forced_eos_token_id is forced.
+        forced_tokens: {number of ids so far: id}.
         guidance_scale: classifier-free guidance; a call needs `unconditional` then.
         min_tokens_to_keep: no cut by probability leaves fewer words.
     """

@@ -21,7 +21,7 @@ from lmhead.sampling.chain import check_chain
 from lmhead.sampling.context import Context
 from lmhead.sampling.dialects import ORDERS, TIES, stages_of
 from lmhead.sampling.distribution import Distribution, Few
-from lmhead.sampling.explain import Explanation, explain
+from lmhead.sampling.explain import SHOWN, Explanation, explain
 from lmhead.sampling.mirostat import Mirostat2
 from lmhead.sampling.noise import make_keys
 from lmhead.sampling.options import Options
@@ -187,19 +187,22 @@ class Sampler:
         context_mask: Tensor | None = None,
         unconditional: Tensor | LazyLogits | None = None,
         state: Tensor | None = None,
+        shown: int = SHOWN,
     ) -> Explanation:
         """What each stage does to these logits: words and mass left, words cut, entropy.
 
-        Prints as a table; `.to_json()` and `.steps` for programs.
+        Prints as a table; `.to_json()` and `.steps` for programs, which list the `shown` most
+        probable of the words that a stage cut.
         """
         call = self.call(
             logits, context, position, prompt_length, context_mask, unconditional, state
         )
         z = _dense_rows(logits)
-        parts = [
-            explain(start(z[which], part.rows), active(self.stages, greedy=cold), part, greedy=cold)
-            for which, cold, part in self._kinds(call)
-        ]
+        parts = []
+        for which, cold, part in self._kinds(call):
+            stages = active(self.stages, greedy=cold)
+            rows = start(z[which], part.rows)
+            parts.append(explain(rows, stages, part, greedy=cold, shown=shown))
         return Explanation.join(parts)
 
     def _kinds(self, call: Call) -> Iterator[tuple[Tensor, bool, Call]]:

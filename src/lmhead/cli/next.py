@@ -1,0 +1,155 @@
+"""`lmhead next`: the ranked table of next words, and what a sampler makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._frame import SectionedCommand
+from lmhead.cli._model import model_json, model_options, open_model, read_prompt, split
+from lmhead.cli._sampler import given_options, make_sampler, sampler_options, with_ends
+from lmhead.cli._terminal import bar, bold, clip, columns, cyan, dim, echo, left, right, width
+from lmhead.cli._tokens import legible, shown
+
+if TYPE_CHECKING:
+    from lmhead.analysis import NextWords
+    from lmhead.models import LanguageModel
+
+_MARGIN = "  "
+
+
+@click.command("next", cls=SectionedCommand)
+@click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("-n", "--top", type=click.IntRange(1), default=10, show_default=True, help="Words.")
+@model_options
+@_json.json_option
+@sampler_options
+def command(arguments: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:
+    """The most probable next words behind a prompt, as a table.
+
+    Each word with its id, logit and probability. With sampler options also the probability that
+    they leave it, and for each word that they cut, which one did.
+
+    PROMPT is a text, or - for standard input.
+
+    \b
+    Examples:
+      lmhead next "The capital of France is"
+      lmhead next smollm2 "The capital of France is" --top 20
+      lmhead next smollm2 "Once upon a" --temperature 0.8 --top-p 0.9
+      lmhead next ./model "中国的首都是" --json
+      echo "To be or not to" | lmhead next -
+    """  # noqa: D301
+    where, prompt = split(arguments, "PROMPT")
+    text = read_prompt(prompt)
+    given = given_options(options)
+    if given:
+        given.setdefault("seed", 0)
+        make_sampler(given)
+    model = open_model(where, download=options["download"], threads=options["threads"])
+    from lmhead.analysis import next_words
+
+    sampler = with_ends(given, model) if given else None
+    found = next_words(model, text, top=top, sampler=sampler)
+    if as_json:
+        _json.write("next", model=model_json(model), **found.to_json())
+    else:
+        echo(_lines(model, found))
+
+
+def _lines(model: LanguageModel, found: NextWords) -> Iterator[str]:
+    yield ""
+    yield _MARGIN + _end_of_prompt(found, width() - len(_MARGIN) - 2)
+    yield ""
+    yield from _table(found)
+    yield ""
+    yield from (_MARGIN + line for line in _summary(found))
+    if found.processed is not None:
+        yield ""
+        yield from _stages(found)
+    yield ""
+    yield dim(f"{_MARGIN}{model.name}: {found.vocab_size:,} words")
+
+
+def _end_of_prompt(found: NextWords, room: int) -> str:
+    """The last tokens of the prompt that fit, and the place of the next word."""
+    pieces = [legible(piece.bytes).replace("␣", " ") for piece in found.prompt]
+    kept: list[str] = []
+    for piece in reversed(pieces):
+        room -= columns(piece)
+        if room < 4:
+            kept.append("…")
+            break
+        kept.append(piece)
+    return bold("".join(reversed(kept)).strip()) + cyan(" ___")
+
+
+def _table(found: NextWords) -> Iterator[str]:
+    sampled = found.processed is not None
+    heads = ["token", "id", "logit", "p", *(["sampler", "cut by"] if sampled else [])]
+    rows = []
+    for token in found.tokens:
+        cells = [
+            shown(token.piece),
+            str(token.piece.id),
+            f"{token.logit:.3f}",
+            probability(token.p),
+        ]
+        if sampled:
+            left_over = "" if token.cut_by else probability(token.processed_p)
+            cells += [left_over, token.cut_by or ""]
+        rows.append(cells)
+    widths = [max(columns(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    bars = max(8, min(30, width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - 12))
+    widths[0] = max(5, width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - bars)
+    widths[0] = min(widths[0], max(columns(row[0]) for row in [heads, *rows]))
+    yield dim(_MARGIN + _row(heads, widths, ""))
+    best = max(token.processed_p for token in found.tokens) or 1.0
+    for token, cells in zip(found.tokens, rows, strict=True):
+        drawn = bar(token.processed_p / best, bars)
+        cells[0] = clip(cells[0], widths[0])
+        line = _MARGIN + _row(cells, widths, cyan(drawn) if drawn else "")
+        yield dim(click.unstyle(line)) if token.cut_by else line
+
+
+def _row(cells: list[str], widths: list[int], drawn: str) -> str:
+    """Words to the left, numbers to the right, then the bar."""
+    sides = (left, right, right, right, right, left)
+    parts = [side(cell, w) for side, cell, w in zip(sides, cells, widths, strict=False)]
+    return "  ".join([*parts, drawn]).rstrip()
+
+
+def probability(p: float) -> str:
+    """Four digits, or a power of ten where they would be zeros.
+
+    >>> probability(0.7734), probability(0.00001234), probability(0.0)
+    ('0.7734', '1.2e-05', '0')
+    """
+    if p == 0:
+        return "0"
+    return f"{p:.4f}" if p >= 0.0005 else f"{p:.1e}"
+
+
+def _summary(found: NextWords) -> Iterator[str]:
+    bits = found.entropy / math.log(2)
+    covered = f"these {len(found.tokens)} words cover {found.mass:.2%} of the probability"
+    yield f"entropy {found.entropy:.3f} nats ({bits:.3f} bits) · {covered}"
+    if found.processed is not None:
+        p = found.processed
+        yield (
+            f"sampler leaves {p.words:,} of {found.vocab_size:,} words, which had {p.mass:.2%} · "
+            f"entropy {p.entropy:.3f} nats"
+        )
+
+
+def _stages(found: NextWords) -> Iterator[str]:
+    assert found.processed is not None
+    steps = found.processed.steps[1:]
+    names = max([columns(step.stage) for step in steps], default=0)
+    for step in steps:
+        did = f"cut {step.cut:,} words, {step.cut_mass:.2%}" if step.cut else "cut no word"
+        yield f"{_MARGIN}{left(step.stage, names)}  {dim(did)}"

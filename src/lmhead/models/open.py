@@ -56,7 +56,7 @@ def open_model(
     if isinstance(where, str) and where in bundled.BUNDLED:
         found = bundled.find(where)
         if found is None:
-            raise ModelError(f"{where} is not installed: lmhead models add {where}")
+            raise bundled.not_installed(where)
         return _open(found, name=where)
     path = Path(where).expanduser()
     if path.exists():

@@ -1,0 +1,168 @@
+"""`lmhead inspect`: what the head of a model is, what its logits cost, and what could be other."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._model import model_options, open_model
+
+if TYPE_CHECKING:
+    from lmhead.models import LanguageModel
+
+
+@click.command("inspect")
+@click.argument("model", required=False)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1),
+    default=8192,
+    show_default=True,
+    help="Tokens of a training step, for its memory.",
+)
+@model_options
+@_json.json_option
+def command(
+    model: str | None, tokens: int, threads: int | None, download: bool, as_json: bool
+) -> None:
+    """What a model's head is: sizes, type, memory, advice.
+
+    MODEL is a folder, a file or a name of `lmhead models list`.
+
+    \b
+    Examples:
+      lmhead inspect smollm2
+      lmhead inspect ./Qwen3-0.6B --tokens 16384
+      lmhead inspect model.gguf --json
+    """  # noqa: D301
+    opened = open_model(model, download=download, threads=threads)
+    facts = examine(opened, tokens)
+    if as_json:
+        _json.write("inspect", **facts)
+        return
+    for line in lines(facts):
+        click.echo(line)
+
+
+def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
+    """The facts, by name; memory in bytes."""
+    from torch import nn
+
+    from lmhead.sweep.plan import DEFAULT_MAX_BYTES
+    from lmhead.tying import advise_tying
+
+    head = model.head
+    body = model.body if isinstance(model.body, nn.Module) else nn.Module()
+    inner = list(body.parameters())
+    layers = max((len(m) for m in body.modules() if isinstance(m, nn.ModuleList)), default=0)
+    own = [p for p in head.parameters() if not any(p is other for other in inner)]
+    size = head.weight.dtype.itemsize
+    tying = advise_tying(head.vocab_size, head.hidden_size, layers, bytes_per_parameter=size)
+    logits = tokens * head.vocab_size * size
+    return {
+        "model": model.name,
+        "vocab_size": head.vocab_size,
+        "hidden_size": head.hidden_size,
+        "layers": layers,
+        "max_length": model.max_length,
+        "tied": any(p is head.weight for p in inner),
+        "bias": head.bias is not None,
+        "softcap": head.softcap,
+        "scale": head.scale,
+        "dtype": str(head.weight.dtype).removeprefix("torch."),
+        "parameters": sum(p.numel() for p in (*inner, *own)),
+        "head_parameters": sum(p.numel() for p in head.parameters()),
+        "eos_token_ids": list(model.eos_token_ids),
+        "tokenizer_size": None if model.tokenizer is None else len(model.tokenizer),
+        "memory": {
+            "tokens": tokens,
+            "logits": logits,
+            # A dense loss holds logits, their log-softmax, and the gradient of both.
+            "dense_step": 3 * logits,
+            "lmhead_step": min(DEFAULT_MAX_BYTES, 3 * logits),
+        },
+        "tying": {"tie": tying.tie, "share": tying.share, "reasons": list(tying.reasons)},
+        "head_advice": _head_advice(head.vocab_size, head.hidden_size),
+    }
+
+
+def _head_advice(vocab_size: int, hidden_size: int) -> str | None:
+    """What `lmhead.vocab` says of a head of this size, where it is installed and has an opinion."""
+    if find_spec("lmhead.vocab") is None:
+        return None
+    advise = getattr(import_module("lmhead.vocab"), "advise", None)
+    return None if advise is None else str(advise(vocab_size, hidden_size))
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The facts for people."""
+    memory, tying = facts["memory"], facts["tying"]
+    share = facts["head_parameters"] / facts["parameters"]
+    what = {
+        "vocabulary": f"{facts['vocab_size']:,} words" + _tokenizer(facts),
+        "hidden size": f"{facts['hidden_size']:,}",
+        "layers": f"{facts['layers']}",
+        "head": ", ".join(_head(facts)),
+        "type": facts["dtype"],
+        "parameters": f"{facts['parameters']:,}, of which the head {share:.0%}",
+        "reads at once": "any number of tokens"
+        if facts["max_length"] is None
+        else f"{facts['max_length']:,} tokens",
+    }
+    shown = [f"{facts['model']}", ""]
+    shown += [f"  {name:<15}{value}" for name, value in what.items()]
+    shown += [
+        "",
+        f"Logits of {memory['tokens']:,} tokens: {_size(memory['logits'])}. A training step with a "
+        f"dense loss holds about {_size(memory['dense_step'])} of them",
+        f"(logits, log-softmax, gradient); with lmhead at most {_size(memory['lmhead_step'])}.",
+        "",
+        _tying(facts["tied"], tying),
+        *(f"  - {reason}" for reason in tying["reasons"]),
+    ]
+    if facts["head_advice"]:
+        shown += ["", facts["head_advice"]]
+    return shown
+
+
+def _tokenizer(facts: dict[str, Any]) -> str:
+    size = facts["tokenizer_size"]
+    if size is None:
+        return ", no tokenizer"
+    unused = facts["vocab_size"] - size
+    return f", {unused:,} of them without a token" if unused > 0 else ""
+
+
+def _head(facts: dict[str, Any]) -> list[str]:
+    parts = ["tied to the embedding" if facts["tied"] else "a weight of its own"]
+    parts.append("with bias" if facts["bias"] else "no bias")
+    if facts["softcap"] is not None:
+        parts.append(f"soft-capped at ±{facts['softcap']:g}")
+    if facts["scale"] != 1.0:
+        parts.append(f"logits times {facts['scale']:g}")
+    return parts
+
+
+def _tying(tied: bool, advice: dict[str, Any]) -> str:
+    now = "The head is tied to the embedding" if tied else "The head has a weight of its own"
+    wish = "tied" if advice["tie"] else "of its own"
+    fits = "which fits" if tied == advice["tie"] else f"though {wish} would fit better"
+    return f"{now}, {fits} a model of these sizes:"
+
+
+def _size(count: int) -> str:
+    """Bytes for people.
+
+    >>> _size(3 * 2**29), _size(5000)
+    ('1.5 GiB', '4.9 KiB')
+    """
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:,.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

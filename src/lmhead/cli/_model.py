@@ -41,9 +41,7 @@ def open_model(where: str | None, *, download: bool, threads: int | None) -> Lan
             from lmhead import models
         if threads is not None:
             torch.set_num_threads(threads)
-        if where is None:
-            raise click.UsageError("Missing argument 'MODEL'.")
-        progress(f"Opening {where} ...")
+        progress(f"Opening {where or 'the default model'} ...")
         return models.open_model(where, download=download)
 
 

@@ -54,15 +54,34 @@ def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> Language
     """
     path = Path(path)
     name = name or path.stem
+    folder = unpack(path)
+    try:
+        return load_huggingface(folder, name=name)
+    except ModelError:  # what is in the cache has its length, but is damaged
+        return load_huggingface(unpack(path, again=True), name=name)
+
+
+def unpack(path: str | PathLike[str], *, again: bool = False) -> Path:
+    """The folder in the user's cache that holds what is in a GGUF file, for other programs too.
+
+    Args:
+        path: the file.
+        again: make it anew, even if it is there.
+
+    Raises:
+        ModelError: as `load_gguf`.
+
+    Example::
+
+        folder = unpack("SmolLM2-135M-Instruct.Q4_1.gguf")
+        AutoModelForCausalLM.from_pretrained(folder)  # of transformers
+    """
+    path = Path(path)
     folder = cache_folder() / "gguf" / f"{path.stem}-{_key(path)}"
-    if _whole(folder):
-        try:
-            return load_huggingface(folder, name=name)
-        except ModelError:
-            pass  # damaged: made anew below
-    shutil.rmtree(folder, ignore_errors=True)
-    _make(GgufFile(path), folder)
-    return load_huggingface(folder, name=name)
+    if again or not _whole(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        _make(GgufFile(path), folder)
+    return folder
 
 
 def cache_folder() -> Path:

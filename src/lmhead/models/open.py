@@ -90,6 +90,8 @@ def _open(path: Path, name: str | None = None) -> LanguageModel:
 def _open_folder(folder: Path, name: str | None) -> LanguageModel:
     config = folder / "config.json"
     if not config.is_file():
+        if (folder / "checkpoints").is_dir():  # a run of `lmhead train`: its best one
+            return _open_checkpoint(folder)
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
             return load_gguf(files[0], name=name)

@@ -64,6 +64,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
     }
     | MARKS,
+    # Recurrent states beside keys and values; recurrent states alone; no cache at all.
+    "falcon_h1": SMALL
+    | {
+        "lm_head_multiplier": 0.5,
+        "mamba_d_ssm": 16,
+        "mamba_n_heads": 2,
+        "mamba_d_head": 8,
+        "mamba_d_state": 4,
+        "mamba_chunk_size": 8,
+    },
+    "mamba": {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    | MARKS,
+    "openai-gpt": GPT2 | MARKS,
     "bloom": {"vocab_size": VOCAB, "hidden_size": 16, "n_layer": 2, "n_head": 2} | MARKS,
 }
 

@@ -29,7 +29,7 @@ from lmhead.errors import ModelError, PerformanceWarning
 from lmhead.head import LMHead
 from lmhead.models import folder as files
 from lmhead.models import llama_folder
-from lmhead.models.huggingface_body import HuggingFaceBody, find_tail
+from lmhead.models.huggingface_body import Frame, HuggingFaceBody, find_frame
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.model import LanguageModel
 from lmhead.sampling.model import Body
@@ -232,8 +232,8 @@ def read_map(config: Any) -> tuple[float | None, float]:
 
 
 @torch.no_grad()
-def _agree(model: Any, base: nn.Module, head: LMHead, folder: Path) -> tuple[nn.Module, ...] | None:
-    """Let the model read one token: its logits must be those of the head. Gives the tail."""
+def _agree(model: Any, base: nn.Module, head: LMHead, folder: Path) -> Frame | None:
+    """Let the model read one token: its logits must be those of the head. Gives its frame."""
     ids = torch.tensor([[min(head.vocab_size - 1, 7)]])
     kept: list[Any] = []
 
@@ -253,7 +253,7 @@ def _agree(model: Any, base: nn.Module, head: LMHead, folder: Path) -> tuple[nn.
             f"the head of {type(model).__name__} in {folder} is more than a linear layer with "
             "bias, scale and soft-capping: lmhead would not give its logits, and does not open it"
         )
-    return find_tail(base, lambda: base(input_ids=ids, use_cache=False, return_dict=True))
+    return find_frame(base, lambda: base(input_ids=ids, use_cache=False, return_dict=True))
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

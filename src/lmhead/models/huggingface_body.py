@@ -1,10 +1,10 @@
 """A Hugging Face model without its head, as generation and the logit lens want a body.
 
-In:  the inner model of transformers, which ends in hidden states, and its tail: the modules that
-     stand behind the last block (the final norm; a projection in OPT-350m).
+In:  the inner model of transformers, which ends in hidden states, and its frame: its blocks, and
+     its tail, the modules behind the last block (the final norm; a projection in OPT-350m).
 Out: hidden states (B, T, D), a cache that is a value, and the layers as the head would see them.
 
-`find_tail` finds the tail by watching the model read one token, so that no family needs an entry
+`find_frame` finds the frame by watching the model read one token, so that no family needs an entry
 in a list.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,28 @@ class HuggingFaceCache:
     def select(self, rows: Tensor) -> HuggingFaceCache:
         """The cache of the rows (B',), which may repeat or drop some."""
         chosen = fork(self.inner)
-        chosen.batch_select_indices(rows)
+        chosen.reorder_cache(rows)
         return HuggingFaceCache(chosen, self.length)
+
+
+@dataclass(frozen=True)
+class RereadCache:
+    """For the few models without a cache of keys and values: the ids so far, read again each time.
+
+    Attributes:
+        ids: (B, S).
+    """
+
+    ids: Tensor
+
+    @property
+    def length(self) -> int:
+        """The number S of tokens, padding included."""
+        return self.ids.shape[1]
+
+    def select(self, rows: Tensor) -> RereadCache:
+        """The cache of the rows (B',), which may repeat or drop some."""
+        return RereadCache(self.ids.index_select(0, rows))
 
 
 def fork(cache: Any) -> Any:
@@ -68,38 +89,43 @@ class HuggingFaceBody(nn.Module):
 
     Args:
         base: the inner model, `LlamaModel` say.
-        tail: what stands behind its last block, see `find_tail`; None where that is unknown.
+        frame: its blocks and what stands behind them, see `find_frame`; None if that is unknown.
     """
 
-    def __init__(self, base: nn.Module, tail: tuple[nn.Module, ...] | None) -> None:
+    def __init__(self, base: nn.Module, frame: Frame | None) -> None:
         super().__init__()
         self.base = base
-        self._tail = tail  # a tuple is not registered: the modules are parts of base
+        self._frame = frame
         self._takes = set(inspect.signature(base.forward).parameters)
 
     def forward(
-        self, ids: Tensor, cache: HuggingFaceCache | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, HuggingFaceCache]:
+        self, ids: Tensor, cache: Any = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, HuggingFaceCache | RereadCache]:
         """Read new tokens; arguments and results as in `lmhead.sampling.model.Body`."""
         before = 0 if cache is None else cache.length
+        if "past_key_values" not in self._takes:
+            every = ids if cache is None else torch.cat((cache.ids, ids), 1)
+            out = self._read(every, mask, 0, use_cache=False)
+            return out.last_hidden_state[:, before:], RereadCache(every)
         past = None if cache is None else fork(cache.inner)
         out = self._read(ids, mask, before, past_key_values=past, use_cache=True)
         return out.last_hidden_state, HuggingFaceCache(out.past_key_values, before + ids.shape[1])
 
     def layers(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """What the head would see after each layer: one (B, T, D) each, the embedding first.
+        """What the head would see after each layer: one (B, T, D) each, what enters the first.
 
         The last is what `forward` gives. The tail of a model is applied to every layer.
         """
-        if self._tail is None:
+        if self._frame is None:
             raise TypeError(
-                f"the layers of {type(self.base).__name__} cannot be looked into: what it does "
-                "behind its last block is not a sequence of modules"
+                f"the layers of {type(self.base).__name__} cannot be looked into: it is not a row "
+                "of blocks with modules behind them"
             )
-        out = self._read(ids, mask, 0, use_cache=False, output_hidden_states=True)
+        with self._frame.watched() as states:
+            out = self._read(ids, mask, 0, use_cache=False)
         read = []
-        for hidden in out.hidden_states[:-1]:
-            for module in self._tail:
+        for hidden in states[:-1]:
+            for module in self._frame.tail:
                 hidden = module(hidden)
             read.append(hidden)
         return [*read, out.last_hidden_state]
@@ -115,7 +141,7 @@ class HuggingFaceBody(nn.Module):
                 f"mask must be bool and of shape {shape}, one entry for each token so far; "
                 f"got {mask.dtype} {tuple(mask.shape)}"
             )
-        given = {
+        given: dict[str, Any] = {
             "attention_mask": mask.long(),
             "position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)[:, before:],
         }
@@ -123,37 +149,62 @@ class HuggingFaceBody(nn.Module):
         return self.base(input_ids=ids, return_dict=True, **given, **options)
 
 
-def find_tail(base: nn.Module, run: Callable[[], Any]) -> tuple[nn.Module, ...] | None:
-    """The modules between the last block and the hidden states, in the order they are called.
+@dataclass(frozen=True)
+class Frame:
+    """How a model is built: blocks one after the other, then a tail of modules.
+
+    Attributes:
+        blocks: each takes hidden states (B, T, ...) and gives them on.
+        tail: what stands behind the last one, in the order of its calls; () for nothing.
+    """
+
+    blocks: tuple[nn.Module, ...]
+    tail: tuple[nn.Module, ...]
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
+        """A list that a reading inside fills: what enters the first block, what each one gives."""
+        states: list[Tensor] = []
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+            states.append(args[0] if args else kwargs["hidden_states"])
+
+        def leave(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:  # noqa: ARG001
+            states.append(_first(out))
+
+        hooks = [self.blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
+        hooks += [block.register_forward_hook(leave) for block in self.blocks]
+        try:
+            yield states
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def find_frame(base: nn.Module, run: Callable[[], Any]) -> Frame | None:
+    """The blocks of a model and its tail, from watching it run.
 
     Args:
         base: the inner model.
         run: makes it read something, and gives its output.
 
     Returns:
-        () where the last block gives the hidden states itself; None where it cannot be told.
+        The frame; None where the model is not built like that.
     """
+    lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    inside = {id(m) for blocks in lists for m in blocks.modules()}
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-    blocks = [m for m in base.modules() if isinstance(m, nn.ModuleList)]
-    inside = {id(m) for block in blocks for m in block.modules()}
+    given_by: dict[int, Tensor] = {}
 
-    def watch(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+    def around(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(out, Tensor):
             calls.append((module, args[0], out))
 
-    hooks = [
-        module.register_forward_hook(watch)
-        for module in base.modules()
-        if module is not base and id(module) not in inside
-    ]
-    last_of = {id(block[-1]) for block in blocks if len(block)}
-    ends: list[Tensor] = []
+    def last(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:  # noqa: ARG001
+        given_by[id(module)] = _first(out)
 
-    def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:  # noqa: ARG001
-        first = out if isinstance(out, Tensor) else out[0]
-        ends.append(first)
-
-    hooks += [m.register_forward_hook(note) for m in base.modules() if id(m) in last_of]
+    hooks = [m.register_forward_hook(around) for m in base.modules() if id(m) not in inside]
+    hooks += [blocks[-1].register_forward_hook(last) for blocks in lists]
     try:
         current = run().last_hidden_state
     finally:
@@ -161,10 +212,23 @@ def find_tail(base: nn.Module, run: Callable[[], Any]) -> tuple[nn.Module, ...] 
             hook.remove()
     tail: list[nn.Module] = []
     for module, given, out in reversed(calls):
-        if _same(out, current):
+        if module is not base and _same(out, current):
             tail.insert(0, module)
             current = given
-    return tuple(tail) if any(_same(end, current) for end in ends) else None
+    for blocks in lists:
+        end = given_by.get(id(blocks[-1]))
+        if end is not None and _same(end, current):
+            frame = Frame(tuple(blocks), tuple(tail))
+            with frame.watched() as states:
+                run()
+            return frame if len(states) == 1 + len(blocks) else None
+    return None
+
+
+def _first(out: Any) -> Tensor:
+    """The hidden states that a block gives, alone or before other things."""
+    found: Tensor = out if isinstance(out, Tensor) else out[0]
+    return found
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -49,6 +49,19 @@ def clip(text: str, width: int) -> str:
     return kept + "…"
 
 
+def tail(text: str, width: int) -> str:
+    """The end of a text that fits a width; what is missing is an ellipsis.
+
+    >>> tail("understanding", 6), tail("音乐会", 5), tail("猫", 2)
+    ('…nding', '…乐会', '猫')
+    """
+    if columns(text) <= width:
+        return text
+    while text and columns(text) > width - 1:
+        text = text[1:]
+    return "…" + text
+
+
 def left(text: str, width: int) -> str:
     """The text, filled up on the right.
 

@@ -18,8 +18,8 @@ from lmhead.cli._model import (
     read_text,
 )
 from lmhead.cli._sampler import make_sampler, parse_options, with_ends
-from lmhead.cli._terminal import Progress, clip, columns, cyan, dim, echo, left, right, width
-from lmhead.cli._tokens import legible, shown
+from lmhead.cli._terminal import Progress, clip, cyan, dim, echo, left, right, tail, width
+from lmhead.cli._tokens import readable, shown
 
 if TYPE_CHECKING:
     from lmhead.analysis import Comparison, Piece
@@ -171,16 +171,9 @@ def _differences(found: Comparison) -> Iterator[str]:
             break
         words = "".join(left(_word(*best), 16) for best in difference.best)
         room = width() - len(_MARGIN) - 16 - 32
-        context = "".join(legible(piece.bytes).replace("␣", " ") for piece in difference.before)
-        yield f"{_MARGIN}{difference.kl:14.4f}  {words}{dim(_tail(context, room))}"
+        context = tail(readable(difference.before), room)
+        yield f"{_MARGIN}{difference.kl:14.4f}  {words}{dim(context)}"
 
 
 def _word(piece: Piece, p: float) -> str:
     return f"{clip(shown(piece), 9)} {p:.2f}"
-
-
-def _tail(text: str, room: int) -> str:
-    """The end of a text that fits."""
-    while columns(text) > room:
-        text = "…" + text[2:]
-    return text

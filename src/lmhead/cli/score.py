@@ -22,11 +22,23 @@ from lmhead.cli._model import (
     read_text,
     split,
 )
-from lmhead.cli._terminal import Progress, bar, clip, columns, cyan, dim, echo, left, right, width
-from lmhead.cli._tokens import legible, shown
+from lmhead.cli._terminal import (
+    Progress,
+    bar,
+    clip,
+    columns,
+    cyan,
+    dim,
+    echo,
+    left,
+    right,
+    tail,
+    width,
+)
+from lmhead.cli._tokens import readable, shown
 
 if TYPE_CHECKING:
-    from lmhead.analysis import Score, ScoredToken
+    from lmhead.analysis import Piece, Score, ScoredToken
     from lmhead.models import LanguageModel
 
 _MARGIN = "  "
@@ -150,8 +162,8 @@ class _TableView(_View):
     def __init__(self, every: bool, worst: int, progress: Progress, size: int) -> None:
         super().__init__(progress, size)
         self._every, self._worst = every, 0 if every else worst
-        self._before: deque[str] = deque(maxlen=24)
-        self._found: list[tuple[float, int, ScoredToken, str]] = []
+        self._before: deque[Piece] = deque(maxlen=24)
+        self._found: list[tuple[float, int, ScoredToken, tuple[Piece, ...]]] = []
         self._bars = min(30, max(8, width() - 54))
         if every:
             heads = [left("token", _WORD), "    bits", "        p", "   rank", " entropy"]
@@ -162,12 +174,12 @@ class _TableView(_View):
         if self._every:
             echo(self._row(scored))
         elif self._worst:
-            entry = (scored.bits, -scored.position, scored, "".join(self._before))
+            entry = (scored.bits, -scored.position, scored, tuple(self._before))
             if len(self._found) < self._worst:
                 heapq.heappush(self._found, entry)
             elif entry > self._found[0]:
                 heapq.heapreplace(self._found, entry)
-            self._before.append(legible(scored.token.piece.bytes).replace("␣", " "))
+            self._before.append(scored.token.piece)
 
     def _row(self, scored: ScoredToken) -> str:
         token = scored.token
@@ -188,18 +200,8 @@ class _TableView(_View):
             word = shown(scored.token.piece)
             figures = f"{bits:8.2f}{scored.token.rank:9,}   "
             room = width() - len(_MARGIN) - len(figures) - columns(word)
-            yield f"{_MARGIN}{figures}{dim(_tail(before, max(room, 8)))}{cyan(word)}"
+            yield f"{_MARGIN}{figures}{dim(tail(readable(before), max(room, 8)))}{cyan(word)}"
         yield ""
-
-
-def _tail(text: str, room: int) -> str:
-    """The end of a text that fits."""
-    kept = ""
-    for c in reversed(text):
-        if columns(c + kept) > room - 1:
-            return "…" + kept
-        kept = c + kept
-    return kept
 
 
 def _heat(bits: float, drawn: str) -> str:

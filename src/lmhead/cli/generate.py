@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from lmhead.cli._model import (
     split,
 )
 from lmhead.cli._sampler import given_options, make_sampler, sampler_options, with_ends
-from lmhead.cli._terminal import Progress, clip, cyan, dim, echo, left
+from lmhead.cli._terminal import Progress, clip, cyan, dim, echo, left, printable
 from lmhead.cli._tokens import harmless, shown
 
 if TYPE_CHECKING:
@@ -278,11 +279,9 @@ def _text(model: LanguageModel, before: list[int], ids: list[int]) -> str:
 
 def _write(text: str, *, bold: bool = False) -> None:
     """Text as it comes: exactly for a file or a pipe, harmless for a terminal."""
-    if sys.stdout.isatty():
-        text = harmless(text)
-        text = click.style(text, bold=True) if bold else text
-    click.echo(text, nl=False)
-    sys.stdout.flush()
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = click.style(harmless(text), bold=True) if bold else harmless(text)
+    click.echo(printable(text), nl=False, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def _p(log_prob: float) -> str:

@@ -120,14 +120,16 @@ def _cell(cell: Cell, target: int, ranks: bool) -> str:
     word = left(clip(shown(piece), _WORD - 1), _WORD)
     percent = right(f"{100 * p:.0f}", _P)
     hit = piece.id == target
-    style: dict[str, Any] = {"fg": "green", "bold": True} if hit else {}
-    text = click.style(word, **style, dim=not hit and p < 0.1) + dim(percent)
-    if ranks:
-        rank = right(short(cell.target_rank), _RANK)
-        text += click.style(
-            rank, fg="green" if hit else "yellow" if cell.target_rank < 10 else None
-        )
-    return text
+    if hit:
+        word = click.style(word, fg="green", bold=True)
+    elif p < 0.1:
+        word = dim(word)
+    if not ranks:
+        return word + dim(percent)
+    rank = right(short(cell.target_rank), _RANK)
+    if hit or cell.target_rank < 10:
+        rank = click.style(rank, fg="green" if hit else "yellow")
+    return word + dim(percent) + rank
 
 
 def short(number: int) -> str:

@@ -164,3 +164,62 @@ def test_no_torch_is_loaded() -> None:
         "assert 'torch' not in sys.modules, 'torch was loaded'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# On a real model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_tour_of_a_model(model: str, lang: str) -> None:
+    result = CliRunner().invoke(main, ["demo", "--model", model, "--lang", lang])
+    assert result.exit_code == 0, result.output
+    text = result.output
+    assert [line[:4] for line in text.splitlines() if re.match(r"  \d\. ", line)] == [
+        "  1.",
+        "  2.",
+        "  3.",
+        "  4.",
+    ]
+    assert ("the same tokens" if lang == "en" else "逐词相同") in text
+    assert "NOT" not in text
+    assert max(columns(line) for line in text.splitlines()) <= 80
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+    assert f"lmhead next {Path(model).stem}" in text
+
+
+def test_the_figures_of_the_tour_are_the_models(model: str) -> None:
+    opened = open_model(model)
+    tokenizer = opened.tokenizer
+    assert tokenizer is not None
+    tour = demo.Tour(opened, chinese=False)
+    ids = torch.tensor([tokenizer.encode(demo.PROMPT)])
+    p = (opened.hidden(ids)[0][0, -1].double() @ opened.head.weight.double().T).softmax(-1)
+    shown = [float(x) for x in re.findall(r" (0\.\d{4})", "\n".join(tour.next_word()))]
+    assert shown[:8] == pytest.approx(p.topk(8).values.tolist(), abs=1e-4)
+    ids = torch.tensor([tokenizer.encode(demo.SENTENCE)])
+    logits = opened.hidden(ids)[0][0, :-1].double() @ opened.head.weight.double().T
+    bits = -logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0] / np.log(2)
+    lines = "\n".join(tour.surprise())
+    shown = [float(x) for x in re.findall(r"(\d+\.\d\d) bit", lines)]
+    assert shown == pytest.approx(bits.tolist(), abs=0.006)
+    assert f"Perplexity: {2 ** float(bits.mean()):.1f}." in lines
+
+
+def test_without_any_model_there_is_the_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled, "BUNDLED", {})
+    result = CliRunner().invoke(main, ["demo"])
+    assert result.exit_code == 0, result.output
+    assert "No model is installed" in result.stderr
+    assert "I love ___" in result.stdout
+
+
+def test_a_model_that_speaks_in_ids_is_refused(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "mute.bin", random_weights())
+    result = CliRunner().invoke(main, ["demo", "--model", str(path)])
+    assert result.exit_code == 3
+    assert "has no tokenizer" in result.stderr

@@ -33,6 +33,12 @@ SEED = 42
 LEARNING_RATE = 0.1
 TEMPERATURES = (0.5, 1.0, 2.0)
 
+PROMPT = "The capital of France is"
+SENTENCE = "The sun rises in the east and sets in the refrigerator."
+STORY = "Once upon a time, there was a"
+TOKENS = 40
+STEP = 512  # tokens of the training step
+_BAR = 30
 _MARGIN = "     "
 _WORD = 8  # columns of the first column of every table
 _BAR = 30
@@ -117,7 +123,55 @@ class _Walk:
             )
         )
 
-    def hidden_state(self) -> Iterator[str]:
+    def next_word(self) -> Iterator[str]:
+        """The most probable words, from one sweep over the vocabulary."""
+        import torch
+
+        yield from self.section(1, f'What comes after "{PROMPT}"?', f"“{PROMPT}”之后是什么？")
+        _, hidden, _ = self.read(PROMPT)
+        with torch.no_grad():
+            logits = self.model.head(hidden[-1])
+            answers = logits.ask(top_k=8, logsumexp=True, entropy=True)
+        values, ids = answers.top_k
+        shares = (values - answers.logsumexp).exp().tolist()
+        for id, p in zip(ids.tolist(), shares, strict=True):
+            shown = left(legible(self.tokenizer.token_bytes(id)) or f"<{id}>", 14)
+            drawn = bar(p, _BAR)
+            yield f"{_MARGIN}{shown}{p:7.4f}" + ("  " + _cyan(drawn)) * bool(drawn)
+        rest, entropy = 1 - sum(shares), float(answers.entropy) / math.log(2)
+        yield ""
+        yield from self.note(
+            f"All other words together: {rest:.4f}. Entropy: {entropy:.2f} bits.",
+            f"其余所有词合计 {rest:.4f}。熵：{entropy:.2f} bit。",
+        )
+
+    def surprise(self) -> Iterator[str]:
+        """Surprisal, token by token."""
+        import torch
+
+        yield from self.section(2, "How surprised is it by a sentence?", "读一句话时，它有多意外？")
+        ids, hidden, _ = self.read(SENTENCE)
+        with torch.no_grad():
+            logits = self.model.head(hidden[:-1])
+            answers = logits.ask(log_prob=torch.tensor(ids[1:]), rank=torch.tensor(ids[1:]))
+        bits = (-answers.log_prob / math.log(2)).tolist()
+        most = max(bits)
+        for id, cost, rank in zip(ids[1:], bits, answers.rank.tolist(), strict=True):
+            shown = left(legible(self.tokenizer.token_bytes(id)) or f"<{id}>", 14)
+            place = right(self.say(f"#{rank + 1:,}", f"第 {rank + 1:,}"), 9)
+            drawn = bar(cost / most, _BAR)
+            yield f"{_MARGIN}{shown}{cost:6.2f} bit{place}" + ("  " + _yellow(drawn)) * bool(drawn)
+        perplexity = 2 ** (sum(bits) / len(bits))
+        yield ""
+        yield from self.note(
+            f"Surprisal is -log2 p; #1 is the word it expected most. Perplexity: {perplexity:.1f}.",
+            f"意外程度 = -log2 p；第 1 名是它最期待的词。困惑度：{perplexity:.1f}。",
+        )
+
+    def certified(self) -> Iterator[str]:
+        """Greedy text from a quantized copy, every token proven, and the bytes it read."""
+        import torch
+
         yield from self.section(
             1,
             'Hidden state: all the model knows after reading "I love"',

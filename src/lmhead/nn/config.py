@@ -1,0 +1,169 @@
+"""The sizes and kinds of a Transformer; the names of sizes are those of Hugging Face.
+
+In:  keyword arguments, or the dictionary of a JSON file.
+Out: a frozen value that has been checked, and that every part of the model is built from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from lmhead import checks
+
+Position = Literal["learned", "sinusoidal", "rotary", "none"]
+Pairs = Literal["half", "interleaved"]
+Norm = Literal["layer", "rms"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+Init = Literal["normal", "xavier", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """What encoders and decoders have in common.
+
+    Attributes:
+        vocab_size: V.
+        hidden_size: D.
+        num_attention_heads: H, the queries.
+        num_key_value_heads: G, the keys, each shared by H / G queries; None for H.
+        head_dim: d, the size of a head; None for D / H.
+        intermediate_size: the width inside a feed-forward; None for 4 D, or about 8/3 D for
+            "swiglu", which has three matrices where the others have two.
+        max_length: the most tokens at once; learned positions know no more.
+        position: how a token knows where it stands. "learned" and "sinusoidal" vectors are added to
+            the embedding, "rotary" turns queries and keys, "none" leaves it to the causal mask.
+        rotary: which coordinates of a head turn together: "half" pairs i with i + d/2 (Hugging
+            Face), "interleaved" pairs 2i with 2i + 1 (the original, and llama2.c). The weights of
+            one are those of the other in another order.
+        rope_theta: the base of the angles.
+        norm: "layer" (LayerNorm) or "rms" (RMSNorm).
+        norm_eps: ε under the root.
+        norm_first: True for x + f(norm(x)) with a norm after the last block, as nearly every model
+            since GPT-2; False for norm(x + f(x)), the Transformer of 2017.
+        activation: of the feed-forward; "gelu_tanh" is GPT-2's approximation.
+        bias: whether linear layers and LayerNorms have one; the head has its own switch.
+        dropout: of the embedding and of what every sublayer adds.
+        attention_dropout: of the attention's shares.
+        embedding_scale: a factor of the token embedding; √D in the Transformer of 2017.
+        tied: whether the head's weight is the embedding's.
+        head_bias: whether the head has a bias.
+        softcap: of the head, see `LMHead`.
+        scale: of the head, see `LMHead`.
+        init: how matrices begin. "normal": normal numbers of deviation `init_std`, those that end a
+            sublayer divided by √(number of sublayers), as in GPT-2; "xavier": Glorot's uniform;
+            "torch": what torch's own layers do. Biases begin at 0 but in "torch".
+        init_std: the deviation for "normal", and of the embeddings unless `init` is "torch".
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    max_length: int = 1024
+    position: Position = "learned"
+    rotary: Pairs = "half"
+    rope_theta: float = 10000.0
+    norm: Norm = "layer"
+    norm_eps: float = 1e-5
+    norm_first: bool = True
+    activation: Activation = "gelu"
+    bias: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    embedding_scale: float = 1.0
+    tied: bool = True
+    head_bias: bool = False
+    softcap: float | None = None
+    scale: float = 1.0
+    init: Init = "normal"
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_attention_heads", "max_length"):
+            checks.check_whole(name, getattr(self, name), low=1)
+        for name in ("num_key_value_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) is not None:
+                checks.check_whole(name, getattr(self, name), low=1)
+        for name, kinds in _KINDS.items():
+            if getattr(self, name) not in kinds:
+                wanted = " or ".join(map(repr, kinds))
+                raise ValueError(f"{name} must be {wanted}; got {getattr(self, name)!r}")
+        for name in ("rope_theta", "norm_eps", "init_std"):
+            checks.check_number(name, getattr(self, name), low=0.0, above=True)
+        for name in ("dropout", "attention_dropout"):
+            checks.check_number(name, getattr(self, name), low=0.0, high=1.0)
+        checks.check_number("embedding_scale", self.embedding_scale)
+        checks.check_map(self.softcap, self.scale)
+        heads = self.num_attention_heads
+        if heads % self.key_heads:
+            raise ValueError(
+                f"num_attention_heads must be a multiple of num_key_value_heads, {self.key_heads}; "
+                f"got {heads}"
+            )
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, {heads}; "
+                f"got {self.hidden_size}"
+            )
+        if self.position == "rotary" and self.head_size % 2:
+            raise ValueError(f"head_dim must be even, to be turned in pairs; got {self.head_size}")
+        if self.position == "sinusoidal" and self.hidden_size % 2:
+            raise ValueError(
+                "hidden_size must be even, for a sine and a cosine of each angle; "
+                f"got {self.hidden_size}"
+            )
+
+    @property
+    def key_heads(self) -> int:
+        """The number G of key heads."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """The size d of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def inner_size(self) -> int:
+        """The width inside a feed-forward."""
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        if self.activation == "swiglu":
+            return -(-8 * self.hidden_size // 3 // 8) * 8  # two thirds of 4 D, in eights
+        return 4 * self.hidden_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments that make this value, for a JSON file."""
+        return asdict(self)
+
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "position": get_args(Position),
+    "rotary": get_args(Pairs),
+    "norm": get_args(Norm),
+    "activation": get_args(Activation),
+    "init": get_args(Init),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(TransformerConfig):
+    """A language model: see `TransformerConfig` for all but the number of blocks.
+
+    >>> config = DecoderConfig(
+    ...     vocab_size=65, hidden_size=128, num_hidden_layers=4, num_attention_heads=4
+    ... )
+    >>> config.head_size, config.inner_size
+    (32, 512)
+    >>> DecoderConfig(**config.to_dict()) == config
+    True
+    """
+
+    num_hidden_layers: int
+
+    def __post_init__(self) -> None:
+        checks.check_whole("num_hidden_layers", self.num_hidden_layers, low=1)
+        super().__post_init__()

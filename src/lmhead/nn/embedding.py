@@ -1,0 +1,94 @@
+"""Where a token stands: positions that are added to the embedding, or that turn the heads.
+
+    learned      a vector per place, trained                      x = embedding(id) + place[t]
+    sinusoidal   sines and cosines of t at D/2 speeds, fixed      x = embedding(id) + wave(t)
+    rotary       queries and keys are turned by angles t · speed, so that their product depends on
+                 the distance of two tokens alone
+
+Positions count the tokens of a row, not its padding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lmhead.nn.config import TransformerConfig
+
+Turn = tuple[Tensor, Tensor]
+"""Cosine and sine of the angles: (B or 1, T, 1, d/2) each."""
+
+
+def angles(positions: Tensor, size: int, theta: float) -> Tensor:
+    """Equivalent to: position · theta^(-2i / size), for i in [0, size/2).
+
+    The first coordinate turns by one radian a token, the last hardly at all. In float64: float32
+    would lose the place of a token in a long text.
+
+    >>> angles(torch.tensor([0, 1, 2]), 4, 100.0)
+    tensor([[0.0000, 0.0000],
+            [1.0000, 0.1000],
+            [2.0000, 0.2000]], dtype=torch.float64)
+    """
+    steps = torch.arange(0, size, 2, dtype=torch.float64, device=positions.device)
+    return positions[..., None] * theta ** (-steps / size)
+
+
+def sinusoidal(positions: Tensor, size: int, theta: float = 10000.0) -> Tensor:
+    """The waves of the Transformer of 2017: sin in even coordinates, cos in odd ones.
+
+    Shapes: positions (...), result (..., size), float64.
+
+    >>> sinusoidal(torch.tensor([0, 1]), 2)
+    tensor([[0.0000, 1.0000],
+            [0.8415, 0.5403]], dtype=torch.float64)
+    """
+    angle = angles(positions, size, theta)
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
+
+
+def turn_of(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> Turn:
+    """Cosine and sine for `rotate`: positions (B or 1, T) to (B or 1, T, 1, size/2) each."""
+    angle = angles(positions, size, theta)[..., None, :]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, turn: Turn, rotary: str) -> Tensor:
+    """Turn every pair (a, b) of coordinates by its angle: (a cos - b sin, a sin + b cos).
+
+    Args:
+        x: (B, T, heads, d).
+        turn: cosine and sine of the angles, see `turn_of`.
+        rotary: which coordinates are a pair, see `TransformerConfig`.
+    """
+    cos, sin = turn
+    axis = -2 if rotary == "half" else -1
+    a, b = x.view(*x.shape[:-1], *((2, -1) if rotary == "half" else (-1, 2))).unbind(axis)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), axis).flatten(-2)
+
+
+class PositionEmbedding(nn.Module):
+    """The vector that is added to a token's embedding for its place; 0 for rotary positions.
+
+    >>> config = TransformerConfig(vocab_size=9, hidden_size=4, num_attention_heads=1, max_length=8)
+    >>> PositionEmbedding(config)(torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2]])).shape
+    torch.Size([2, 3, 4])
+    """
+
+    weight: Tensor | None
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.kind, self.theta = config.position, config.rope_theta
+        self.register_parameter("weight", None)
+        if self.kind == "learned":
+            self.weight = nn.Parameter(torch.empty(config.max_length, config.hidden_size))
+            nn.init.normal_(self.weight, std=config.init_std)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, T, D) and positions (B or 1, T); gives x with its places, (B, T, D)."""
+        if self.weight is not None:
+            return x + nn.functional.embedding(positions, self.weight)
+        if self.kind == "sinusoidal":
+            return x + sinusoidal(positions, x.shape[-1], self.theta).to(x.dtype)
+        return x

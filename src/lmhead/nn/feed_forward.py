@@ -1,0 +1,51 @@
+"""Feed-forward: each token on its own, through a wide layer and back.
+
+relu, gelu    down(bend(up(x)))
+swiglu        down(silu(gate(x)) · up(x))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmhead.nn.config import TransformerConfig
+
+_BENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "swiglu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """D to `inner_size` to D, with a bend between.
+
+    >>> import torch
+    >>> config = TransformerConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)
+    >>> FeedForward(config)(torch.randn(3, 8)).shape
+    torch.Size([3, 8])
+    """
+
+    gate: nn.Linear | None
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.inner_size
+        self.bend = _BENDS[config.activation]
+        self.gate = None
+        if config.activation == "swiglu":
+            self.gate = nn.Linear(size, inner, bias=config.bias)
+        self.up = nn.Linear(size, inner, bias=config.bias)
+        self.down = nn.Linear(inner, size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) to (..., D)."""
+        wide = self.up(x)
+        wide = self.bend(wide) if self.gate is None else self.bend(self.gate(x)) * wide
+        out: Tensor = self.down(wide)
+        return out

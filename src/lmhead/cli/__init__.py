@@ -14,6 +14,7 @@ _COMMANDS = {
     "lens": "What the model would say after each layer: the logit lens.",
     "compare": "How far apart two models, or two samplers, are on a text.",
     "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
+    "train": "Train a language model on text files.",
     "bench": "Speed, memory and errors, beside everything else a user could pick.",
 }
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from lmhead.models.checkpoint import CONFIG, MODEL, TOKENIZER, set_weights, weights_of
-from lmhead.train.files import TrainError, new_folder, remove, write_json, write_tensors, write_text
+from lmhead.train.files import TrainError, new_folder, put_json, put_tensors, put_text, remove
 from lmhead.train.task import Task
 
 FOLDER = "checkpoints"
@@ -66,11 +66,11 @@ def save(
         return folder
     with new_folder(folder) as part:
         about = {**FORMAT, **task.describe(), "step": state.step, "training": dict(settings)}
-        write_json(part / CONFIG, about)
-        write_text(part / TOKENIZER, task.tokenizer_json)
-        write_tensors(part / MODEL, weights_of(task.model))
-        write_json(part / _STATE, dataclasses.asdict(state))
-        write_tensors(part / _TENSORS, _training_tensors(task, optimizer))
+        put_json(part / CONFIG, about)
+        put_text(part / TOKENIZER, task.tokenizer_json)
+        put_tensors(part / MODEL, weights_of(task.model))
+        put_json(part / _STATE, dataclasses.asdict(state))
+        put_tensors(part / _TENSORS, _training_tensors(task, optimizer))
     return folder
 
 

@@ -42,19 +42,24 @@ def write_text(path: Path, text: str) -> None:
     ('whole', ['notes.txt'])
     """
     part = part_of(path)
-    part.write_text(text, encoding="utf-8", newline="")
+    put_text(part, text)
     sync(part)
     os.replace(part, path)
     sync(path.parent)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file at once."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+def put_text(path: Path, text: str) -> None:
+    """Write a text file in a `new_folder`, which flushes it."""
+    path.write_text(text, encoding="utf-8", newline="")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file; inside a folder that is not there yet, see `new_folder`."""
+def put_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file in a `new_folder`."""
+    put_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def put_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file in a `new_folder`."""
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:  # of the system, as Rust words it
@@ -68,7 +73,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "step-1"
     >>> with new_folder(path) as folder:
-    ...     write_text(folder / "a.txt", "a")
+    ...     put_text(folder / "a.txt", "a")
     ...     path.exists()
     False
     >>> path.exists()

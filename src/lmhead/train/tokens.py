@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from lmhead.train import corpus
 from lmhead.train.config import TrainConfig
-from lmhead.train.files import TrainError, new_folder, write_json
+from lmhead.train.files import TrainError, new_folder, put_json
 from lmhead.train.vocabulary import make_vocabulary, marks_of
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -71,7 +71,7 @@ def prepare(
             "characters": characters,
             "sha256": digest,
         }
-        write_json(part / _ABOUT, about)
+        put_json(part / _ABOUT, about)
 
 
 def write_tokens(path: Path, pieces: Iterable[str], vocabulary: Tokenizer) -> int:

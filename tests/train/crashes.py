@@ -5,7 +5,7 @@
 The process ends, as by kill -9 with nothing cleaned up, before its n-th fsync, rename, unlink,
 mkdir or write of tensors, the latter with half of a file written. The run then goes on to its end,
 and must have the bytes of an undisturbed run. `all` tries every n, a number so many, spread evenly.
-Forks, so that torch is loaded once.
+It forks, so that torch is loaded once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import safetensors.torch
 
-from lmhead.train import files, resume, text, train
+from lmhead.train import files, resume, train
 from lmhead.train.checkpoints import latest
 from lmhead.train.progress import Silence
 from train.runs import fingerprint, history, small
@@ -79,7 +79,8 @@ def run(folder: Path, out: Path, end: int | None) -> int:
 
 
 def main(folder: Path, tries: str) -> None:
-    assert text  # loaded before the forks
+    # What is imported on first use is imported here, once for all forks.
+    train(small(folder, steps=2), folder / "warm", progress=Silence())
     whole = folder / "whole"
     assert forked(lambda: run(folder, whole, None)) == 0
     operations = int((folder / "operations").read_text())

@@ -9,10 +9,6 @@ from lmhead.cli._frame import LazyGroup
 _COMMANDS = {
     "demo": "Watch a hidden state become a word, step by step.",
     "next": "The most probable next words behind a prompt, as a table.",
-    "score": "How well a model expects a text: perplexity, bits per byte, every token.",
-    "generate": "Go on from a prompt.",
-    "lens": "What the model would say after each layer: the logit lens.",
-    "compare": "How far apart two models, or two samplers, are on a text.",
     "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
     "train": "Train a language model on text files.",
     "bench": "Speed, memory and errors, beside everything else a user could pick.",

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from lmhead.models.checkpoint import steps_of
 from lmhead.train import TrainConfig, TrainError, resume, train
-from lmhead.train.checkpoints import latest, steps_of
+from lmhead.train.checkpoints import latest
 from lmhead.train.files import locked
 from lmhead.train.log import read_log
 from lmhead.train.loop import Trainer, make_optimizer
@@ -79,7 +80,7 @@ def test_accumulation_divides_by_all_targets_of_a_step(tmp_path: Path) -> None:
     task = task_of(tmp_path, config)
     ids = torch.randint(task.tokens.vocab_size, (5, 9))
     whole = Batch(ids[:, :-1], ids[:, 1:])
-    parts = [Batch(*(x[:1] for x in whole)), Batch(*(x[1:] for x in whole))]
+    parts = [Batch(ids[rows, :-1], ids[rows, 1:]) for rows in (slice(0, 1), slice(1, None))]
     gradients = []
     for batches in ([whole], parts):
         task.model.zero_grad()

@@ -4,67 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import click
 
+from lmhead.cli import _json
+from lmhead.cli._frame import (
+    Failed,
+    SectionedCommand,
+    SectionedOption,
+    Unreadable,
+    loading,
+    options_checked,
+)
 from lmhead.train.config import MAY_CHANGE, PRESETS, TrainConfig, make_config, option_name
-
-
-class _Grouped(click.Command):
-    """A command whose help shows the options under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Run": []}
-        headings = {field.name: field.metadata["group"] for field in _fields()}
-        for parameter in self.get_params(ctx):
-            if isinstance(parameter, click.Argument):
-                continue
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                groups.setdefault(headings.get(str(parameter.name), "Run"), []).append(record)
-        for heading, records in groups.items():
-            with formatter.section(f"{heading} options"):
-                formatter.write_dl(records)
-
-
-def _fields() -> Iterator[dataclasses.Field[Any]]:
-    return (field for field in dataclasses.fields(TrainConfig) if field.name != "corpus")
 
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     """An option for each field; None where it was not given."""
     types = get_type_hints(TrainConfig)
-    for field in reversed(list(_fields())):
-        facts, kind = field.metadata, types[field.name]
-        name = option_name(field.name)
-        shown = json.dumps(field.default, ensure_ascii=False).strip('"')
-        if kind is bool:
-            shown = name if field.default else f"no-{name}"
-            spelling, kind = f"--{name}/--no-{name}", None
-        else:
-            spelling = f"--{name}"
-        command = click.option(
-            spelling,
-            field.name,
-            type=click.Choice(facts["choices"]) if facts["choices"] else kind,
-            default=None,
-            help=f"{facts['help']}  [{shown}]",
-        )(command)
+    for field in reversed(dataclasses.fields(TrainConfig)):
+        if field.name != "corpus":  # the argument
+            command = _option(field, types[field.name])(command)
     return command
 
 
-@click.command("train", cls=_Grouped)
+def _option(field: dataclasses.Field[Any], kind: Any) -> Callable[..., Any]:
+    name, facts = option_name(field.name), field.metadata
+    spelling, shown = f"--{name}", json.dumps(field.default, ensure_ascii=False)
+    if kind is bool:
+        spelling, kind = f"--{name}/--no-{name}", None
+        shown = f"--{name}" if field.default else f"--no-{name}"
+    elif facts["choices"]:
+        kind, shown = click.Choice(facts["choices"]), str(field.default)
+    return click.option(
+        spelling,
+        field.name,
+        type=kind,
+        default=None,
+        help=f"{facts['help']}  [default: {shown}]",
+        cls=SectionedOption,
+        section=facts["group"],
+    )
+
+
+@click.command("train", cls=SectionedCommand)
 @click.argument("corpus", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run.")
 @click.option(
     "--resume",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Go on with the run in this folder; only "
-    + ", ".join(f"--{option_name(name)}" for name in MAY_CHANGE)
-    + " may be given as well.",
+    help=f"Go on with the run in this folder. Of the settings, only {', '.join(MAY_CHANGE)} may "
+    "be given.".replace("_", "-"),
 )
 @click.option(
     "--preset", type=click.Choice(list(PRESETS)), help="Settings that fit together; options win."
@@ -73,9 +66,9 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     "--config",
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file with the options below as keys; options win.",
+    help="TOML file with the settings below as keys; options win.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_json.json_option
 @_settings
 def command(
     corpus: tuple[Path, ...],
@@ -96,7 +89,7 @@ def command(
     Examples:
       lmhead train book.txt --out run --preset cpu-small
       lmhead train input.txt --out run --preset shakespeare-char
-      lmhead train *.txt --out run --tokenizer words --vocab-size 20000 --grad-filter 0.02
+      lmhead train *.txt --out run --tokenizer words --vocab-size 20000
       lmhead train --config run.toml --out run
       lmhead train --resume run
       lmhead train --resume run --steps 5000
@@ -104,43 +97,40 @@ def command(
     """  # noqa: D301
     given = {name: value for name, value in options.items() if value is not None}
     if (out is None) == (resume is None):
-        raise click.UsageError("give --out FOLDER for a new run, or --resume FOLDER to go on")
-    try:
+        raise click.UsageError("Give --out FOLDER for a new run, or --resume FOLDER to go on.")
+    run = resume or out
+    with options_checked():
         if resume is not None:
             if corpus or preset or file:
-                raise click.UsageError("--resume takes corpus and settings from the run")
-            result = _run(lambda train: train.resume(resume, given))
+                raise click.UsageError("--resume takes corpus and settings from the run.")
+            result = _call(lambda train: train.resume(resume, given))
         else:
             if corpus:
                 given["corpus"] = [str(path) for path in corpus]
             config = make_config(given, preset=preset, file=file)
-            result = _run(lambda train: train.train(config, out))
-    except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from None
-    _finish(result, resume or out, as_json)
-
-
-def _run(work: Callable[[Any], Any]) -> Any:
-    """Call the room that loads torch; what it cannot do is told in a line."""
-    from lmhead import train
-
-    try:
-        return work(train)
-    except train.CorpusError as error:
-        click.echo(f"Error: {error}", err=True)
-        raise SystemExit(3) from None
-    except train.TrainError as error:
-        raise click.ClickException(str(error)) from None
-
-
-def _finish(result: Any, run: Path | None, as_json: bool) -> None:
+            result = _call(lambda train: train.train(config, out))
     if as_json:
-        facts = dataclasses.asdict(result)
-        click.echo(json.dumps({"schema": "lmhead.train/1", **facts}, default=str, indent=2))
+        facts = dataclasses.asdict(result) | {"checkpoint": str(result.checkpoint)}
+        _json.write("train", run=str(run), **facts)
     else:
-        loss = "" if result.best_loss is None else f", best loss {result.best_loss:.4f}"
-        at = "" if result.best_step is None else f" at step {result.best_step}"
-        click.echo(f"step {result.step}{loss}{at}: {result.checkpoint}", err=True)
+        loss = "" if result.best_loss is None else f"best loss {result.best_loss:.4f} at "
+        step = result.step if result.best_step is None else result.best_step
+        click.echo(f"{loss}step {step}; the last checkpoint is {result.checkpoint}", err=True)
     if result.signal is not None:
         click.echo(f"Stopped early. Go on with: lmhead train --resume {run}", err=True)
         raise SystemExit(128 + result.signal)
+
+
+def _call(work: Callable[[Any], Any]) -> Any:
+    """Enter the room that loads torch; what cannot be done there is told in a sentence."""
+    with loading():
+        from lmhead import train
+        from lmhead.train import run
+
+        assert run
+    try:
+        return work(train)
+    except train.CorpusError as error:
+        raise Unreadable(str(error)) from error
+    except train.TrainError as error:
+        raise Failed(str(error)) from error

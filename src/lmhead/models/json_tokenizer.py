@@ -83,7 +83,14 @@ class JsonTokenizer:
 
         A mark of the end, which some tokenizers add, is left out: a prompt goes on.
         """
-        ids = list(self._tokenizer.encode(text, add_special_tokens=bos).ids)
+        try:
+            ids = list(self._tokenizer.encode(text, add_special_tokens=bos).ids)
+        except Exception as error:  # a vocabulary without bytes and without a word for the unknown
+            lacking = [c for c in dict.fromkeys(text) if self._tokenizer.token_to_id(c) is None]
+            raise ValueError(
+                f"text must be made of the vocabulary of {self.path}, which has no "
+                f"{', '.join(map(repr, lacking[:5])) or error}"
+            ) from error
         if bos and ids and ids[-1] == self.eos_token_id:
             own = self._tokenizer.encode(text, add_special_tokens=False).ids
             if ids.count(ids[-1]) > own.count(ids[-1]):

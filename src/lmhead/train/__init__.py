@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lmhead.models.checkpoint import load_checkpoint
     from lmhead.train.config import PRESETS, TrainConfig, make_config
     from lmhead.train.corpus import CorpusError
     from lmhead.train.files import TrainError
@@ -28,6 +29,7 @@ _HOME = {
     "TrainConfig": "lmhead.train.config",
     "TrainError": "lmhead.train.files",
     "Trainer": "lmhead.train.loop",
+    "load_checkpoint": "lmhead.models.checkpoint",
     "make_config": "lmhead.train.config",
     "random_numbers": "lmhead.train.task",
     "resume": "lmhead.train.run",
@@ -42,6 +44,7 @@ __all__ = [
     "TrainConfig",
     "TrainError",
     "Trainer",
+    "load_checkpoint",
     "make_config",
     "random_numbers",
     "resume",

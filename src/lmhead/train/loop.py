@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from lmhead.models.checkpoint import steps_of
 from lmhead.train import checkpoints
 from lmhead.train.checkpoints import State
 from lmhead.train.config import TrainConfig
@@ -210,7 +211,7 @@ class Trainer:
             yield
 
     def _last(self) -> str:
-        steps = checkpoints.steps_of(self.run_folder)
+        steps = steps_of(self.run_folder)
         if not steps:
             return "There is no checkpoint yet."
         return f"The last checkpoint, of step {steps[-1]}, is whole."

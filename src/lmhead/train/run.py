@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lmhead.train import checkpoints
+from lmhead.models.checkpoint import steps_of
 from lmhead.train.config import MAY_CHANGE, TrainConfig, option_name, read_toml
 from lmhead.train.files import (
     TrainError,
@@ -62,7 +62,7 @@ def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = N
     corpus = tuple(str(Path(path).resolve()) for path in config.corpus)
     config = config.replace(corpus=corpus)
     with locked(run):
-        if (run / SETTINGS).exists() or checkpoints.steps_of(run):
+        if (run / SETTINGS).exists() or steps_of(run):
             raise TrainError(
                 f"there is a run in {run} already: go on with it by --resume {run}, or choose "
                 "another folder"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmhead.models.heads import build_head, specify_head
 from lmhead.nn import DecoderConfig, DecoderLM
 from lmhead.sampling import Sampler, generate
 from lmhead.train.config import TrainConfig
@@ -28,10 +29,14 @@ _TOGETHER = 8192  # tokens of a batch of validation
 
 
 class Batch(NamedTuple):
-    """Windows of a text, (B, T) each: ids, and for each of them the id after it."""
+    """Windows of a text, (B, T) each: ids, and for each of them the id after it.
+
+    `number` counts the batches of a run.
+    """
 
     ids: Tensor
     targets: Tensor
+    number: int = 0
 
 
 class TextTask(Task):
@@ -57,8 +62,8 @@ class TextTask(Task):
                 f"got {config.block}"
             )
         torch.manual_seed(config.seed)
-        self.model = make_model(config, self.tokens.vocab_size)
-        self.criterion = make_loss(config, self.model.head)
+        self.model = make_model(config, self.tokens)
+        self.criterion = make_loss(config, self.model.head, self.tokens.counts)
         end = self.tokens.vocabulary.token_to_id(END)
         self.eos_token_ids = () if end is None else (int(end),)
         size = sum(p.numel() for p in self.model.parameters())
@@ -72,7 +77,8 @@ class TextTask(Task):
         config, text = self.config, self.tokens.train
         draw = random_numbers(config.seed, step, micro)
         starts = draw.integers(len(text) - config.block, size=(config.batch, 1))
-        return _batch(text[starts + np.arange(config.block + 1)])
+        number = step * config.accumulate + micro
+        return _batch(text[starts + np.arange(config.block + 1)], number)
 
     def items(self, batch: Batch) -> int:
         """Every token has a next one."""
@@ -80,12 +86,12 @@ class TextTask(Task):
 
     def loss(self, batch: Batch, num_items: int) -> Tensor:
         """Cross-entropy, with what the settings add to it."""
-        return self.criterion(self.model.hidden(batch.ids), batch.targets, num_items)
+        return self.criterion(self.model.hidden(batch.ids), batch.targets, num_items, batch.number)
 
     def validate(self) -> dict[str, float]:
         """Mean cross-entropy of the held-out text, window by window, without smoothing."""
         total, items = 0.0, 0
-        for ids, targets in self._held_out():
+        for ids, targets, _ in self._held_out():
             logits = self.model.head(self.model.hidden(ids)).flatten(0, 1)
             loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
             total += loss.item()
@@ -121,15 +127,15 @@ class TextTask(Task):
         return {
             "kind": "decoder",
             "model": self.model.config.to_dict(),
-            "head": {"kind": self.config.head},
+            "head": specify_head(self.config.head, self.model.head),
             "eos_token_ids": list(self.eos_token_ids),
         }
 
 
-def make_model(config: TrainConfig, vocab_size: int) -> DecoderLM:
+def make_model(config: TrainConfig, tokens: Tokens) -> DecoderLM:
     """The language model of the settings, initialised by torch's random numbers."""
     sizes = DecoderConfig(
-        vocab_size=vocab_size,
+        vocab_size=tokens.vocab_size,
         hidden_size=config.width,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -142,7 +148,8 @@ def make_model(config: TrainConfig, vocab_size: int) -> DecoderLM:
         attention_dropout=config.dropout,
         tied=config.tied,
     )
-    return DecoderLM(sizes)
+    frequencies = None if config.head == "full" else tokens.counts()
+    return DecoderLM(sizes, head=build_head({"kind": config.head}, sizes, frequencies))
 
 
 def encode_known(vocabulary: Any, text: str) -> list[int]:
@@ -153,6 +160,6 @@ def encode_known(vocabulary: Any, text: str) -> list[int]:
     return ids
 
 
-def _batch(windows: Ids) -> Batch:
+def _batch(windows: Ids, number: int = 0) -> Batch:
     rows = torch.from_numpy(windows.astype(np.int64))
-    return Batch(rows[:, :-1], rows[:, 1:])
+    return Batch(rows[:, :-1], rows[:, 1:], number)

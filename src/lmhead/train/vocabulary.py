@@ -78,8 +78,8 @@ def _words(pieces: Iterable[str], vocab_size: int) -> Tokenizer:
     splitter = pre_tokenizers.Split(Regex(_WORD), "isolated")
     counts: Counter[str] = Counter()
     for piece in pieces:
-        counts.update(word for word, _ in splitter.pre_tokenize_str(piece))
-    counts.pop(END, None)
+        for text in piece.split(END):
+            counts.update(word for word, _ in splitter.pre_tokenize_str(text))
     # Among equals the first in the alphabet, so that the same text always gives the same ids.
     best = sorted(counts, key=lambda word: (-counts[word], word))[: vocab_size - 2]
     ids = {word: id for id, word in enumerate(itertools.chain([UNKNOWN, END], best))}

@@ -94,7 +94,7 @@ class Trainer:
             Log(self.run_folder / LOG, state.step) as log,
         ):
             while state.step < config.steps and wish.signal is None:
-                due = self._report(log, self._step())
+                due = self._report(log, self.step())
                 if due or wish.signal is not None:
                     self._save(log)
             self._save(log)  # nothing, unless a signal came before the first step
@@ -111,7 +111,7 @@ class Trainer:
             tokens=state.tokens,
         )
 
-    def _step(self) -> float:
+    def step(self) -> float:
         """One step of AdamW; gives the length of the gradient."""
         config, state, task = self.config, self.state, self.task
         start = time.perf_counter()

@@ -27,7 +27,7 @@ class Look:
     """Who sees whom, and by what angles heads are turned; made once, used by every layer.
 
     Attributes:
-        mask: (B or 1, 1, T, S) bool, True where a token may look; None for everywhere.
+        mask: (B or 1, 1, T or 1, S) bool, True where a token may look; None for everywhere.
         causal: with no mask, whether token t sees only the tokens up to t; T and S are the same.
         turn: for rotary positions.
     """
@@ -129,7 +129,8 @@ class Attention(nn.Module):
             # The queries of a group ask the same keys: lay them out as more tokens,
             # (B, G, H/G · T, d), and no key need be copied.
             query = query.reshape(rows, self.groups, share * new, -1)
-            mask = None if mask is None else mask.repeat(1, 1, share, 1)
+            if mask is not None and mask.shape[2] > 1:
+                mask = mask.repeat(1, 1, share, 1)
         heard = F.scaled_dot_product_attention(
             query,
             key,

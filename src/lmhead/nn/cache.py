@@ -11,15 +11,35 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class KeyValueCache:
-    """Keys and values of the tokens read so far: per layer (B, G, S, d) each.
+class Memory:
+    """What a decoder with cross-attention has made of the encoder's states.
 
-    A value: reading more tokens makes a new cache and leaves this one as it is, so that several
-    texts can go on from one beginning.
+    Attributes:
+        keys, values: per layer (B, G, S, d) each.
+        mask: (B, S) bool, False for padding of the source; None for no padding.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    mask: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Memory:
+        """The memory of the rows (B',), which may repeat or drop some."""
+        mask = None if self.mask is None else self.mask.index_select(0, rows)
+        return Memory(_select(self.keys, rows), _select(self.values, rows), mask)
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Keys and values of the tokens read so far: per layer (B, G, S, d) each.
+
+    A value: reading more tokens makes a new cache and leaves this one as it is, so that several
+    texts can go on from one beginning. A decoder that hears an encoder keeps its `memory` here.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    memory: Memory | None = None
 
     @property
     def length(self) -> int:
@@ -32,7 +52,9 @@ class KeyValueCache:
 
     def select(self, rows: Tensor) -> KeyValueCache:
         """The cache of the rows (B',), which may repeat or drop some."""
-        return KeyValueCache(
-            tuple(key.index_select(0, rows) for key in self.keys),
-            tuple(value.index_select(0, rows) for value in self.values),
-        )
+        memory = None if self.memory is None else self.memory.select(rows)
+        return KeyValueCache(_select(self.keys, rows), _select(self.values, rows), memory)
+
+
+def _select(tensors: tuple[Tensor, ...], rows: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor.index_select(0, rows) for tensor in tensors)

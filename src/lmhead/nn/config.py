@@ -6,7 +6,7 @@ Out: a frozen value that has been checked, and that every part of the model is b
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from lmhead import checks
@@ -167,3 +167,30 @@ class DecoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         checks.check_whole("num_hidden_layers", self.num_hidden_layers, low=1)
         super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(TransformerConfig):
+    """A model that reads one text and writes another: see `TransformerConfig` for all else.
+
+    `max_length` bounds the source and the target each.
+
+    >>> config = EncoderDecoderConfig(
+    ...     vocab_size=9, hidden_size=32, num_attention_heads=4, encoder_layers=3, decoder_layers=2
+    ... )
+    >>> config.decoder().num_hidden_layers
+    2
+    """
+
+    encoder_layers: int
+    decoder_layers: int
+
+    def __post_init__(self) -> None:
+        checks.check_whole("encoder_layers", self.encoder_layers, low=1)
+        checks.check_whole("decoder_layers", self.decoder_layers, low=1)
+        super().__post_init__()
+
+    def decoder(self) -> DecoderConfig:
+        """The configuration of the half that writes."""
+        shared = {f.name: getattr(self, f.name) for f in fields(TransformerConfig)}
+        return DecoderConfig(**shared, num_hidden_layers=self.decoder_layers)

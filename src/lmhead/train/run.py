@@ -37,7 +37,10 @@ from lmhead.train.task import Task
 SETTINGS = "config.toml"
 
 # Name -> where its class is. Called as Class(config, run, say); loaded when it is asked for.
-TASKS = {"text": "lmhead.train.text:TextTask"}
+TASKS = {
+    "text": "lmhead.train.text:TextTask",
+    "translate": "lmhead.train.translation:TranslationTask",
+}
 
 
 def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = None) -> Result:

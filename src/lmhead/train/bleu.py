@@ -1,0 +1,65 @@
+"""BLEU by sacreBLEU, the score that translations are compared by.
+
+In:  translations and references.
+Out: a score of 0 to 100, and the signature that says how it was counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+# Han characters: words are not divided by spaces, and each character counts as one.
+_CHINESE = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+
+
+class Bleu(NamedTuple):
+    """A score and how it was counted."""
+
+    score: float
+    signature: str
+
+
+def installed() -> bool:
+    """Whether sacreBLEU is there."""
+    return find_spec("sacrebleu") is not None
+
+
+def tokenizer_for(references: Sequence[str]) -> str:
+    """How to count words: "zh" if most references are Chinese, else sacreBLEU's usual "13a".
+
+    >>> tokenizer_for(["我爱音乐。", "他来了。", "OK"]), tokenizer_for(["I love music."])
+    ('zh', '13a')
+    """
+    chinese = sum(bool(_CHINESE.search(reference)) for reference in references)
+    return "zh" if 2 * chinese > len(references) else "13a"
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
+    """Corpus BLEU with one reference each.
+
+    Equivalent to: sacrebleu.corpus_bleu(translations, [references], tokenize=...)
+
+    Raises:
+        ValueError: different numbers of them, or none.
+        ImportError: sacreBLEU is not installed.
+
+    Example::
+
+        bleu(["我爱音乐。"], ["我喜欢音乐。"])
+    """
+    if not references or len(translations) != len(references):
+        raise ValueError(
+            f"translations must be as many as references, and at least 1; "
+            f"got {len(translations)} and {len(references)}"
+        )
+    try:
+        metrics: Any = import_module("sacrebleu.metrics")
+    except ImportError:
+        raise ImportError("BLEU needs sacreBLEU: pip install sacrebleu") from None
+    metric = metrics.BLEU(tokenize=tokenizer_for(references))
+    score = metric.corpus_score(list(translations), [list(references)])
+    return Bleu(round(float(score.score), 10), str(metric.get_signature()))

@@ -10,7 +10,8 @@ _COMMANDS = {
     "demo": "Watch a hidden state become a word, step by step.",
     "next": "The most probable next words behind a prompt, as a table.",
     "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
-    "train": "Train a language model on text files.",
+    "train": "Train a model: a language model on text files, or translation on pairs.",
+    "translate": "Translate sentences with a model that was trained on pairs.",
     "bench": "Speed, memory and errors, beside everything else a user could pick.",
 }
 

@@ -91,6 +91,7 @@ def command(
       lmhead train input.txt --out run --preset shakespeare-char
       lmhead train *.txt --out run --tokenizer words --vocab-size 20000
       lmhead train --config run.toml --out run
+      lmhead train --task translate pairs.tsv --out run
       lmhead train --resume run
       lmhead train --resume run --steps 5000
       lmhead generate run "ROMEO:"

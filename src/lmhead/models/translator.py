@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.nn import EncoderDecoder
+from lmhead.errors import ModelError
+from lmhead.models.checkpoint import (
+    CONFIG,
+    MODEL,
+    TOKENIZER,
+    find_checkpoint,
+    load_weights,
+    read_about,
+)
+from lmhead.nn import EncoderDecoder, EncoderDecoderConfig
 from lmhead.sampling import beam_search
 
 _TOGETHER = 1024  # places of a batch, beams not counted
@@ -51,7 +62,7 @@ class Translator:
     """
 
     def __init__(
-        self, model: EncoderDecoder, vocabulary: Any, *, begin: int, end: int, name: str = ""
+        self, model: EncoderDecoder, vocabulary: Tokenizer, *, begin: int, end: int, name: str = ""
     ) -> None:
         self.model, self.vocabulary = model, vocabulary
         self.begin, self.end, self.name = begin, end, name
@@ -97,8 +108,7 @@ class Translator:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without the end."""
-        text: str = self.vocabulary.decode([id for id in ids if id != self.end])
-        return text.strip()
+        return self.vocabulary.decode([id for id in ids if id != self.end]).strip()
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text with its end; [] for an empty one."""
@@ -132,3 +142,50 @@ def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
         rows.append(row)
     if rows:
         yield rows
+
+
+def load_translator(where: str | PathLike[str]) -> Translator:
+    """Open what `lmhead train --task translate` has made.
+
+    Args:
+        where: a checkpoint, or the folder of a run: its best checkpoint.
+
+    Raises:
+        ModelError: a file is missing, damaged or of another format; the message names it.
+
+    Example::
+
+        translator = load_translator("run")
+        translator.translate(["I love music."])[0][0].text
+    """
+    folder = find_checkpoint(Path(where))
+    about, path = read_about(folder), folder / CONFIG
+    if about.get("kind") != "encoder-decoder":
+        raise ModelError(
+            f"{path}: kind must be 'encoder-decoder', a model that translates; "
+            f"got {about.get('kind')!r}"
+        )
+    try:
+        model = EncoderDecoder(EncoderDecoderConfig(**about["model"]))
+        begin, end = int(about["bos_token_id"]), int(about["eos_token_ids"][0])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} must describe a model of lmhead: {error!r}") from error
+    load_weights(model, folder / MODEL)
+    vocabulary = _vocabulary(folder / TOKENIZER, model.config.vocab_size)
+    model.requires_grad_(False).eval()
+    return Translator(model, vocabulary, begin=begin, end=end, name=Path(where).resolve().name)
+
+
+def _vocabulary(path: Path, size: int) -> Tokenizer:
+    try:
+        vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except Exception as error:  # what `tokenizers` raises has no type of its own
+        raise ModelError(f"{path} is no vocabulary of the tokenizers library: {error}") from error
+    if vocabulary.get_vocab_size() != size:
+        raise ModelError(
+            f"{path} must have {size} words, as the model has; "
+            f"got {vocabulary.get_vocab_size()}: the two do not belong together"
+        )
+    return vocabulary

@@ -57,6 +57,8 @@ class TranslationTask(Task):
 
     def __init__(self, config: TrainConfig, run: Path, say: Callable[[str], object]) -> None:
         self.config = config
+        if config.head != "full":
+            raise ValueError(f"head must be 'full' for translation; got {config.head!r}")
         with explained(f"write the token files to {run}"):
             prepare([Path(path) for path in config.corpus], run / "data", config, say)
         self.pairs = Pairs(run / "data")
@@ -70,7 +72,7 @@ class TranslationTask(Task):
         self._order_of = lru_cache(maxsize=2)(self._draw_order)
         torch.manual_seed(config.seed)
         self.model = make_model(config, vocabulary.get_vocab_size())
-        self.criterion = make_loss(config, self.model.head)
+        self.criterion = make_loss(config, self.model.head, lambda: None)
         self.translator = Translator(self.model, vocabulary, begin=self.begin, end=self.end)
         held = self.pairs.held_out
         self._held = [] if not held else self._held_batches()
@@ -96,7 +98,7 @@ class TranslationTask(Task):
 
     def loss(self, batch: Batch, num_items: int) -> Tensor:
         """Cross-entropy of the target words."""
-        return self.criterion(self._hidden(batch), batch.targets, num_items)
+        return self.criterion(self._hidden(batch), batch.targets, num_items, 0)
 
     def validate(self) -> dict[str, float]:
         """Cross-entropy per token over all held-out pairs; BLEU of the first, greedily."""

@@ -39,6 +39,24 @@ def check_hidden_and_weight(
     check_device(hidden_name, hidden, weight_name, weight)
 
 
+def check_hidden(hidden: Tensor, hidden_size: int, like: Tensor | None) -> None:
+    """hidden (..., D), floating; of the type and on the device of a head's parameter."""
+    if not isinstance(hidden, Tensor):
+        raise TypeError(f"hidden must be a torch.Tensor; got {type(hidden).__name__}")
+    if not hidden.is_floating_point():
+        raise TypeError(f"hidden must be of a floating type; got {hidden.dtype}")
+    if hidden.dim() == 0 or hidden.shape[-1] != hidden_size:
+        raise ValueError(f"hidden must have shape (..., {hidden_size}); got {tuple(hidden.shape)}")
+    if like is None:
+        return
+    if hidden.dtype != like.dtype:
+        raise TypeError(
+            f"hidden and the head's weights must have the same dtype; "
+            f"got {hidden.dtype} and {like.dtype}"
+        )
+    check_device("hidden", hidden, "the head's weights", like)
+
+
 def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """Two tensors on one device."""
     if tensor.device != other.device:
@@ -50,17 +68,21 @@ def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> N
 
 def check_vector(name: str, vector: Tensor | None, weight: Tensor) -> None:
     """A bias or a class weight: floating, (V,)."""
+    check_entries(name, vector, weight.shape[0], weight)
+
+
+def check_entries(name: str, vector: Tensor | None, size: int, like: Tensor) -> None:
+    """A floating vector with one entry per word, or None."""
     if vector is None:
         return
     if not isinstance(vector, Tensor) or not vector.is_floating_point():
         kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
         raise TypeError(f"{name} must be a floating tensor; got {kind}")
-    if vector.shape != weight.shape[:1]:
+    if vector.shape != (size,):
         raise ValueError(
-            f"{name} must have shape ({weight.shape[0]},), one entry per word; "
-            f"got {tuple(vector.shape)}"
+            f"{name} must have shape ({size},), one entry per word; got {tuple(vector.shape)}"
         )
-    check_device(name, vector, "weight", weight)
+    check_device(name, vector, "weight", like)
 
 
 def check_ids(name: str, ids: Tensor, vocab: int, *, ignore_index: int | None = None) -> None:

@@ -112,22 +112,24 @@ def cross_entropy(
     max_bytes: int | None = None,
 ) -> Tensor:
     """`linear_cross_entropy` on a source whose rows have the shape `lead`; float64."""
-    checks.check_vector("class_weight", class_weight, source.weights[0])
-    checks.check_number("label_smoothing", label_smoothing, low=0.0, high=1.0)
     checks.check_number("z_loss", z_loss, low=0.0)
     checks.check_max_bytes(max_bytes)
     gradient_filter = as_filter(grad_filter)
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    check_loss(
+        lead,
+        source.vocab,
+        source.hiddens[0],
+        targets,
+        class_weight=class_weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
     if num_items is not None and reduction != "mean":
         raise ValueError(
             f"num_items is what reduction='mean' divides by; got reduction={reduction!r}"
         )
-    if not isinstance(targets, Tensor):
-        raise TypeError(f"targets must be a torch.Tensor; got {type(targets).__name__}")
-    checks.check_device("targets", targets, "hidden", source.hiddens[0])
     if targets.is_floating_point():
-        _check_shape("targets", targets, (*lead, source.vocab), "probabilities (..., V)")
         weights = probability_targets(
             source,
             targets.reshape(-1, source.vocab),
@@ -138,8 +140,6 @@ def cross_entropy(
             max_bytes=max_bytes,
         )
     else:
-        _check_shape("targets", targets, tuple(lead), "ids (...) for hidden (..., D)")
-        checks.check_ids("targets", targets, source.vocab, ignore_index=ignore_index)
         weights = class_targets(
             source,
             targets.reshape(-1).long(),
@@ -151,6 +151,32 @@ def cross_entropy(
             max_bytes=max_bytes,
         )
     return reduce(weights, reduction, num_items).reshape(lead if reduction == "none" else ())
+
+
+def check_loss(
+    lead: torch.Size,
+    vocab: int,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> None:
+    """Targets and options of a cross-entropy over logits (*lead, vocab)."""
+    checks.check_entries("class_weight", class_weight, vocab, hidden)
+    checks.check_number("label_smoothing", label_smoothing, low=0.0, high=1.0)
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"targets must be a torch.Tensor; got {type(targets).__name__}")
+    checks.check_device("targets", targets, "hidden", hidden)
+    if targets.is_floating_point():
+        _check_shape("targets", targets, (*lead, vocab), "probabilities (..., V)")
+    else:
+        _check_shape("targets", targets, tuple(lead), "ids (...) for hidden (..., D)")
+        checks.check_ids("targets", targets, vocab, ignore_index=ignore_index)
 
 
 class TopK(NamedTuple):
@@ -298,8 +324,8 @@ def ask(
             other=kl_to,
             entropy=entropy,
             top_k=max(top_k, int(argmax)),
-            ids=_id_rows("log_prob", log_prob, source, lead),
-            rank_ids=_id_rows("rank", rank, source, lead),
+            ids=id_rows("log_prob", log_prob, lead, source.vocab, source.hiddens[0]),
+            rank_ids=id_rows("rank", rank, lead, source.vocab, source.hiddens[0]),
             max_bytes=max_bytes,
         )
     )
@@ -373,18 +399,20 @@ def result_dtype(hidden: Tensor) -> torch.dtype:
     return accumulation_dtype(hidden.dtype)
 
 
-def _id_rows(name: str, ids: Tensor | None, source: Source, lead: torch.Size) -> Tensor | None:
-    """Ids (...) or (..., K) as (N, K)."""
+def id_rows(
+    name: str, ids: Tensor | None, lead: torch.Size, vocab: int, hidden: Tensor
+) -> Tensor | None:
+    """Ids (...) or (..., K) as (N, K), for logits (*lead, vocab)."""
     if ids is None:
         return None
-    checks.check_ids(name, ids, source.vocab)
-    checks.check_device(name, ids, "hidden", source.hiddens[0])
+    checks.check_ids(name, ids, vocab)
+    checks.check_device(name, ids, "hidden", hidden)
     if ids.shape[: len(lead)] != lead or ids.dim() > len(lead) + 1:
         raise ValueError(
             f"{name} must have shape {tuple(lead)} or {(*lead, 'K')}; got {tuple(ids.shape)}"
         )
     k = 1 if ids.dim() == len(lead) else ids.shape[-1]
-    return ids.reshape(source.rows, k).long()
+    return ids.reshape(lead.numel(), k).long()
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: str) -> None:

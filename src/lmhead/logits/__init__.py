@@ -4,6 +4,7 @@ In:  hidden states (..., D), the rows of a weight (V, D), a bias, an elementwise
 Out: answers, each from one sweep: a loss, log-probabilities, an argmax, a top-k, a sample.
 
     lazy         the object: what it looks like, its questions
+    rows         what decoding asks, row by row
     selection    logits[index]
     arithmetic   scale, shift, soft-capping, masks
     spelling     torch's own functions, each the question it means
@@ -11,5 +12,6 @@ Out: answers, each from one sweep: a loss, log-probabilities, an argmax, a top-k
 """
 
 from lmhead.logits.lazy import LazyLogits, Screen
+from lmhead.logits.rows import Rows
 
-__all__ = ["LazyLogits", "Screen"]
+__all__ = ["LazyLogits", "Rows", "Screen"]

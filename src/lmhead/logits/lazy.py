@@ -21,7 +21,8 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.errors import PerformanceWarning
-from lmhead.functional import Answers, TopK, ask
+from lmhead.functional import Answers, TopK, ask, cross_entropy
+from lmhead.logits.rows import Rows, SweptRows
 from lmhead.sweep import GradFilter, Pointwise, Questions, Source, row_answers
 from lmhead.sweep.draw import draw
 from lmhead.sweep.eager import eager
@@ -140,7 +141,8 @@ class LazyLogits:
 
     def __repr__(self) -> str:
         name = {"logits": "", "log_probs": ", log_softmax", "probs": ", softmax"}[self._kind]
-        return f"LazyLogits(shape={tuple(self.shape)}, dtype={self.dtype}{name}, not computed)"
+        shape = tuple(self.shape)
+        return f"{type(self).__name__}(shape={shape}, dtype={self.dtype}{name}, not computed)"
 
     def __eq__(self, other: object) -> Any:
         if other is self:
@@ -165,6 +167,10 @@ class LazyLogits:
         """The logits as rows (N, V), for a sweep; the row shift is left out."""
         flat = tuple(h.reshape(-1, h.shape[-1]) for h in self._hiddens)
         return Source(flat, self._weights, self._bias, self._pointwise)
+
+    def rows(self) -> Rows:
+        """The logits as rows (N, V), for decoding: no gradients; the row shift is left out."""
+        return SweptRows(self.detach().source())
 
     @property
     def _lead(self) -> torch.Size:
@@ -196,15 +202,17 @@ class LazyLogits:
                 PerformanceWarning,
                 stacklevel=_frames_to_the_caller(),
             )
-            z = self.source().dense().reshape(self.shape)
-            if self._kind == "log_probs":
-                z = z.log_softmax(-1)
-            elif self._kind == "probs":
-                z = z.softmax(-1)
-            elif self._row_shift is not None:
-                z = z - self._row_shift
-            self._dense = z.to(self.dtype)
+            self._dense = self._whole().to(self.dtype)
         return self._dense
+
+    def _whole(self) -> Tensor:
+        """All entries, (..., V), with plain differentiable operations."""
+        z = self.source().dense().reshape(self.shape)
+        if self._kind == "log_probs":
+            return z.log_softmax(-1)
+        if self._kind == "probs":
+            return z.softmax(-1)
+        return z if self._row_shift is None else z - self._row_shift
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(Tensor, name, None)
@@ -479,6 +487,18 @@ class LazyLogits:
             kl_to=kl_to,
             max_bytes=questions.pop("max_bytes", self._max_bytes),
             **questions,
+        )
+
+    @eager
+    def cross_entropy(self, targets: Tensor, **options: Any) -> Tensor:
+        """`F.cross_entropy` of these logits, which must be (N, V) or (V,); float64."""
+        return cross_entropy(
+            self.source(),
+            self._lead,
+            targets,
+            grad_filter=self._grad_filter,
+            max_bytes=self._max_bytes,
+            **options,
         )
 
     @eager

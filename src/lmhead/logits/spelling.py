@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lmhead.functional import cross_entropy
 from lmhead.logits.lazy import LazyLogits
 from lmhead.sweep.eager import eager
 
@@ -54,16 +53,12 @@ def _cross_entropy(
             f"F.cross_entropy takes lazy logits of shape (N, V) or (V,); got {tuple(input.shape)}. "
             f"Use logits.view(-1, {input.shape[-1]}) and targets.view(-1)"
         )
-    loss = cross_entropy(
-        input.source(),
-        input.shape[:-1],
+    loss = input.cross_entropy(
         target,
         class_weight=weight,
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
-        grad_filter=input._grad_filter,
-        max_bytes=input._max_bytes,
     )
     return loss.to(_loss_dtype(input))
 

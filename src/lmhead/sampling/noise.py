@@ -22,6 +22,7 @@ _ROUNDS = 10
 # What a number is for, so that no two uses share one.
 FOR_WORDS = 0
 FOR_COINS = 1
+FOR_FACTORS = 2  # clusters, decisions on a path: see `vocab`
 
 
 def make_keys(seeds: Sequence[int] | Tensor, positions: Tensor) -> Tensor:

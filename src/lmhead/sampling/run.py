@@ -1,6 +1,6 @@
 """A call of a sampler, row by row or all at once: through the stages, to a token.
 
-In:  logits as a tensor or as a source of them, the stages, the call.
+In:  logits as a tensor or as rows that are not built, the stages, the call.
 Out: `Sampled`, one entry per row.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmhead.logits import Rows
 from lmhead.sampling import rows
 from lmhead.sampling.cuts import TopK
 from lmhead.sampling.distribution import Distribution, Few, Whole
@@ -21,12 +22,9 @@ from lmhead.sampling.noise import gumbel
 from lmhead.sampling.sampled import Kept, Sampled
 from lmhead.sampling.stage import Call, Edit, Stage
 from lmhead.sampling.temperature import Temperature
-from lmhead.sweep import Source, top_of_rows, whole_row
-
-_PAIR_BYTES = 2**26
 
 
-def run(logits: Tensor | Source, stages: Sequence[Stage], call: Call, greedy: Tensor) -> Sampled:
+def run(logits: Tensor | Rows, stages: Sequence[Stage], call: Call, greedy: Tensor) -> Sampled:
     """One token per row. `greedy` (B,) says which rows take the best word.
 
     A greedy row and a drawn one go their own ways.
@@ -40,10 +38,10 @@ def run(logits: Tensor | Source, stages: Sequence[Stage], call: Call, greedy: Te
             continue
         whole = len(which) == len(greedy)
         job = _Job(active(stages, greedy=cold), call if whole else call.select(which), cold)
-        if isinstance(logits, Source):
-            some = job.lazy(logits, which)
-        else:
+        if isinstance(logits, Tensor):
             some = job.dense(logits if whole else logits[which])
+        else:
+            some = job.lazy(logits, which)
         parts.append((which, some))
     return _join(parts)
 
@@ -125,16 +123,16 @@ class _Job:
         raw = _Raw(whole.lse, whole.n, lambda ids: z.gather(1, ids).double())
         return self._finish(words, raw)
 
-    def lazy(self, source: Source, which: Tensor) -> Sampled:
-        """From a source: by one sweep where the top is enough, else with one row at a time."""
+    def lazy(self, given: Rows, which: Tensor) -> Sampled:
+        """By one sweep where the top is enough, else with one row at a time."""
         k = self._top()
         if k is not None:
-            return self._from_top(source, which, min(k, self.call.vocab))
+            return self._from_top(given, which, min(k, self.call.vocab))
         parts = []
         for i, row in enumerate(which.tolist()):
             here = torch.tensor([i])
             job = _Job(self.stages, self.call.select(here), self.greedy)
-            parts.append((here, job.dense(whole_row(source, row)[None])))
+            parts.append((here, job.dense(given.whole(row)[None])))
         if not parts:
             return self.dense(torch.empty(0, self.call.vocab))
         return _join(parts)
@@ -149,10 +147,10 @@ class _Job:
         k = torch.as_tensor(first.k)
         return None if bool((k < 1).any()) else int(k.max())
 
-    def _from_top(self, source: Source, which: Tensor, k: int) -> Sampled:
-        if len(which) != source.rows:
-            source = source.select(which)
-        values, ids, lse = top_of_rows(source, k)
+    def _from_top(self, given: Rows, which: Tensor, k: int) -> Sampled:
+        if len(which) != len(given):
+            given = given.select(which)
+        values, ids, lse = given.top(k)
         fine = lse.isfinite() & values[:, 0].isfinite()
         if not bool(fine.all()):
             row = int(which[(~fine).nonzero()[0]])
@@ -162,13 +160,7 @@ class _Job:
         words: Distribution = Few(ids, values)
         for stage in self.stages:
             words = stage(words, self.call)
-
-        def at(some: Tensor) -> Tensor:
-            numbers = torch.arange(len(some))[:, None].expand_as(some).reshape(-1)
-            flat = source.pairs(numbers, some.reshape(-1), max_bytes=_PAIR_BYTES)
-            return flat.reshape(some.shape)
-
-        return self._finish(words, _Raw(lse, torch.full_like(lse, self.call.vocab), at))
+        return self._finish(words, _Raw(lse, torch.full_like(lse, self.call.vocab), given.at))
 
     def _finish(self, words: Distribution, raw: _Raw) -> Sampled:
         call = self.call

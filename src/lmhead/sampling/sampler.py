@@ -28,7 +28,6 @@ from lmhead.sampling.options import Options
 from lmhead.sampling.run import active, run, start
 from lmhead.sampling.sampled import Sampled
 from lmhead.sampling.stage import Call, Stage, per_row
-from lmhead.sweep import whole_row
 
 Ids = Tensor | Sequence[Sequence[int]]
 PerRowInt = int | Sequence[int] | Tensor
@@ -283,10 +282,10 @@ class Sampler:
 
 
 def _rows(logits: Tensor | LazyLogits) -> Any:
-    """(B, V) as a tensor, or the source of them."""
+    """(B, V) as a tensor, or as rows that are not built."""
     if isinstance(logits, Tensor):
         return _tensor_rows(logits)
-    return logits.detach().reshape(-1, logits.shape[-1]).source()
+    return logits.detach().reshape(-1, logits.shape[-1]).rows()
 
 
 def _tensor_rows(logits: Tensor) -> Tensor:
@@ -299,9 +298,9 @@ def _dense_rows(logits: Tensor | LazyLogits) -> Tensor:
     """(B, V), made one by one where they are lazy."""
     if isinstance(logits, Tensor):
         return _tensor_rows(logits)
-    source = _rows(logits)
-    made = [whole_row(source, i) for i in range(source.rows)]
-    return torch.stack(made) if made else torch.empty(0, source.vocab)
+    rows = _rows(logits)
+    made = [rows.whole(i) for i in range(len(rows))]
+    return torch.stack(made) if made else torch.empty(0, logits.shape[-1])
 
 
 def _check_seed(seed: Any) -> int | list[int] | None:

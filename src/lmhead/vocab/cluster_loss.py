@@ -1,0 +1,187 @@
+"""Cross-entropy of an adaptive head with all its options, as weighted answers of its parts.
+
+With target y, its class weight w_y, smoothing ε, and words v with weights w_v (1 if not given):
+
+    loss = (1-ε) w_y · -log p(y)  +  ε/V Σ_v w_v · -log p(v)
+
+and -log p(v) is the head's cross-entropy of the entry that v goes through, plus that of v in its
+cluster. So each part has a `RowLoss` of its own: in the head a cluster counts with the sum of its
+words' weights, and without smoothing a token is seen by the head and by one cluster at most. The
+gradients of all parts are made in the forward pass, three products each, as `linear_cross_entropy`
+makes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep import Questions, RowLoss, accumulation_dtype, row_answers, total_loss
+from lmhead.vocab.clusters import Clusters, Part
+
+
+def cluster_loss(
+    clusters: Clusters,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    """A number, or (N,) for "none". Targets are ids (N,) or probabilities (N, V)."""
+    if targets.is_floating_point():
+        if targets.requires_grad:
+            raise ValueError(
+                "targets of an AdaptiveHead must not require a gradient; detach them, or use "
+                "head(hidden).materialize()"
+            )
+        plan = _soft(clusters, targets, class_weight, label_smoothing)
+    else:
+        plan = _hard(clusters, targets, class_weight, ignore_index, label_smoothing)
+    dtype = accumulation_dtype(hidden.dtype)
+    if reduction == "none":
+        rows = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
+        for job in plan.jobs:
+            questions = job.questions(clusters, hidden)
+            made = job.loss.rows(row_answers(questions)[0])
+            rows = rows + made if job.rows is None else rows.index_add(0, job.rows, made)
+        return rows.to(dtype)
+    scale = torch.ones_like(plan.weight)
+    if reduction == "mean":
+        scale = torch.where(plan.weight == 0, 0.0, 1.0 / plan.weight)
+    total = torch.zeros_like(scale)
+    for job in plan.jobs:
+        loss = job.loss.map(lambda w: w * scale)
+        total = total + total_loss(job.questions(clusters, hidden), loss)
+    if reduction == "mean":
+        total = torch.where(plan.weight == 0, math.nan, total)
+    return total.to(dtype)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The share of one part in the loss."""
+
+    part: Part
+    loss: RowLoss
+    rows: Tensor | None = None  # (M,), the tokens that it sees; None for all
+    ids: Tensor | None = None  # (M,)
+    mix: Tensor | None = None  # (words of the part,)
+    soft: Tensor | None = None  # (M, words of the part)
+    active: Tensor | None = None  # (M,)
+
+    def questions(self, clusters: Clusters, hidden: Tensor) -> Questions:
+        seen = hidden if self.rows is None else hidden[self.rows]
+        return Questions(
+            clusters.source(self.part, seen),
+            ids=None if self.ids is None else self.ids[:, None],
+            mix=self.mix,
+            soft=self.soft,
+            active=self.active,
+            max_bytes=clusters.max_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    jobs: list[_Job]
+    weight: Tensor  # (), what "mean" divides by
+
+
+def _hard(
+    clusters: Clusters,
+    targets: Tensor,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+) -> _Plan:
+    """Targets are ids, (N,)."""
+    keep = targets != ignore_index
+    ids = torch.where(keep, targets, 0)
+    own = keep.double()
+    if class_weight is not None:
+        own = own * class_weight.double()[ids]
+    places = clusters.places(ids)
+    part_of = torch.where(keep, clusters.part_of(places), -1)
+    share = (1 - smoothing) * own
+    mixes = _mixes(clusters, class_weight, smoothing, targets.device)
+    spread = smoothing / clusters.vocab * keep.double()
+    jobs = []
+    for part, mix in zip(clusters.parts, mixes, strict=True):
+        if part.number == 0:
+            loss = _row_loss(share, mix, spread)
+            jobs.append(_Job(part, loss, ids=clusters.entries(places), mix=mix, active=keep))
+            continue
+        inside = part_of == part.number
+        local = torch.where(inside, places - part.start, 0)
+        if mix is not None:  # every token is smoothed over every cluster
+            loss = _row_loss(share * inside, mix, spread)
+            jobs.append(_Job(part, loss, ids=local, mix=mix, active=keep))
+            continue
+        rows = inside.nonzero()[:, 0]
+        jobs.append(_Job(part, _row_loss(share[rows], None, spread), rows=rows, ids=local[rows]))
+    return _Plan(jobs, own.sum())
+
+
+def _soft(
+    clusters: Clusters, targets: Tensor, class_weight: Tensor | None, smoothing: float
+) -> _Plan:
+    """Targets are distributions, (N, V)."""
+    weighted = targets if class_weight is None else targets * class_weight
+    if clusters.word_at is not None:
+        weighted = weighted[:, clusters.word_at]
+    mixes = _mixes(clusters, class_weight, smoothing, targets.device)
+    ones = torch.ones(len(targets), dtype=torch.float64, device=targets.device)
+    spread = smoothing / clusters.vocab * ones
+    pieces = [weighted[:, part.start : part.stop] for part in clusters.parts]
+    sums = [piece.sum(1, keepdim=True, dtype=torch.float64) for piece in pieces]
+    whole = torch.cat([pieces[0], *(s.to(weighted.dtype) for s in sums[1:])], 1)
+    jobs = []
+    for part, mix in zip(clusters.parts, mixes, strict=True):
+        mass = torch.cat(sums, 1).sum(1) if part.number == 0 else sums[part.number][:, 0]
+        loss = _row_loss((1 - smoothing) * mass, mix, spread)
+        loss = loss._replace(picked=None, softened=(1 - smoothing) * ones)
+        soft = whole if part.number == 0 else pieces[part.number]
+        jobs.append(_Job(part, loss, mix=mix, soft=soft))
+    return _Plan(jobs, ones.sum())
+
+
+def _row_loss(share: Tensor, mix: Tensor | None, spread: Tensor) -> RowLoss:
+    """Weights (N,) for `share` of a target and `spread` over the words of `mix`."""
+    if mix is None:
+        return RowLoss(lse=share, picked=share)
+    return RowLoss(lse=share + spread * mix.double().sum(), picked=share, mixed=spread)
+
+
+def _mixes(
+    clusters: Clusters, class_weight: Tensor | None, smoothing: float, device: torch.device
+) -> list[Tensor | None]:
+    """The weights over which ε is spread in each part; masked words get none."""
+    if smoothing == 0.0:
+        return [None] * len(clusters.parts)
+    dtype = accumulation_dtype(clusters.head_weight.dtype)
+    if class_weight is None:
+        every = torch.ones(clusters.vocab, dtype=dtype, device=device)
+    else:
+        every = clusters_order(clusters, class_weight.detach().to(dtype))
+    tails = []
+    for part, bias in zip(clusters.parts[1:], clusters.biases, strict=True):
+        mix = every[part.start : part.stop]
+        tails.append(mix if bias is None else mix.masked_fill(bias == -math.inf, 0.0))
+    head = torch.cat([every[: clusters.shortlist], *(t.sum()[None] for t in tails)])
+    if clusters.head_bias is not None:
+        masked = clusters.head_bias == -math.inf
+        head = head.masked_fill(masked, 0.0)
+        gone = masked[clusters.shortlist :].tolist()
+        tails = [torch.zeros_like(t) if g else t for t, g in zip(tails, gone, strict=True)]
+    return [head, *tails]
+
+
+def clusters_order(clusters: Clusters, by_word: Tensor) -> Tensor:
+    """(V,) by word to (V,) by place."""
+    return by_word if clusters.word_at is None else by_word[clusters.word_at]

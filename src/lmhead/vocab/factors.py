@@ -1,0 +1,164 @@
+"""`Factors`: the hooks by which a factored head answers every question.
+
+A factored head gives a normalised distribution as a product of smaller ones: a cluster and a word
+in it, or the decisions on a path. Its tensors at the time of the call, together with these hooks,
+are all that `FactoredLogits` knows of it.
+
+In:  rows of hidden states, (N, D).
+Out: numbers in float32 (float64 for float64 hidden states) that carry gradients, unless said
+     otherwise.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lmhead.sweep import DEFAULT_MAX_BYTES
+
+Uniform = Callable[[int], Tensor]
+"""The i-th random number of every row: a number to (N,), float64 in (0, 1)."""
+
+Self = TypeVar("Self", bound="Factors")
+
+
+class Factors(ABC):
+    """A factored distribution over V words.
+
+    To write one: the five abstract hooks. The rest is answered from whole rows of log-probabilities
+    as long as it is not overridden: right, in bounded memory, but V per row.
+
+    Attributes:
+        name: of the head, for messages.
+        vocab: V.
+        max_bytes: bound on temporary memory; None for 128 MiB.
+    """
+
+    name: str
+    vocab: int
+    max_bytes: int | None = None
+
+    # What a head must say ------------------------------------------------------------------------
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors that may want a gradient."""
+
+    @abstractmethod
+    def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same with every floating tensor changed: detached, moved, in another type."""
+
+    @abstractmethod
+    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Log p of given words: (N, D) and (N, K) give (N, K)."""
+
+    @abstractmethod
+    def log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
+        """Log p of all words: (N, D) gives (N, V).
+
+        Callers give few rows at a time. `exact` asks for float64 arithmetic on the stored numbers,
+        with sums in one order whatever the batch; no gradients then.
+        """
+
+    @abstractmethod
+    def cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        class_weight: Tensor | None,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+    ) -> Tensor:
+        """`F.cross_entropy(log_probs(hidden), targets, ...)`: a number, or (N,) for "none".
+
+        Targets are ids (N,), or probabilities (N, V); all arguments have been checked. Where an
+        option cannot be had, raise a `ValueError` that says so.
+        """
+
+    # What follows from whole rows, unless it can be had cheaper ----------------------------------
+
+    def explain(self, rows: int) -> list[str]:
+        """What questions about so many rows cost, one line each."""
+        return [f"  an answer               all {self.vocab:,} words of {rows:,} rows"]
+
+    def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k largest log-probabilities and their ids, (N, k) each; float64, no gradients.
+
+        In the order of exact log-probabilities, lowest id first among equals. Where a row holds a
+        NaN there is no order: its ids are -1.
+        """
+
+        def best(rows: Tensor) -> Tensor:
+            values, ids = self.log_probs(rows, exact=True).sort(dim=1, descending=True, stable=True)
+            ids = ids.masked_fill(values.isnan().any(1, keepdim=True), -1)
+            return torch.stack([values[:, :k], ids[:, :k].double()])
+
+        with torch.no_grad():
+            parts = [best(rows) for rows in self.blocks(hidden)]
+            values, ids = torch.cat(parts, 1) if parts else hidden.new_zeros(2, 0, k).double()
+        return values, ids.long()
+
+    def entropy(self, hidden: Tensor) -> Tensor:
+        """-Σ_v p_v log p_v in nats, (N,)."""
+
+        def of(rows: Tensor) -> Tensor:
+            log_p = self.log_probs(rows)
+            # 0 · log 0 is 0, and has no gradient.
+            log_p = log_p.masked_fill(log_p == -torch.inf, 0.0)
+            p = torch.where(log_p == 0, 0.0, log_p.exp())
+            return -(p * log_p).sum(1)
+
+        return self.by_blocks(of, hidden)
+
+    def draw(self, hidden: Tensor, uniform: Uniform) -> Tensor:
+        """A word per row, drawn from the distribution: (N,), no gradients."""
+        u = uniform(0)
+        drawn = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+        with torch.no_grad():
+            for i in range(len(hidden)):  # a row alone, so that no other changes its rounding
+                drawn[i] = inverse_cdf(self.log_probs(hidden[i : i + 1])[0], u[i])
+        return drawn
+
+    # Helpers -------------------------------------------------------------------------------------
+
+    def blocks(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Rows, as many at a time as `max_bytes` has room for; none if there are none."""
+        budget = DEFAULT_MAX_BYTES if self.max_bytes is None else self.max_bytes
+        size = max(1, budget // (32 * self.vocab))
+        return torch.split(hidden, size) if len(hidden) else ()
+
+    def by_blocks(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """`function` of rows (B, D) to (B, ...), a block at a time, in the forward pass and in the
+        backward one.
+        """
+        blocks = self.blocks(hidden)
+        return torch.cat([again(function, b) for b in blocks]) if blocks else function(hidden)
+
+    def wants_grad(self, hidden: Tensor) -> bool:
+        """Whether gradients will be asked for."""
+        tensors = (hidden, *self.tensors())
+        return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    """`function(*args)`, computed once more in the backward pass instead of being remembered."""
+    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return function(*args)
+    made: Tensor = checkpoint(function, *args, use_reentrant=False)
+    return made
+
+
+def inverse_cdf(log_p: Tensor, u: Tensor) -> Tensor:
+    """The word v with P(< v) <= u < P(<= v): (V,) and () give (). Never a word of probability 0."""
+    cumulated = log_p.double().exp().cumsum(0)
+    # Rounding may leave the sum at a little more or less than 1.
+    found = torch.searchsorted(cumulated, u * cumulated[-1], right=True)
+    last = (log_p > -torch.inf).nonzero()[-1, 0]
+    return torch.minimum(found, last)

@@ -1,0 +1,52 @@
+"""How often words occur: the door for counts, and a stand-in where nobody has counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Of the Zipf-Mandelbrot law 1 / (rank + b), which fits words of natural text.
+_FLATTENED = 2.7
+
+
+def check_frequencies(frequencies: Any, vocab_size: int) -> Tensor:
+    """Counts or shares of V words as (V,) float64 on the CPU that sum to 1.
+
+    Words that never occur have 0. Raises where an entry is negative or not finite, where the number
+    of entries is not V, or where all are 0.
+
+    >>> check_frequencies([3, 0, 1], 3)
+    tensor([0.7500, 0.0000, 0.2500], dtype=torch.float64)
+    """
+    if not isinstance(frequencies, Tensor | Sequence) and not hasattr(frequencies, "__array__"):
+        raise TypeError(
+            "frequencies must be a tensor or a list of numbers, one per word; "
+            f"got {type(frequencies).__name__}"
+        )
+    counts = torch.as_tensor(frequencies).detach().cpu()
+    if counts.dtype == torch.bool or counts.is_complex():
+        raise TypeError(f"frequencies must be numbers; got {counts.dtype}")
+    counts = counts.double()
+    if counts.shape != (vocab_size,):
+        raise ValueError(
+            f"frequencies must have one entry per word, ({vocab_size},); got {tuple(counts.shape)}"
+        )
+    wrong = ~(counts.isfinite() & (counts >= 0))
+    if bool(wrong.any()):
+        word = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"frequencies must be finite and at least 0; got {float(counts[word])} for word {word}"
+        )
+    total = counts.sum()
+    if total == 0:
+        raise ValueError("frequencies must not all be 0: no word was counted")
+    return counts / total
+
+
+def zipf(vocab_size: int) -> Tensor:
+    """Shares of words by rank, where they have not been counted: 1 / (rank + 2.7), (V,)."""
+    shares = 1.0 / (torch.arange(1, vocab_size + 1, dtype=torch.float64) + _FLATTENED)
+    return shares / shares.sum()

@@ -1,0 +1,1 @@
+"""Heads for huge vocabularies."""

@@ -20,6 +20,8 @@ it. Read the chapters in this order:
     14. `penalties`      repetition, frequency, presence, n-grams, DRY
     15. `constraints`    biases, bad words, forced words, guidance
     16. `philox`         random numbers that can be looked up
+    17. `adaptive`       frequent words in full width, rare ones in clusters
+    18. `sampled`        learning from the target and a few random words
 
 >>> from lmhead import reference as ref
 >>> logits = ref.head_logits([1.0, 2.0], weight=[[1, 0], [0, 1], [1, 1]])
@@ -29,6 +31,12 @@ array([0.09 , 0.245, 0.665])
 array([ 0.09 ,  0.245, -0.335])
 """
 
+from lmhead.reference.adaptive import (
+    AdaptiveGrads,
+    Cluster,
+    adaptive_log_probs,
+    adaptive_log_probs_backward,
+)
 from lmhead.reference.arrays import (
     Array,
     Ids,
@@ -147,6 +155,14 @@ from lmhead.reference.queries import (
     log_prob_backward,
     rank,
     top_k,
+)
+from lmhead.reference.sampled import (
+    SampledGrads,
+    log_uniform,
+    noise_contrastive,
+    noise_contrastive_backward,
+    sampled_softmax,
+    sampled_softmax_backward,
 )
 from lmhead.reference.softmax import (
     log_softmax,
@@ -297,4 +313,16 @@ __all__ = [  # noqa: RUF022
     "philox_4x32",
     "philox_uniform",
     "philox_gumbel",
+    # 17. adaptive
+    "Cluster",
+    "adaptive_log_probs",
+    "AdaptiveGrads",
+    "adaptive_log_probs_backward",
+    # 18. sampled
+    "log_uniform",
+    "sampled_softmax",
+    "SampledGrads",
+    "sampled_softmax_backward",
+    "noise_contrastive",
+    "noise_contrastive_backward",
 ]

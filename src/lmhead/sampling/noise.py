@@ -23,6 +23,7 @@ _ROUNDS = 10
 FOR_WORDS = 0
 FOR_COINS = 1
 FOR_FACTORS = 2  # clusters, decisions on a path: see `vocab`
+FOR_NEGATIVES = 3  # of sampled losses
 
 
 def make_keys(seeds: Sequence[int] | Tensor, positions: Tensor) -> Tensor:

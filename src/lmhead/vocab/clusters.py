@@ -123,7 +123,7 @@ class Clusters(Factors):
     def part_of(self, places: Tensor) -> Tensor:
         """0 for the shortlist, c + 1 for cluster c."""
         ends = torch.tensor(self.ends[:-1], device=places.device)
-        return torch.bucketize(places, ends, right=True)
+        return torch.bucketize(places.contiguous(), ends, right=True)
 
     def entries(self, places: Tensor) -> Tensor:
         """The entry of the head that a place goes through: its own, or its cluster's."""

@@ -79,7 +79,7 @@ def choose_cutoffs(
 
     >>> choose_cutoffs(33278, 256)
     (5761, 8932)
-    >>> choose_cutoffs(500, 64)
+    >>> choose_cutoffs(100, 32)
     ()
     """
     checks.check_whole("vocab_size", vocab_size, low=1)

@@ -360,9 +360,11 @@ const Kernels* chosen_kernels() { return chosen; }
 }  // namespace lmhead
 
 void bind_screen(nb::module_& m);
+void bind_tree(nb::module_& m);
 
 NB_MODULE(_native, m) {
   bind_screen(m);
+  bind_tree(m);
   m.doc() = "Kernels on tiles of logits; see native/kernels.hpp.";
   using nb::arg;
   m.def("softmax", &softmax, tensor("z"), maybe("bias"), arg("map"), tensor("m"), tensor("s"),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "dot.hpp"
 #include "parallel.hpp"
 #include "simd.hpp"
 
@@ -245,41 +246,6 @@ void gradient(float* z, int64_t words, int64_t tokens, const float* high, const 
     z[picks[i].word * tokens + picks[i].token] += picks[i].value * steep[i];
 }
 
-inline float value(float x) { return x; }
-
-inline float value(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
-
-inline vd load_half(const float* p) {
-  vf_half v;
-  std::memcpy(&v, p, sizeof v);
-  return __builtin_convertvector(v, vd);
-}
-
-inline vd load_half(const uint16_t* p) {
-  vf_half v;
-  for (int i = 0; i < kHalf; ++i) v[i] = value(p[i]);
-  return __builtin_convertvector(v, vd);
-}
-
-template <class T>
-double dot(const T* x, const T* y, int64_t d) {
-  vd sums[4] = {};
-  int64_t i = 0;
-  for (; i + 4 * kHalf <= d; i += 4 * kHalf)
-    for (int k = 0; k < 4; ++k)
-      sums[k] += load_half(x + i + k * kHalf) * load_half(y + i + k * kHalf);
-  const vd together = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  double total = 0.0;
-  for (int k = 0; k < kHalf; ++k) total += together[k];
-  for (; i < d; ++i) total += static_cast<double>(value(x[i])) * value(y[i]);
-  return total;
-}
-
 template <class T>
 void pairs(const T* hidden, const T* weight, int64_t d, const int64_t* rows, const int64_t* ids,
            int64_t n, double* out, int threads) {
@@ -321,6 +287,7 @@ namespace lmhead {
 
 extern const RowKernels LMHEAD_ROWS;
 extern const ScreenKernels LMHEAD_SCREEN;
+extern const TreeKernels LMHEAD_TREE;
 extern const Kernels LMHEAD_TABLE;
 const Kernels LMHEAD_TABLE = {
     LMHEAD_NAME,
@@ -332,6 +299,7 @@ const Kernels LMHEAD_TABLE = {
     LMHEAD_ISA::scatter_add,
     LMHEAD_ISA::widen,
     &LMHEAD_ROWS,
+    &LMHEAD_TREE,
 };
 
 }  // namespace lmhead

@@ -50,6 +50,7 @@ struct Pick {
 };
 
 struct ScreenKernels;  // see screen.hpp
+struct TreeKernels;    // see tree.hpp
 
 struct Kernels {
   const char* name;
@@ -84,6 +85,7 @@ struct Kernels {
   void (*widen)(const uint16_t* from, float* to, int64_t n, int threads);
 
   const RowKernels* rows;
+  const TreeKernels* tree;
 };
 
 // The kernels for this machine, or for a named instruction set; null if it cannot run that.

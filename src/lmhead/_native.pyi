@@ -176,3 +176,33 @@ def screen_select(
     ids: Tensor,
     threads: int,
 ) -> int: ...
+def tree_sums_f32(
+    factors: Tensor, from_: Tensor, a: Tensor, b: Tensor, to: Tensor, threads: int
+) -> None: ...
+def tree_sums_bf16(
+    factors: Tensor, from_: Tensor, a: Tensor, b: Tensor, to: Tensor, threads: int
+) -> None: ...
+def tree_best_f32(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    start: Tensor,
+    child: Tensor,
+    vocab: int,
+    values: Tensor,
+    ids: Tensor,
+    opened: Tensor,
+    threads: int,
+) -> None: ...
+def tree_best_bf16(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    start: Tensor,
+    child: Tensor,
+    vocab: int,
+    values: Tensor,
+    ids: Tensor,
+    opened: Tensor,
+    threads: int,
+) -> None: ...

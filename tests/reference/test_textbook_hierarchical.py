@@ -70,3 +70,47 @@ def test_far_from_0_without_overflow() -> None:
     tree = ref.huffman_tree([1, 2])
     log_probs = [ref.leaf_log_prob([1.0], [[1e6]], tree, word) for word in range(2)]
     assert log_probs == [0.0, -1e6]
+
+
+@given(counts_of_words)
+def test_two_branches_are_the_binary_tree(counts: list[int]) -> None:
+    rng = np.random.default_rng(2)
+    binary, nested = ref.huffman_tree(counts), ref.decision_tree(ref.huffman_nested(counts))
+    hidden, weight = rng.normal(size=3), rng.normal(size=(binary.forks, 3))
+    # The forks of one are numbered from the leaves, of the other from the root: match by paths.
+    order = np.zeros(binary.forks, dtype=int)
+    for path, branches in zip(binary.paths, nested.paths, strict=True):
+        for (fork, sign), (other, branch) in zip(path, branches, strict=True):
+            assert (sign > 0) == (branch == 0)
+            order[nested.rows[other][0]] = fork
+    for word in range(len(counts)):
+        one = ref.leaf_log_prob(hidden, weight, binary, word)
+        bias = np.zeros(binary.forks)
+        other_one = ref.word_log_prob(hidden, weight[order], bias, nested, word)
+        assert other_one == pytest.approx(one, abs=1e-12)
+
+
+@given(counts_of_words, st.integers(2, 6), st.sampled_from([0.1, 1.0, 30.0]))
+def test_words_sum_to_1_at_any_arity(counts: list[int], arity: int, size: float) -> None:
+    rng = np.random.default_rng(3)
+    tree = ref.decision_tree(ref.huffman_nested(counts, arity))
+    rows = sum(map(len, tree.rows))
+    assert rows == len(counts) - 1
+    weight, bias = size * rng.normal(size=(rows, 3)), rng.normal(size=rows)
+    hidden = rng.normal(size=3)
+    words = range(len(counts))
+    p = np.exp([ref.word_log_prob(hidden, weight, bias, tree, word) for word in words])
+    assert_close(p.sum(), np.float64(1.0), rtol=1e-13)
+
+
+@pytest.mark.parametrize("word", range(6))
+def test_gradients_of_forks_with_many_branches(word: int) -> None:
+    rng = np.random.default_rng(4)
+    tree = ref.decision_tree([[0, 1, 2], 3, [4, 5]])
+    hidden, weight, bias = rng.normal(size=3), rng.normal(size=(5, 3)), rng.normal(size=5)
+    grads = ref.word_log_prob_backward(1.3, hidden, weight, bias, tree, word)
+    rest = tree, word
+    assert_gradient(grads.x, lambda h: 1.3 * ref.word_log_prob(h, weight, bias, *rest), hidden)
+    assert_gradient(grads.weight, lambda w: 1.3 * ref.word_log_prob(hidden, w, bias, *rest), weight)
+    assert grads.bias is not None
+    assert_gradient(grads.bias, lambda b: 1.3 * ref.word_log_prob(hidden, weight, b, *rest), bias)

@@ -1,6 +1,7 @@
 """`FactoredLogits`: torch's spelling on a factored head gives what the built tensor gives.
 
-Run on an adaptive head, which overrides most hooks, and on `Dense`, which has the defaults.
+Run on an adaptive head and on trees, which override most hooks, and on `Dense`, which has the
+defaults.
 """
 
 import math
@@ -17,7 +18,13 @@ from torch import Tensor
 
 import lmhead
 from lmhead import LMHead, PerformanceWarning, Sampler
-from lmhead.vocab import AdaptiveHead, FactoredHead, FactoredLogits, Factors
+from lmhead.vocab import (
+    AdaptiveHead,
+    FactoredHead,
+    FactoredLogits,
+    Factors,
+    HierarchicalHead,
+)
 
 VOCAB, DIM = 60, 12
 
@@ -68,7 +75,20 @@ def adaptive() -> FactoredHead:
     )
 
 
-HEADS = {"adaptive": adaptive, "dense": Dense}
+def tree() -> FactoredHead:
+    frequencies = torch.rand(VOCAB, generator=torch.Generator().manual_seed(6))
+    head = HierarchicalHead(DIM, VOCAB, frequencies=frequencies)
+    torch.nn.init.normal_(head.weight, std=0.3)
+    return head
+
+
+def wide_tree() -> FactoredHead:
+    head = HierarchicalHead(DIM, VOCAB, tree="balanced", arity=4)
+    torch.nn.init.normal_(head.weight, std=0.3)
+    return head
+
+
+HEADS = {"adaptive": adaptive, "dense": Dense, "tree": tree, "wide tree": wide_tree}
 
 
 @pytest.fixture(params=HEADS)

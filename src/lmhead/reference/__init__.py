@@ -96,12 +96,19 @@ from lmhead.reference.head import (
     softcap_backward,
 )
 from lmhead.reference.hierarchical import (
+    Branches,
+    DecisionTree,
+    Nested,
     Path,
     Tree,
+    decision_tree,
+    huffman_nested,
     huffman_tree,
     leaf_log_prob,
     leaf_log_prob_backward,
     leaf_probabilities,
+    word_log_prob,
+    word_log_prob_backward,
 )
 from lmhead.reference.linear import (
     LinearGrads,
@@ -278,6 +285,13 @@ __all__ = [  # noqa: RUF022
     "leaf_log_prob",
     "leaf_log_prob_backward",
     "leaf_probabilities",
+    "Nested",
+    "Branches",
+    "DecisionTree",
+    "decision_tree",
+    "huffman_nested",
+    "word_log_prob",
+    "word_log_prob_backward",
     # 12. truncation
     "temperature_scale",
     "dynamic_temperature",

@@ -11,6 +11,10 @@ A balanced tree has log₂ V forks on a path, and a Huffman tree, which puts fre
 root, still fewer on average. At every fork the two ways sum to 1, so all leaves together do too.
 
 The loss -log p(leaf) is a sum of small cross-entropies, and each fork's gradient is p - y again.
+
+A fork may have more than two branches: then it is a small softmax, with a vector for each branch
+but the last, whose score is 0. (With two branches, softmax([z, 0]) = [σ(z), σ(-z)]: the same.) So
+any tree over V words has V - 1 vectors.
 """
 
 import heapq
@@ -20,14 +24,22 @@ import numpy as np
 
 from lmhead.reference.arrays import Array, ArrayLike, floats
 from lmhead.reference.linear import LinearGrads, sigmoid
+from lmhead.reference.softmax import log_softmax, softmax
 
 __all__ = [
+    "Branches",
+    "DecisionTree",
+    "Nested",
     "Path",
     "Tree",
+    "decision_tree",
+    "huffman_nested",
     "huffman_tree",
     "leaf_log_prob",
     "leaf_log_prob_backward",
     "leaf_probabilities",
+    "word_log_prob",
+    "word_log_prob_backward",
 ]
 
 Path: TypeAlias = tuple[tuple[int, int], ...]
@@ -112,3 +124,117 @@ def leaf_probabilities(hidden: ArrayLike, weight: ArrayLike, tree: Tree) -> Arra
     (array([0.7311, 0.0529, 0.0195, 0.1966]), 1.0)
     """
     return np.exp([leaf_log_prob(hidden, weight, tree, word) for word in range(len(tree.paths))])
+
+
+# More than two branches ---------------------------------------------------------------------------
+
+Nested: TypeAlias = "int | list[Nested]"
+"""A tree as nested lists: a list is a fork, a whole number is a word."""
+
+Branches: TypeAlias = tuple[tuple[int, int], ...]
+"""From the root to a word: (fork, branch), ..."""
+
+
+class DecisionTree(NamedTuple):
+    """`paths[word]` leads from the root to the word; `rows[fork]` are its vectors, one per branch
+    but the last.
+    """
+
+    paths: tuple[Branches, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+
+def decision_tree(nested: Nested) -> DecisionTree:
+    """Number forks and their vectors, level by level from the root.
+
+    >>> tree = decision_tree([[0, 1, 2], 3])
+    >>> tree.paths[2], tree.rows
+    (((0, 0), (1, 2)), ((0,), (1, 2)))
+    """
+    paths: dict[int, Branches] = {}
+    rows: list[tuple[int, ...]] = []
+    level: list[tuple[Nested, Branches]] = [(nested, ())]
+    used = 0
+    while level:
+        below: list[tuple[Nested, Branches]] = []
+        for node, path in level:
+            if isinstance(node, int):
+                paths[node] = path
+                continue
+            fork = len(rows)
+            rows.append(tuple(range(used, used + len(node) - 1)))
+            used += len(node) - 1
+            below += [(child, (*path, (fork, branch))) for branch, child in enumerate(node)]
+        level = below
+    return DecisionTree(tuple(paths[word] for word in range(len(paths))), tuple(rows))
+
+
+def huffman_nested(counts: ArrayLike, arity: int = 2) -> Nested:
+    """Huffman's tree with up to `arity` branches per fork: join that many of the rarest subtrees.
+
+    The first join takes fewer, if need be, so that all others are full.
+
+    >>> huffman_nested([8, 1, 1, 2])
+    [[3, [1, 2]], 0]
+    >>> huffman_nested([8, 1, 1, 2], arity=3)
+    [3, [1, 2], 0]
+    """
+    counts = floats(counts)
+    heap: list[tuple[float, int, Nested]]
+    heap = [(float(count), word, word) for word, count in enumerate(counts)]
+    heapq.heapify(heap)
+    take, number = (len(counts) - 2) % (arity - 1) + 2, len(counts)
+    while len(heap) > 1:
+        joined = [heapq.heappop(heap) for _ in range(take)]
+        heapq.heappush(heap, (sum(j[0] for j in joined), number, [j[2] for j in joined]))
+        take, number = arity, number + 1
+    return heap[0][2]
+
+
+def _fork_scores(hidden: Array, weight: Array, bias: Array, tree: DecisionTree, fork: int) -> Array:
+    """The scores of a fork's branches; that of the last is 0."""
+    rows = list(tree.rows[fork])
+    return np.append(weight[rows] @ hidden + bias[rows], 0.0)
+
+
+def word_log_prob(
+    hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike, tree: DecisionTree, word: int
+) -> float:
+    """One word: log p = Σ_forks log softmax(scores of the fork)[branch].
+
+    Shapes: hidden (D,), weight (V - 1, D), bias (V - 1,).
+
+    >>> tree = decision_tree([[0, 1, 2], 3])
+    >>> round(word_log_prob([1.0], np.zeros((3, 1)), np.zeros(3), tree, 0), 4)  # log 1/6
+    -1.7918
+    """
+    hidden, weight, bias = floats(hidden), floats(weight), floats(bias)
+    return sum(
+        float(log_softmax(_fork_scores(hidden, weight, bias, tree, fork))[branch])
+        for fork, branch in tree.paths[word]
+    )
+
+
+def word_log_prob_backward(
+    grad: float,
+    hidden: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike,
+    tree: DecisionTree,
+    word: int,
+) -> LinearGrads:
+    """Gradients: at each fork, ∂scores = ∂ · (y - p), as in every softmax.
+
+    >>> tree = decision_tree([0, 1, 2])
+    >>> word_log_prob_backward(3.0, [1.0], np.zeros((2, 1)), np.zeros(2), tree, 0).bias
+    array([ 2., -1.])
+    """
+    hidden, weight, bias = floats(hidden), floats(weight), floats(bias)
+    grad_scores = np.zeros(len(weight))
+    for fork, branch in tree.paths[word]:
+        p = softmax(_fork_scores(hidden, weight, bias, tree, fork))
+        y = np.arange(len(p)) == branch
+        grad_scores[list(tree.rows[fork])] = grad * (y - p)[:-1]
+    return LinearGrads(
+        x=grad_scores @ weight, weight=np.outer(grad_scores, hidden), bias=grad_scores
+    )

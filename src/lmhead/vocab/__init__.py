@@ -6,8 +6,9 @@ Out: `FactoredLogits`: log-probabilities (..., V) that are not built, and answer
     factors    the few hooks that a factored distribution implements
     lazy       `FactoredLogits`, what such a head returns
     head       `FactoredHead`, the module around the hooks
-    adaptive   `AdaptiveHead`: `clusters`, `cluster_loss`, `cluster_top`, `cutoffs`, `embedding`
-    sampled    `SampledLoss`: a full head trained on few words; `proposals`
+    adaptive   `AdaptiveHead`: `clusters`, `cluster_loss`, `cluster_top`, `cutoffs`
+    hierarchical   `HierarchicalHead`: `tree` (`tree_makers`, `tree_files`), `paths`, `pairs`,
+               `tree_factors`, `tree_search`
 """
 
 from lmhead.vocab.adaptive import AdaptiveHead
@@ -15,15 +16,21 @@ from lmhead.vocab.cutoffs import choose_cutoffs
 from lmhead.vocab.embedding import AdaptiveEmbedding
 from lmhead.vocab.factors import Factors
 from lmhead.vocab.head import FactoredHead
+from lmhead.vocab.hierarchical import HierarchicalHead
 from lmhead.vocab.lazy import FactoredLogits
-from lmhead.vocab.sampled import SampledLoss
+from lmhead.vocab.tree import Tree
+from lmhead.vocab.tree_files import read_tree
+from lmhead.vocab.tree_makers import balanced, huffman
 
 __all__ = [
-    "AdaptiveEmbedding",
     "AdaptiveHead",
     "FactoredHead",
     "FactoredLogits",
     "Factors",
-    "SampledLoss",
+    "HierarchicalHead",
+    "Tree",
+    "balanced",
     "choose_cutoffs",
+    "huffman",
+    "read_tree",
 ]

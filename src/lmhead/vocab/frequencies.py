@@ -15,18 +15,28 @@ _FLATTENED = 2.7
 def check_frequencies(frequencies: Any, vocab_size: int) -> Tensor:
     """Counts or shares of V words as (V,) float64 on the CPU that sum to 1.
 
-    Words that never occur have 0. Raises where an entry is negative or not finite, where the number
-    of entries is not V, or where all are 0.
-
     >>> check_frequencies([3, 0, 1], 3)
     tensor([0.7500, 0.0000, 0.2500], dtype=torch.float64)
+    """
+    counts = check_counts(frequencies, vocab_size)
+    return counts / counts.sum()
+
+
+def check_counts(frequencies: Any, vocab_size: int) -> Tensor:
+    """Counts or shares of V words as they are, (V,) float64 on the CPU.
+
+    Words that never occur have 0. Raises where an entry is negative or not finite, where the number
+    of entries is not V, or where all are 0.
     """
     if not isinstance(frequencies, Tensor | Sequence) and not hasattr(frequencies, "__array__"):
         raise TypeError(
             "frequencies must be a tensor or a list of numbers, one per word; "
             f"got {type(frequencies).__name__}"
         )
-    counts = torch.as_tensor(frequencies).detach().cpu()
+    try:
+        counts = torch.as_tensor(frequencies).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"frequencies must be numbers, one per word; {error}") from None
     if counts.dtype == torch.bool or counts.is_complex():
         raise TypeError(f"frequencies must be numbers; got {counts.dtype}")
     counts = counts.double()
@@ -40,10 +50,9 @@ def check_frequencies(frequencies: Any, vocab_size: int) -> Tensor:
         raise ValueError(
             f"frequencies must be finite and at least 0; got {float(counts[word])} for word {word}"
         )
-    total = counts.sum()
-    if total == 0:
+    if not bool(counts.any()):
         raise ValueError("frequencies must not all be 0: no word was counted")
-    return counts / total
+    return counts
 
 
 def zipf(vocab_size: int) -> Tensor:

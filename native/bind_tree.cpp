@@ -1,0 +1,122 @@
+// The kernels on trees of decisions, as Python sees them: see bind.cpp and tree.hpp.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "kernels.hpp"
+#include "tree.hpp"
+
+namespace nb = nanobind;
+
+namespace lmhead {
+const Kernels* chosen_kernels();  // bind.cpp
+}
+
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Maybe = std::optional<Array<T, N>>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+void check_numbers(const Array<const int64_t, 1>& numbers, size_t limit, const char* what) {
+  for (size_t i = 0; i < numbers.size(); ++i)
+    require(numbers.data()[i] >= 0 && numbers.data()[i] < static_cast<int64_t>(limit), what);
+}
+
+template <class T>
+void sums(Array<const double, 1> factors, Array<const T, 2> from, Array<const int64_t, 1> a,
+          Array<const int64_t, 1> b, Array<float, 2> to, int threads) {
+  require(threads >= 1, "threads must be at least 1");
+  require(factors.size() == a.size() && b.size() == a.size(), "one entry per pair");
+  require(from.shape(1) == to.shape(1), "from and to must have the same width");
+  check_numbers(a, from.shape(0), "a must be rows of from");
+  check_numbers(b, to.shape(0), "b must be rows of to");
+  const nb::gil_scoped_release release;
+  const auto* tree = lmhead::chosen_kernels()->tree;
+  const auto d = static_cast<int64_t>(to.shape(1)), pairs = static_cast<int64_t>(a.size());
+  const auto size = static_cast<int64_t>(to.shape(0));
+  if constexpr (sizeof(T) == 4) {
+    tree->sums_f32(factors.data(), from.data(), d, a.data(), b.data(), pairs, to.data(), size,
+                   threads);
+  } else {
+    tree->sums_bf16(factors.data(), from.data(), d, a.data(), b.data(), pairs, to.data(), size,
+                    threads);
+  }
+}
+
+// A tree from the root down: every fork stands after the one above it, so that a walk ends.
+lmhead::WordTree to_tree(const Array<const int64_t, 1>& start, const Array<const int64_t, 1>& child,
+                         int64_t vocab) {
+  const auto forks = static_cast<int64_t>(start.size()) - 1;
+  const auto edges = static_cast<int64_t>(child.size());
+  require(vocab >= 1 && forks >= 0 && start.data()[0] == 0 && start.data()[forks] == edges,
+          "start must count the branches of all forks");
+  require(edges == (forks ? vocab + forks - 1 : 0), "a tree has one branch less than nodes");
+  require(forks > 0 || vocab == 1, "a tree without forks has one word");
+  for (int64_t f = 0; f < forks; ++f) {
+    require(start.data()[f + 1] - start.data()[f] >= 2, "a fork must have 2 branches or more");
+    for (int64_t e = start.data()[f]; e < start.data()[f + 1]; ++e) {
+      const int64_t node = child.data()[e];
+      require(node >= 0 && node < vocab + forks && (node < vocab || node > vocab + f),
+              "forks must be numbered from the root down");
+    }
+  }
+  return {start.data(), child.data(), vocab, forks};
+}
+
+template <class T>
+void best(Array<const T, 2> hidden, Array<const T, 2> weight, Maybe<const double, 1> bias,
+          Array<const int64_t, 1> start, Array<const int64_t, 1> child, int64_t vocab,
+          Array<double, 2> values, Array<int64_t, 2> ids, Array<int64_t, 1> opened, int threads) {
+  require(threads >= 1, "threads must be at least 1");
+  require(start.size() >= 1, "start must have an entry per fork, and one more");
+  const auto tree = to_tree(start, child, vocab);
+  const size_t rows = hidden.shape(0), k = values.shape(1);
+  require(weight.shape(0) == static_cast<size_t>(vocab) - 1, "weight must have vocab - 1 rows");
+  require(hidden.shape(1) == weight.shape(1), "hidden and weight must have the same width");
+  require(!bias || bias->size() == weight.shape(0), "bias must have one entry per row of weight");
+  require(k >= 1 && k <= static_cast<size_t>(vocab), "k must be from 1 to vocab");
+  require(values.shape(0) == rows && ids.shape(0) == rows && ids.shape(1) == k &&
+              opened.size() == rows,
+          "values and ids must be (rows, k), opened (rows,)");
+  const nb::gil_scoped_release release;
+  const auto* kernels = lmhead::chosen_kernels()->tree;
+  const double* shift = bias ? bias->data() : nullptr;
+  const auto n = static_cast<int64_t>(rows), d = static_cast<int64_t>(hidden.shape(1));
+  const auto few = static_cast<int64_t>(k);
+  if constexpr (sizeof(T) == 4) {
+    kernels->best_f32(hidden.data(), weight.data(), shift, n, d, tree, few, values.data(),
+                      ids.data(), opened.data(), threads);
+  } else {
+    kernels->best_bf16(hidden.data(), weight.data(), shift, n, d, tree, few, values.data(),
+                       ids.data(), opened.data(), threads);
+  }
+}
+
+auto tensor(const char* name) { return nb::arg(name).noconvert(); }
+auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
+
+template <class T>
+void bind(nb::module_& m, const char* sums_name, const char* best_name) {
+  using nb::arg;
+  m.def(sums_name, &sums<T>, tensor("factors"), tensor("from_"), tensor("a"), tensor("b"),
+        tensor("to"), arg("threads"));
+  m.def(best_name, &best<T>, tensor("hidden"), tensor("weight"), maybe("bias"), tensor("start"),
+        tensor("child"), arg("vocab"), tensor("values"), tensor("ids"), tensor("opened"),
+        arg("threads"));
+}
+
+}  // namespace
+
+void bind_tree(nb::module_& m) {
+  bind<float>(m, "tree_sums_f32", "tree_best_f32");
+  bind<uint16_t>(m, "tree_sums_bf16", "tree_best_bf16");
+}

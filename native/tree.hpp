@@ -1,0 +1,38 @@
+// A tree of decisions over words: gradients of its rows, and the search for its best words. Pure
+// functions on pointers, as in kernels.hpp.
+#pragma once
+
+#include <cstdint>
+
+namespace lmhead {
+
+// Nodes are words, 0 to vocab - 1, and forks, vocab + f; fork 0 is the root. The branches of fork f
+// are child[start[f]] to child[start[f + 1] - 1]; all but the last have a row of the weight each,
+// from start[f] - f on. The score of the last is 0.
+struct WordTree {
+  const int64_t* start;  // (forks + 1,)
+  const int64_t* child;  // (edges,)
+  int64_t vocab, forks;
+};
+
+struct TreeKernels {
+  // to[b[p], :] += factors[p] · from[a[p], :] for all p, in the order of p. Rows of `to` that no
+  // b[p] names are not touched. Summed in float32, a few terms at a time.
+  void (*sums_f32)(const double* factors, const float* from, int64_t d, const int64_t* a,
+                   const int64_t* b, int64_t pairs, float* to, int64_t size, int threads);
+  void (*sums_bf16)(const double* factors, const uint16_t* from, int64_t d, const int64_t* a,
+                    const int64_t* b, int64_t pairs, float* to, int64_t size, int threads);
+
+  // The k words of largest log-probability of each row, largest first, lowest id first among equals:
+  // forks are opened in the order of their mass, until none can hold a better word. `bias` may be
+  // null. `opened` (rows,) receives how many forks that took. Where a score that was looked at is a
+  // NaN, the row's ids are -1 and its values NaN.
+  void (*best_f32)(const float* hidden, const float* weight, const double* bias, int64_t rows,
+                   int64_t d, const WordTree& tree, int64_t k, double* values, int64_t* ids,
+                   int64_t* opened, int threads);
+  void (*best_bf16)(const uint16_t* hidden, const uint16_t* weight, const double* bias,
+                    int64_t rows, int64_t d, const WordTree& tree, int64_t k, double* values,
+                    int64_t* ids, int64_t* opened, int threads);
+};
+
+}  // namespace lmhead

@@ -1,0 +1,179 @@
+"""`TreeFactors`: the questions of a head, answered by decisions on paths.
+
+In:  rows of hidden states (N, D), the parameters of the forks.
+Out: log-probabilities, losses, best words and samples; see `Factors` for what each hook means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep import accumulation_dtype
+from lmhead.vocab.factors import Factors, Uniform
+from lmhead.vocab.paths import Forks
+from lmhead.vocab.tree_search import best_words
+
+
+@dataclass(frozen=True)
+class TreeFactors(Factors):
+    """A distribution over words as a tree of decisions.
+
+    Attributes:
+        forks: the tree with its parameters.
+        path: expected number of decisions on a path, for `explain`.
+    """
+
+    forks: Forks
+    path: float
+    max_bytes: int | None = None
+    name: str = "HierarchicalHead"
+
+    @property
+    def vocab(self) -> int:  # type: ignore[override]
+        """V."""
+        return self.forks.tree.vocab
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias of the forks."""
+        weight, bias = self.forks.weight, self.forks.bias
+        return (weight,) if bias is None else (weight, bias)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> TreeFactors:
+        """The same with changed parameters."""
+        bias = None if self.forks.bias is None else change(self.forks.bias)
+        return replace(self, forks=self.forks._replace(weight=change(self.forks.weight), bias=bias))
+
+    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Log p of given words: (N, D) and (N, K) give (N, K), in O(log V) products each."""
+        token = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+        log_p = self.forks.word_log_prob(hidden, token, ids.reshape(-1))
+        return log_p.reshape(ids.shape).to(accumulation_dtype(hidden.dtype))
+
+    def log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
+        """Log p of all words, (N, V)."""
+        return self.forks.all_log_probs(hidden, exact=exact)
+
+    def cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        class_weight: Tensor | None,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+    ) -> Tensor:
+        """Cross-entropy; see `Factors`.
+
+        Label smoothing and target probabilities are exact, and read all forks: a product with V - 1
+        rows, where the plain loss has one with those on the targets' paths.
+        """
+        dtype = accumulation_dtype(hidden.dtype)
+        if targets.is_floating_point():
+            rows = self._soft(hidden, targets, class_weight, label_smoothing)
+            weight = rows.new_tensor(len(rows))
+        else:
+            rows, weight = self._hard(hidden, targets, class_weight, ignore_index, label_smoothing)
+        if reduction == "none":
+            return rows.to(dtype)
+        total = rows.sum()
+        return (total if reduction == "sum" else total / weight).to(dtype)
+
+    def _hard(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        class_weight: Tensor | None,
+        ignore_index: int,
+        label_smoothing: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of each token (N,), 0 where ignored, and what "mean" divides by; float64."""
+        token = (targets != ignore_index).nonzero()[:, 0]
+        words = targets[token]
+        own = torch.ones(len(words), dtype=torch.float64, device=words.device)
+        if class_weight is not None:
+            own = class_weight.double()[words]
+        loss = -own * self.forks.word_log_prob(hidden, token, words)
+        if label_smoothing:
+            spread = self._spread(hidden[token], class_weight)
+            loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
+        return loss.new_zeros(len(targets)).index_copy(0, token, loss), own.sum()
+
+    def _spread(self, hidden: Tensor, class_weight: Tensor | None) -> Tensor:
+        """Σ_v m_v log p_v with the class weights m, or 1: (N,), float64."""
+        mass = self.forks.weight.new_ones(self.vocab) if class_weight is None else class_weight
+        below = self.forks.masses_below(mass.detach())
+        return self.by_blocks(lambda h: self.forks.sum_log_probs(h, below), hidden).double()
+
+    def _soft(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        class_weight: Tensor | None,
+        label_smoothing: float,
+    ) -> Tensor:
+        """The loss of each token (N,) for target probabilities (N, V); float64."""
+        t = (1 - label_smoothing) * targets + label_smoothing / self.vocab
+        if class_weight is not None:
+            t = t * class_weight
+        parts, start = [], 0
+        for rows in self.blocks(hidden):
+            some = t[start : start + len(rows)]
+            log_p = self.forks.all_log_probs(rows)
+            # 0 · log 0 is 0: a word that has no share of the target may have no probability.
+            terms = torch.where(some == 0, 0.0, some * log_p)
+            parts.append(-terms.double().sum(1))
+            start += len(rows)
+        return torch.cat(parts) if parts else hidden.double().sum(1)
+
+    def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k best words by best-first search: see `tree_search`."""
+        return best_words(self.forks, hidden, k)
+
+    def draw(self, hidden: Tensor, uniform: Uniform) -> Tensor:
+        """A walk from the root: the i-th decision takes the i-th random number. (N,)."""
+        tree = self.forks.tree
+        node = torch.full((len(hidden),), tree.vocab if tree.forks else 0, device=hidden.device)
+        row = torch.arange(len(hidden), device=hidden.device)
+        step = 0
+        while len(row) and tree.forks:
+            decided = self.forks.decide(hidden, row, node[row] - tree.vocab)
+            node[row] = decided.child[_choose(decided.log_p, decided.start, uniform(step)[row])]
+            row = row[node[row] >= tree.vocab]
+            step += 1
+        return node
+
+    def explain(self, rows: int) -> list[str]:
+        """What questions about so many rows cost, one line each."""
+        width, words = self.forks.weight.shape[1], self.vocab
+        row = width * self.forks.weight.element_size()
+        pairs = self.path * rows
+        return [
+            f"  log_prob, loss          {self.path:.1f} rows of {row:,} bytes a token, expected: "
+            f"{2e-9 * pairs * width:,.4f} GFLOP",
+            f"  a loss with gradients   {6e-9 * pairs * width:,.4f} GFLOP; all words would take "
+            f"{6e-9 * rows * words * width:,.2f}",
+            "  argmax, top-k           as many forks as the search opens; a sample: one path",
+            f"  all words, smoothing    1 product with {words - 1:,} rows: "
+            f"{2e-9 * rows * words * width:,.2f} GFLOP",
+        ]
+
+
+def _choose(log_p: Tensor, start: Tensor, u: Tensor) -> Tensor:
+    """The branch of each fork with P(before) <= u < P(up to it), as a place in log_p: (P,)."""
+    p = log_p.exp()
+    if bool(p.isnan().any()):
+        raise ValueError("decisions must be numbers to draw a word; got NaN")
+    sizes = torch.diff(start, append=start.new_tensor([len(p)]))
+    place = torch.arange(int(sizes.max()), device=p.device)
+    inside = place < sizes[:, None]
+    padded = torch.where(inside, p[(start[:, None] + place).clamp(max=len(p) - 1)], 0.0)
+    total = padded.cumsum(1)
+    # Rounding may leave the sum below 1, and a branch of probability 0 is no choice.
+    last = torch.where(padded > 0, place, 0).amax(1)
+    chosen = torch.minimum((total <= u[:, None]).sum(1), last)
+    return start + chosen

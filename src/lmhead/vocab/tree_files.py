@@ -1,0 +1,115 @@
+"""Trees that a user gives: nested lists, a list of forks, or a JSON file with either.
+
+Nested   `[[0, 1], [2, [3, 4]]]`: a list is a fork, a whole number is a word. A single word is `0`.
+Forks    `{"forks": [[-1, 2], [0, 1]]}`: one list per fork, the root first; a branch is a word, or
+         -f for fork f. No limit of depth, where a reader of JSON has one for nested lists.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmhead.vocab.tree import Tree
+
+
+def read_tree(given: Any, vocab: int) -> Tree:
+    """A tree from nested lists, from `{"forks": ...}`, from a JSON file of either, or a `Tree`.
+
+    Args:
+        given: what describes it.
+        vocab: V; every word of [0, V) must be there once.
+
+    Raises:
+        ValueError, TypeError: it is not a tree over these words; the message says why.
+
+    >>> read_tree([[0, 1], [2, [3, 4]]], vocab=5).depths
+    tensor([2, 2, 2, 3, 3])
+    >>> read_tree({"forks": [[-1, 2], [0, 1]]}, vocab=3).depths
+    tensor([2, 2, 1])
+    """
+    if isinstance(given, str | Path):
+        given = _read_json(Path(given))
+    if isinstance(given, Tree):
+        if given.vocab != vocab:
+            raise ValueError(f"tree must be over {vocab} words; got one over {given.vocab}")
+        return given
+    if isinstance(given, dict):
+        if set(given) != {"forks"}:
+            raise ValueError(f'tree must have the key "forks" alone; got {sorted(map(str, given))}')
+        forks = given["forks"]
+        if not isinstance(forks, list | tuple) or not all(
+            isinstance(f, list | tuple) for f in forks
+        ):
+            raise TypeError('"forks" of the tree must be a list of lists')
+        lists = [[_branch(b, vocab, len(forks)) for b in fork] for fork in forks]
+    elif isinstance(given, list | tuple | int) and not isinstance(given, bool):
+        lists = _flatten(given, vocab)
+    else:
+        raise TypeError(
+            'tree must be nested lists, {"forks": ...}, a JSON file of either, or a Tree; '
+            f"got {type(given).__name__}"
+        )
+    start = np.cumsum([0, *map(len, lists)])
+    child = np.array([branch for fork in lists for branch in fork], np.int64)
+    return Tree.from_forks(vocab, start, child, 0)
+
+
+def _flatten(given: Any, vocab: int) -> list[list[int]]:
+    """Nested lists as forks, each a list of words and V + forks; without recursion."""
+    if isinstance(given, int):
+        if given != 0 or vocab != 1:
+            raise ValueError(f"a tree that is a single word must be 0 of 1; got {given} of {vocab}")
+        return []
+    lists: list[Any] = [given]
+    seen = {id(given)}
+    forks: list[list[int]] = []
+    while len(forks) < len(lists):
+        branches = []
+        for branch in lists[len(forks)]:
+            if isinstance(branch, list | tuple):
+                if id(branch) in seen:
+                    raise ValueError(
+                        "tree must be a tree: the same list is a branch of two forks, or of itself"
+                    )
+                seen.add(id(branch))
+                branches.append(vocab + len(lists))
+                lists.append(branch)
+            else:
+                branches.append(_word(branch, vocab))
+        forks.append(branches)
+    return forks
+
+
+def _branch(given: Any, vocab: int, forks: int) -> int:
+    if isinstance(given, int) and not isinstance(given, bool) and -forks < given < 0:
+        return vocab - given
+    return _word(given, vocab, f", or fork -1 to {1 - forks}" if forks > 1 else "")
+
+
+def _word(given: Any, vocab: int, other: str = "") -> int:
+    if isinstance(given, bool) or not isinstance(given, int | np.integer):
+        raise TypeError(
+            f"a branch of the tree must be a word's id or a list; got {type(given).__name__}"
+        )
+    if not 0 <= given < vocab:
+        raise ValueError(f"a branch of the tree must be a word in [0, {vocab}){other}; got {given}")
+    return int(given)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"tree must be 'huffman', 'balanced', or a file that is there; got {str(path)!r}"
+        ) from None
+    except RecursionError:
+        raise ValueError(
+            f'{path} is nested too deeply for a reader of JSON; write {{"forks": [...]}} instead'
+        ) from None
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{path} must hold a tree in JSON; {error}") from None

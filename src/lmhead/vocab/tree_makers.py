@@ -1,0 +1,84 @@
+"""Trees made from counts, or from nothing: Huffman's and the balanced one.
+
+In:  how many words there are, how often each is met, how many branches a fork may have.
+Out: a `Tree`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lmhead import checks
+from lmhead.vocab.frequencies import check_counts
+from lmhead.vocab.tree import Tree
+
+
+def huffman(frequencies: Any, *, arity: int = 2) -> Tree:
+    """The tree with the shortest average path: join the rarest subtrees until one is left.
+
+    Args:
+        frequencies: (V,), how often each word is met: counts or shares, not negative.
+        arity: how many subtrees are joined at a time.
+
+    Among equals, words come before joined subtrees, and low ids before high ones: words that were
+    never met form a balanced subtree at the bottom.
+
+    >>> huffman([8, 1, 1, 2]).depths
+    tensor([1, 3, 3, 2])
+    """
+    vocab = len(frequencies) if hasattr(frequencies, "__len__") else 0
+    checks.check_whole("the number of frequencies", vocab, low=1)
+    counts = check_counts(frequencies, vocab).numpy()
+    check_arity(arity)
+    order = np.argsort(counts, kind="stable")
+    # Two queues, both in ascending order: words by count, and joined subtrees, which only grow.
+    words: list[int] = order.tolist()
+    word_counts: list[float] = [*counts[order].tolist(), np.inf]
+    fork_counts: list[float] = [np.inf] * (vocab + 1)
+    children: list[int] = []
+    start = [0]
+    next_word = next_fork = forks = 0
+    # The first join takes as many as leave the others full.
+    take = (vocab - 2) % (arity - 1) + 2
+    while vocab - next_word + forks - next_fork > 1:
+        total = 0.0
+        for _ in range(take):
+            if word_counts[next_word] <= fork_counts[next_fork] and next_word < vocab:
+                total += word_counts[next_word]
+                children.append(words[next_word])
+                next_word += 1
+            else:
+                total += fork_counts[next_fork]
+                children.append(vocab + next_fork)
+                next_fork += 1
+        fork_counts[forks] = total
+        forks += 1
+        start.append(len(children))
+        take = arity
+    return Tree.from_forks(vocab, np.array(start), np.array(children, np.int64), forks - 1)
+
+
+def balanced(vocab: int, *, arity: int = 2) -> Tree:
+    """All words at the same depth, or one less, in the order of their ids.
+
+    >>> balanced(5).depths
+    tensor([2, 2, 2, 3, 3])
+    >>> balanced(9, arity=3).depths
+    tensor([2, 2, 2, 2, 2, 2, 2, 2, 2])
+    """
+    checks.check_whole("vocab", vocab, low=1)
+    check_arity(arity)
+    # Node i of a full tree, counted level by level, has the children k i + 1 to k i + k; those
+    # without children are words. The last fork has the branches that are left.
+    forks = -(-(vocab - 1) // (arity - 1))
+    start = np.minimum(np.arange(forks + 1) * arity, forks + vocab - 1)
+    place = np.arange(1, forks + vocab)
+    child = np.where(place < forks, vocab + place, place - forks)
+    return Tree.from_forks(vocab, start, child, 0)
+
+
+def check_arity(arity: Any) -> None:
+    """How many branches a fork may have."""
+    checks.check_whole("arity", arity, low=2)

@@ -1,0 +1,105 @@
+"""The best words of a tree by best-first search: exact, without looking at every word.
+
+A subtree's probability bounds that of each of its words. So forks are opened in the order of their
+probability, and once k words are found, a subtree with less than the k-th of them is never opened.
+A trained distribution has its mass in few places: tens of forks are opened of tens of thousands.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep import native
+from lmhead.vocab.paths import Forks
+
+# Forks opened per row in the first round; each round may open half as many more, so that a flat
+# distribution, where every fork has to be opened, takes few rounds.
+_FIRST = 8
+_GROWTH = 1.5
+
+
+@torch.no_grad()
+def best_words(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k words of largest log-probability, (N, k) each: values in float64, ids.
+
+    Descending, lowest id first among equals, as a stable sort of all words gives. Where a decision
+    that was looked at is a NaN, the ids of that row are -1 and its values NaN.
+    """
+    n, vocab = len(hidden), forks.tree.vocab
+    weight = forks.weight.detach()
+    hidden = hidden.detach().contiguous()
+    core = native.for_pairs(hidden, weight)
+    if core is not None:
+        tables = forks.tree.tables
+        best = core.tree_best_f32 if hidden.dtype == torch.float32 else core.tree_best_bf16
+        values = torch.empty(n, k, dtype=torch.float64)
+        ids, opened = torch.empty(n, k, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
+        bias = None if forks.bias is None else forks.bias.detach().double()
+        given = (native.bits(hidden), native.bits(weight), bias, tables.start, tables.child)
+        best(*given, vocab, values, ids, opened, native.threads())
+        return values, ids
+    values = torch.full((n, k), -math.inf, dtype=torch.float64, device=hidden.device)
+    ids = torch.full((n, k), vocab, device=hidden.device)
+    if not forks.tree.forks:
+        found = torch.zeros_like(values)
+        return found + 0 * hidden.double().sum(1, keepdim=True), torch.zeros_like(ids)
+    broken = torch.zeros(n, dtype=torch.bool, device=hidden.device)
+    row = torch.arange(n, device=hidden.device)
+    fork, mass = torch.zeros_like(row), torch.zeros(n, dtype=torch.float64, device=hidden.device)
+    width = float(max(_FIRST, k))
+    while len(row):
+        opened = _rank_in_row(row, mass) < int(width)
+        width *= _GROWTH
+        here, above = row[opened], mass[opened]
+        decided = forks.decide(hidden, here, fork[opened])
+        row_below = here[decided.owner]
+        mass_below = above[decided.owner] + decided.log_p
+        broken[row_below[mass_below.isnan()]] = True
+        is_word = decided.child < vocab
+        values, ids = _merge(
+            values, ids, *(t[is_word] for t in (row_below, mass_below, decided.child))
+        )
+        row = torch.cat([row[~opened], row_below[~is_word]])
+        fork = torch.cat([fork[~opened], decided.child[~is_word] - vocab])
+        mass = torch.cat([mass[~opened], mass_below[~is_word]])
+        # A subtree that ties with the k-th word may hold one with a lower id. While fewer than k
+        # are found, words of probability 0 count as well.
+        full = ids[:, -1] < vocab
+        stays = ((mass >= values[row, -1]) | ~full[row]) & ~broken[row]
+        row, fork, mass = row[stays], fork[stays], mass[stays]
+    values[broken], ids[broken] = math.nan, -1
+    return values, ids
+
+
+def _rank_in_row(row: Tensor, mass: Tensor) -> Tensor:
+    """How many entries of the same row have more mass: (M,)."""
+    order = mass.argsort(descending=True, stable=True)
+    order = order[row[order].argsort(stable=True)]
+    sorted_row = row[order]
+    first = torch.searchsorted(sorted_row, sorted_row)
+    rank = torch.empty_like(row)
+    rank[order] = torch.arange(len(row), device=row.device) - first
+    return rank
+
+
+def _merge(
+    values: Tensor, ids: Tensor, row: Tensor, mass: Tensor, word: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The k best of (N, k) found words and of new ones, (M,) each; ties to the lowest id."""
+    n, k = values.shape
+    if len(row) == 0:
+        return values, ids
+    every = torch.arange(n, device=row.device).repeat_interleave(k)
+    rows = torch.cat([every, row])
+    masses = torch.cat([values.reshape(-1), mass])
+    words = torch.cat([ids.reshape(-1), word])
+    order = words.argsort(stable=True)
+    order = order[masses[order].argsort(descending=True, stable=True)]
+    order = order[rows[order].argsort(stable=True)]
+    sorted_rows = rows[order]
+    begin = torch.searchsorted(sorted_rows, torch.arange(n, device=row.device))
+    kept = order[begin[:, None] + torch.arange(k, device=row.device)]
+    return masses[kept], words[kept]

@@ -8,10 +8,13 @@ Out: `FactoredLogits`: log-probabilities (..., V) that are not built, and answer
     head       `FactoredHead`, the module around the hooks
     adaptive   `AdaptiveHead`: `clusters`, `cluster_loss`, `cluster_top`, `cutoffs`
     hierarchical   `HierarchicalHead`: `tree` (`tree_makers`, `tree_files`), `paths`, `pairs`,
-               `tree_factors`, `tree_search`
+                   `tree_factors`, `tree_search`
+    sampled        `SampledLoss`: a full head trained on few words; `proposals`
+    advice         which of them, by their costs on this machine
 """
 
 from lmhead.vocab.adaptive import AdaptiveHead
+from lmhead.vocab.advice import Advice, advise
 from lmhead.vocab.cutoffs import choose_cutoffs
 from lmhead.vocab.embedding import AdaptiveEmbedding
 from lmhead.vocab.factors import Factors
@@ -24,11 +27,13 @@ from lmhead.vocab.tree_makers import balanced, huffman
 
 __all__ = [
     "AdaptiveHead",
+    "Advice",
     "FactoredHead",
     "FactoredLogits",
     "Factors",
     "HierarchicalHead",
     "Tree",
+    "advise",
     "balanced",
     "choose_cutoffs",
     "huffman",

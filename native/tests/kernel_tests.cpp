@@ -9,6 +9,7 @@
 #include "rows_tests.hpp"
 #include "screen_tests.hpp"
 #include "softmax_tests.hpp"
+#include "tree_tests.hpp"
 
 namespace lmhead {
 extern const Kernels kernels_wide;
@@ -163,6 +164,7 @@ int main() {
     gradient_tests::run(k, tally);
     screen_tests::run(k, tally);
     rows_tests::run(k, tally);
+    tree_tests::run(k, tally);
     run_pairs<float>(k, "pairs_f32", [](Random& r) { return r.normal(1.0); },
                      [](float x) { return x; }, tally, k.pairs_f32);
     run_pairs<uint16_t>(

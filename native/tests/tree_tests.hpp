@@ -1,0 +1,267 @@
+// Trees of decisions: sums of rows by pairs, and the search for the best words.
+#pragma once
+
+#include <algorithm>
+
+#include "cases.hpp"
+#include "tree.hpp"
+#include "twins.hpp"
+
+namespace tree_tests {
+
+using lmhead::Kernels;
+using lmhead::WordTree;
+
+inline float value(float x) { return x; }
+inline float value(uint16_t bits) { return twin::from_bf16(bits); }
+
+template <class T>
+T make(Random& random, double scale);
+template <>
+inline float make<float>(Random& random, double scale) {
+  return random.normal(scale);
+}
+template <>
+inline uint16_t make<uint16_t>(Random& random, double scale) {
+  const float x = random.normal(scale);
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+template <class T>
+using Sums = void (*)(const double*, const T*, int64_t, const int64_t*, const int64_t*, int64_t,
+                      float*, int64_t, int);
+
+// Rows with very many pairs, with one, and with none, which must stay as they are.
+template <class T>
+void run_sums(const Kernels& k, const char* what, Sums<T> sums, Tally& tally) {
+  for (Place place : {Place::tight, Place::padded})
+    for (int64_t d : {1, 7, 31, 33, 64, 129})
+      for (int64_t pairs : {0, 1, 65, 700}) {
+        tally.begin(label(k, what, {pairs, d}, "", place));
+        Random random(static_cast<uint32_t>(d * 1000 + pairs));
+        const int64_t rows = 9, size = 40;
+        const auto width = static_cast<size_t>(d), count = static_cast<size_t>(pairs);
+        const Buffer<T> from(rows * width, place, [&](size_t) { return make<T>(random, 1.0); });
+        const Buffer<double> factors(count, place, [&](size_t) { return random.normal(1.0); });
+        const Buffer<int64_t> a(count, place, [&](size_t i) { return i ? random.below(rows) : 8; });
+        const Buffer<int64_t> b(count, place, [&](size_t i) {
+          return i % 2 ? 3 : (i ? random.below(size - 1) : size - 1);
+        });
+        std::vector<float> before(size * width);
+        for (float& x : before) x = random.normal(1.0);
+        std::vector<double> want(before.begin(), before.end()), bound(before.size(), 0.0);
+        std::vector<bool> named(before.size(), false);
+        for (size_t p = 0; p < count; ++p)
+          for (size_t e = 0; e < width; ++e) {
+            const size_t at = static_cast<size_t>(b[p]) * width + e;
+            const double term = factors[p] * value(from[static_cast<size_t>(a[p]) * width + e]);
+            want[at] += term;
+            bound[at] += 1e-5 * std::abs(term) + 1e-6;
+            named[at] = true;
+          }
+        std::vector<float> first;
+        for (int threads : kThreads) {
+          const Buffer<float> to(before.size(), place, [&](size_t i) { return before[i]; });
+          sums(factors.data(), from.data(), d, a.data(), b.data(), pairs, to.data(), size, threads);
+          tally.expect(to.intact() && from.intact(), "wrote outside a buffer");
+          if (first.empty()) first = to.copy();
+          tally.expect(to.same(first), "differs with " + std::to_string(threads) + " threads");
+          for (size_t i = 0; i < want.size(); ++i) {
+            if (!named[i]) tally.expect(to[i] == before[i], "a row that was not named has changed");
+            tally.expect_near(to[i], want[i], bound[i], "sum", static_cast<int64_t>(i));
+          }
+        }
+      }
+}
+
+// A tree over words with forks of 2 to `arity` branches; a chain where `deep`.
+struct Made {
+  std::vector<int64_t> start{0}, child;
+};
+
+inline Made make_tree(int64_t vocab, int64_t arity, bool deep, Random& random) {
+  // Parts of [0, vocab) in a queue, each a fork or a word; the words are dealt out in some order.
+  std::vector<int64_t> words(static_cast<size_t>(vocab));
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<int64_t>(i);
+  for (size_t i = words.size() - 1; i > 0; --i)
+    std::swap(words[i], words[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
+  Made tree;
+  std::vector<std::pair<int64_t, int64_t>> parts = {{0, vocab}};
+  int64_t forks = vocab > 1 ? 1 : 0;
+  for (size_t f = 0; static_cast<int64_t>(f) < forks; ++f) {
+    auto [low, high] = parts[f];
+    const int64_t ways = std::min(high - low, deep ? 2 : 2 + random.below(arity - 1));
+    for (int64_t w = 0; w < ways; ++w) {
+      const int64_t left = ways - w;
+      int64_t take = high - low;
+      if (left > 1) take = deep ? 1 : std::max<int64_t>(1, take / left);
+      if (take == 1) {
+        tree.child.push_back(words[static_cast<size_t>(low)]);
+      } else {
+        tree.child.push_back(vocab + forks++);
+        parts.push_back({low, low + take});
+      }
+      low += take;
+    }
+    tree.start.push_back(static_cast<int64_t>(tree.child.size()));
+  }
+  return tree;
+}
+
+struct Word {
+  double mass;
+  int64_t id;
+};
+
+// Every word, by the definition: down the tree, then sorted.
+template <class T>
+std::vector<Word> all_words(const T* hidden, const T* weight, const double* bias, size_t d,
+                            const WordTree& tree) {
+  if (tree.forks == 0) return {{0.0, 0}};
+  std::vector<double> mass(static_cast<size_t>(tree.vocab + tree.forks), 0.0);
+  for (int64_t f = 0; f < tree.forks; ++f) {
+    std::vector<double> scores;
+    const int64_t begin = tree.start[f], end = tree.start[f + 1];
+    for (int64_t e = begin; e < end; ++e) {
+      double z = 0.0;
+      const auto row = static_cast<size_t>(e - f);
+      if (e + 1 < end) {
+        for (size_t i = 0; i < d; ++i)
+          z += static_cast<double>(value(hidden[i])) * value(weight[row * d + i]);
+        if (bias) z += bias[row];
+      }
+      scores.push_back(z);
+    }
+    double most = *std::max_element(scores.begin(), scores.end()), total = 0.0;
+    for (double z : scores) total += std::exp(z - most);
+    for (int64_t e = begin; e < end; ++e)
+      mass[static_cast<size_t>(tree.child[e])] = mass[static_cast<size_t>(tree.vocab + f)] +
+                                                 scores[static_cast<size_t>(e - begin)] - most -
+                                                 std::log(total);
+  }
+  std::vector<Word> words;
+  for (int64_t v = 0; v < tree.vocab; ++v) words.push_back({mass[static_cast<size_t>(v)], v});
+  std::stable_sort(words.begin(), words.end(),
+                   [](const Word& x, const Word& y) { return x.mass > y.mass; });
+  return words;
+}
+
+template <class T>
+using Best = void (*)(const T*, const T*, const double*, int64_t, int64_t, const WordTree&,
+                      int64_t, double*, int64_t*, int64_t*, int);
+
+// The best words of one state against all words, sorted.
+inline void check_best(const std::vector<Word>& want, const double* values, const int64_t* ids,
+                       size_t count, bool tied, Tally& tally) {
+  std::vector<int64_t> seen(ids, ids + count);
+  for (size_t j = 0; j < count; ++j) {
+    const double slack = 1e-10 * (1.0 + std::abs(std::max(want[j].mass, -1e300)));
+    tally.expect_near(values[j], want[j].mass, slack, "log p", static_cast<int64_t>(j));
+    if (ids[j] == want[j].id) continue;
+    // Another word only where the twin's rounding cannot tell them, never where all words tie.
+    const auto same = std::find_if(want.begin(), want.end(),
+                                   [&](const Word& word) { return word.id == ids[j]; });
+    tally.expect(same != want.end() && !tied && near(same->mass, want[j].mass, slack),
+                 "another word");
+  }
+  std::sort(seen.begin(), seen.end());
+  tally.expect(std::adjacent_find(seen.begin(), seen.end()) == seen.end(), "a word twice");
+}
+
+// A tree with its parameters, and states.
+template <class T>
+struct Case {
+  static constexpr int64_t kRows = 3, kWidth = 19;
+  Buffer<int64_t> start, child;
+  Buffer<T> hidden, weight;
+  Buffer<double> bias;
+  int64_t vocab;
+
+  Case(const Made& made, int64_t words, double scale, Place place, Random& random)
+      : start(made.start.size(), place, [&](size_t i) { return made.start[i]; }),
+        child(made.child.size(), place, [&](size_t i) { return made.child[i]; }),
+        hidden(kRows * kWidth, place, [&](size_t) { return make<T>(random, 1.0); }),
+        weight(static_cast<size_t>((words - 1) * kWidth), place,
+               [&](size_t) { return make<T>(random, scale); }),
+        bias(static_cast<size_t>(words - 1), place,
+             [&](size_t i) { return i % 7 == 6 ? -HUGE_VAL : scale * random.normal(1.0); }),
+        vocab(words) {}
+
+  WordTree tree() const {
+    return {start.data(), child.data(), vocab, static_cast<int64_t>(start.size()) - 1};
+  }
+};
+
+template <class T>
+void run_case(const Case<T>& c, const double* bias, int64_t few, bool tied, Best<T> best,
+              Place place, Tally& tally) {
+  const auto count = static_cast<size_t>(few), width = static_cast<size_t>(c.kWidth);
+  const auto rows = static_cast<size_t>(c.kRows);
+  const WordTree tree = c.tree();
+  for (int threads : kThreads) {
+    const Buffer<double> values(rows * count, place);
+    const Buffer<int64_t> ids(rows * count, place), opened(rows, place);
+    best(c.hidden.data(), c.weight.data(), bias, c.kRows, c.kWidth, tree, few, values.data(),
+         ids.data(), opened.data(), threads);
+    tally.expect(values.intact() && ids.intact() && opened.intact(), "wrote outside a buffer");
+    for (size_t i = 0; i < rows; ++i) {
+      const T* state = c.hidden.data() + i * width;
+      const auto want = all_words(state, c.weight.data(), bias, width, tree);
+      tally.expect(opened[i] <= tree.forks, "opened a fork twice");
+      check_best(want, values.data() + i * count, ids.data() + i * count, count, tied, tally);
+    }
+  }
+}
+
+template <class T>
+void run_best(const Kernels& k, const char* what, Best<T> best, Tally& tally) {
+  for (Place place : {Place::tight, Place::padded})
+    for (int64_t vocab : {1, 2, 3, 50, 400})
+      for (int64_t arity : {2, 5})
+        for (bool deep : {false, true})
+          for (double scale : {0.0, 1.0, 100.0}) {
+            tally.begin(label(k, what, {vocab, arity}, deep ? "deep" : "", place));
+            Random random(static_cast<uint32_t>(vocab * 10 + arity));
+            const Made made = make_tree(vocab, arity, deep, random);
+            const Case<T> c(made, vocab, scale, place, random);
+            for (int64_t few : {int64_t{1}, std::min<int64_t>(vocab, 7), vocab}) {
+              run_case(c, nullptr, few, scale == 0.0, best, place, tally);
+              run_case(c, c.bias.data(), few, false, best, place, tally);
+            }
+          }
+}
+
+// A NaN that is looked at leaves no word; one in a state must not disturb its neighbours.
+inline void run_broken(const Kernels& k, Tally& tally) {
+  for (int64_t arity : {2, 4}) {
+    tally.begin(label(k, "best words with a NaN", {30, arity}, "", Place::padded));
+    Random random(5);
+    const Made made = make_tree(30, arity, false, random);
+    const WordTree tree{made.start.data(), made.child.data(), 30,
+                        static_cast<int64_t>(made.start.size()) - 1};
+    std::vector<float> hidden(2 * 4), weight(29 * 4);
+    for (float& x : hidden) x = random.normal(1.0);
+    for (float& x : weight) x = random.normal(1.0);
+    hidden[6] = NAN;
+    const Buffer<double> values(2 * 3, Place::padded);
+    const Buffer<int64_t> ids(2 * 3, Place::padded), opened(2, Place::padded);
+    k.tree->best_f32(hidden.data(), weight.data(), nullptr, 2, 4, tree, 3, values.data(),
+                     ids.data(), opened.data(), 2);
+    for (size_t j = 0; j < 3; ++j) {
+      tally.expect(ids[j] >= 0 && std::isfinite(values[j]), "a NaN reached another state");
+      tally.expect(ids[3 + j] == -1 && std::isnan(values[3 + j]), "a word from a NaN");
+    }
+  }
+}
+
+inline void run(const Kernels& k, Tally& tally) {
+  run_sums<float>(k, "tree sums_f32", k.tree->sums_f32, tally);
+  run_sums<uint16_t>(k, "tree sums_bf16", k.tree->sums_bf16, tally);
+  run_best<float>(k, "tree best_f32", k.tree->best_f32, tally);
+  run_best<uint16_t>(k, "tree best_bf16", k.tree->best_bf16, tally);
+  run_broken(k, tally);
+}
+
+}  // namespace tree_tests

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from lmhead.models.checkpoint import steps_of
+from lmhead.models.checkpoint import load_checkpoint, set_weights, steps_of
 from lmhead.train import TrainConfig, TrainError, resume, train
 from lmhead.train.checkpoints import latest
 from lmhead.train.files import locked
@@ -266,3 +266,32 @@ def test_settings_are_those_of_the_file(tmp_path: Path) -> None:
     expected = json.loads(json.dumps(dataclasses.asdict(config)))
     expected["corpus"] = [str(Path(corpus(tmp_path)).resolve())]
     assert written["training"] == expected
+
+
+@pytest.mark.parametrize("head", ["adaptive", "hierarchical", "sampled"])
+def test_heads_for_large_vocabularies(tmp_path: Path, head: str) -> None:
+    """They learn, go on bit by bit, and open again with the same distribution."""
+    options = {"head": head, "samples": 10, "tokenizer": "words"}
+    whole = run(tmp_path, "whole", **options, vocab_size=40, learning_rate=0.05)
+    out = tmp_path / "stopped"
+    config = small(tmp_path, **options, vocab_size=40, learning_rate=0.05)
+    assert train(config, out, progress=Stopper(5, signal.SIGTERM)).step == 6
+    resume(out, progress=Silence())
+    last, undisturbed = latest(out), latest(whole)
+    assert last is not None
+    assert undisturbed is not None
+    assert fingerprint(last) == fingerprint(undisturbed)
+    assert history(out) == history(whole)
+    losses = [line["valid"]["loss"] for line in read_log(out / "log.jsonl") if "valid" in line]
+    assert losses[-1] < losses[0]
+
+    task = TextTask(config, out, lambda _: None)
+    set_weights(task.model, load_file(last / "model.safetensors"))
+    model = load_checkpoint(last)
+    hidden = torch.randn(4, config.width)
+    ids = torch.arange(task.tokens.vocab_size).expand(4, -1)
+    with torch.no_grad():
+        heads: list[Any] = [model.head, task.model.head]
+        ours, theirs = (head(hidden).log_softmax(-1).gather(-1, ids) for head in heads)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours.exp().sum(-1), torch.ones(4), rtol=1e-4, atol=1e-4)

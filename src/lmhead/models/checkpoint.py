@@ -37,12 +37,13 @@ CHECKPOINTS, STATE = "checkpoints", "training.json"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
-def load_checkpoint(where: str | PathLike[str]) -> LanguageModel:
+def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> LanguageModel:
     """Open what `lmhead train` has made.
 
     Args:
         where: a checkpoint, or the folder of a run: its best checkpoint, or its last one where
             nothing was held out for validation.
+        name: of the model; None for that of the folder.
 
     Returns:
         The model, in evaluation mode, without gradients.
@@ -84,7 +85,7 @@ def load_checkpoint(where: str | PathLike[str]) -> LanguageModel:
         eos_token_ids=ends,
         tokenizer=tokenizer,
         max_length=sizes.max_length,
-        name=Path(where).resolve().name,
+        name=Path(where).resolve().name if name is None else name,
     )
 
 
@@ -147,7 +148,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise ModelError(f"{path} is missing: the folder holds no weights") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, RuntimeError) as error:  # the last one is torch's
         raise ModelError(f"{path} does not hold this model: {error}") from error
 
 

@@ -11,12 +11,12 @@ are needed once, when it is made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
 from lmhead.nn import DecoderConfig
+from lmhead.vocab import AdaptiveHead, HierarchicalHead
 
 KINDS = ("full", "sampled", "adaptive", "hierarchical")
 
@@ -45,29 +45,29 @@ def build_head(
 def specify_head(kind: str, head: nn.Module) -> dict[str, Any]:
     """What makes the same head again, but for its tensors; for `config.json`."""
     spec: dict[str, Any] = {"kind": kind}
-    if kind == "adaptive":
-        made: Any = head
-        spec |= {"cutoffs": list(made.cutoffs), "div_value": made.div_value}
+    if isinstance(head, AdaptiveHead):
+        spec |= {"cutoffs": list(head.cutoffs), "div_value": head.div_value}
     return spec
 
 
 def _adaptive(spec: Mapping[str, Any], sizes: DecoderConfig, frequencies: Any) -> nn.Module:
-    head: nn.Module = import_module("lmhead.vocab").AdaptiveHead(
+    return AdaptiveHead(
         sizes.hidden_size,
         sizes.vocab_size,
         cutoffs=spec.get("cutoffs"),
         div_value=spec.get("div_value", 4.0),
         frequencies=frequencies,
     )
-    return head
 
 
 def _hierarchical(spec: Mapping[str, Any], sizes: DecoderConfig, frequencies: Any) -> nn.Module:
-    del spec
-    head: nn.Module = import_module("lmhead.vocab").HierarchicalHead(
-        sizes.hidden_size, sizes.vocab_size, frequencies=frequencies
+    # Opened again, it takes the tree of its saved buffer, whichever it is made with.
+    return HierarchicalHead(
+        sizes.hidden_size,
+        sizes.vocab_size,
+        tree=spec.get("tree", "balanced" if frequencies is None else "huffman"),
+        frequencies=frequencies,
     )
-    return head
 
 
 _MAKERS = {"adaptive": _adaptive, "hierarchical": _hierarchical}

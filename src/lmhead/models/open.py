@@ -17,7 +17,7 @@ from typing import Any
 
 from lmhead.errors import ModelError
 from lmhead.models import bundled
-from lmhead.models.folder import read_json
+from lmhead.models.checkpoint import is_checkpoint, load_checkpoint
 from lmhead.models.gguf import load_gguf
 from lmhead.models.gguf_file import MAGIC
 from lmhead.models.huggingface import in_short, load_huggingface
@@ -88,26 +88,15 @@ def _open(path: Path, name: str | None = None) -> LanguageModel:
 
 
 def _open_folder(folder: Path, name: str | None) -> LanguageModel:
-    config = folder / "config.json"
-    if not config.is_file():
-        if (folder / "checkpoints").is_dir():  # a run of `lmhead train`: its best one
-            return _open_checkpoint(folder)
+    if is_checkpoint(folder):
+        return load_checkpoint(folder, name=name)
+    if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
             return load_gguf(files[0], name=name)
         if files:
             raise ModelError(f"{folder} holds {len(files)} GGUF files: name one, e.g. {files[0]}")
-    if read_json(config).get("format") == "lmhead":
-        return _open_checkpoint(folder)
     return load_huggingface(folder, name=name)
-
-
-def _open_checkpoint(folder: Path) -> LanguageModel:
-    if find_spec("lmhead.models.checkpoint") is None:
-        raise ModelError(f"{folder} is a checkpoint of a newer lmhead: install that")
-    checkpoint: Any = import_module("lmhead.models.checkpoint")
-    model: LanguageModel = checkpoint.load_checkpoint(folder)
-    return model
 
 
 def _fetch(name: str) -> Path:

@@ -95,7 +95,7 @@ class TrainConfig:
     )
     dropout: float = _setting(0.0, "Model", "Share of activations put out.", low=0.0, high=0.99)
     bias: bool = _setting(False, "Model", "Biases in linear layers and norms.")
-    tied: bool = _setting(True, "Model", "One weight for embedding and head.")
+    tied: bool = _setting(True, "Model", "One weight for embedding and full head.")
 
     # The head and its loss
     head: str = _setting(

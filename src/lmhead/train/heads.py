@@ -8,7 +8,6 @@ Out: a function (hidden (B, T, D), targets (B, T), num_items, number) -> loss / 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from lmhead.functional import linear_cross_entropy
 from lmhead.head import LMHead
 from lmhead.train.config import TrainConfig
+from lmhead.vocab import SampledLoss
 
 Criterion = Callable[[Tensor, Tensor, int, int], Tensor]
 
@@ -75,11 +75,12 @@ def _factored(config: TrainConfig, head: nn.Module) -> Criterion:
 
 
 def _sampled(config: TrainConfig, head: nn.Module, frequencies: Any) -> Criterion:
-    sampled: Any = import_module("lmhead.vocab").SampledLoss(
+    assert isinstance(head, LMHead)
+    sampled = SampledLoss(
         head,
         num_samples=config.samples,
         proposal="unigram",
-        frequencies=frequencies,
+        frequencies=frequencies + 1,  # a word that never came may come
         seed=config.seed,
     )
 

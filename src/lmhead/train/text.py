@@ -146,9 +146,9 @@ def make_model(config: TrainConfig, tokens: Tokens) -> DecoderLM:
         bias=config.bias,
         dropout=config.dropout,
         attention_dropout=config.dropout,
-        tied=config.tied,
+        tied=config.tied and config.head in ("full", "sampled"),
     )
-    frequencies = None if config.head == "full" else tokens.counts()
+    frequencies = None if config.head == "full" else tokens.counts() + 1
     return DecoderLM(sizes, head=build_head({"kind": config.head}, sizes, frequencies))
 
 

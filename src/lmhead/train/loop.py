@@ -172,7 +172,7 @@ class Trainer:
             text = self.task.sample()
         if text:
             log.write(step=state.step, sample=text)
-            self.progress.say("".join(f"  │ {line}\n" for line in text.split("\n"))[:-1])
+            self.progress.sample(text)
         if not figures:
             return False
         log.write(step=state.step, valid=figures)

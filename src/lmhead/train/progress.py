@@ -52,6 +52,11 @@ class Progress:
         self._write(f"\r\x1b[2K{line[:width]}")
         self._open = True
 
+    def sample(self, text: str) -> None:
+        """Text that the model made, behind a bar; a terminal must not obey what is in it."""
+        shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+        self.say("\n".join(f"  │ {line}" for line in shown.split("\n")))
+
     def close(self) -> None:
         """End the line that is being changed."""
         if self._open:

@@ -295,3 +295,19 @@ def test_heads_for_large_vocabularies(tmp_path: Path, head: str) -> None:
         ours, theirs = (head(hidden).log_softmax(-1).gather(-1, ids) for head in heads)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(ours.exp().sum(-1), torch.ones(4), rtol=1e-4, atol=1e-4)
+
+
+def test_a_validation_without_a_number_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TextTask, "validate", lambda _: {"loss": math.nan})
+    with pytest.raises(TrainError, match=r"validation loss of step 4 is nan: .*step 3, is whole"):
+        train(small(tmp_path), tmp_path / "run", progress=Silence())
+
+
+def test_settings_that_a_newer_version_has_written(tmp_path: Path) -> None:
+    out = run(tmp_path)
+    with (out / "config.toml").open("a") as file:
+        file.write("telepathy = true\n")
+    with pytest.raises(ValueError, match=r"there is no key in .*config.toml 'telepathy'"):
+        resume(out)

@@ -126,11 +126,8 @@ class Trainer:
             total += loss.item()
         norm = nn.utils.clip_grad_norm_(self.parameters, config.clip or math.inf).item()
         if not math.isfinite(total) or not math.isfinite(norm):
-            raise TrainError(
-                f"the loss of step {state.step + 1} is {total}, the gradient's length {norm}: "
-                f"training has diverged. {self._last()} A lower --learning-rate, a longer --warmup "
-                "or a smaller --clip may help"
-            )
+            facts = f"the loss of step {state.step + 1} is {total}, the gradient's length {norm}"
+            raise TrainError(self._diverged(facts))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - start
@@ -175,6 +172,9 @@ class Trainer:
             self.progress.sample(text)
         if not figures:
             return False
+        if not math.isfinite(figures["loss"]):
+            facts = f"the validation loss of step {state.step} is {figures['loss']}"
+            raise TrainError(self._diverged(facts))
         log.write(step=state.step, valid=figures)
         better = state.best_loss is None or figures["loss"] < state.best_loss
         if better:
@@ -209,6 +209,12 @@ class Trainer:
 
         with explained(f"write {what} in {self.run_folder}", remedy):
             yield
+
+    def _diverged(self, facts: str) -> str:
+        return (
+            f"{facts}: training has diverged. {self._last()} A lower --learning-rate, a longer "
+            "--warmup or a smaller --clip may help"
+        )
 
     def _last(self) -> str:
         steps = steps_of(self.run_folder)

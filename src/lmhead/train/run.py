@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lmhead.models.checkpoint import steps_of
-from lmhead.train.config import MAY_CHANGE, TrainConfig, option_name, read_toml
+from lmhead.train.config import MAY_CHANGE, TrainConfig, make_config, option_name
 from lmhead.train.files import (
     TrainError,
     explained,
@@ -100,7 +100,7 @@ def resume(
             )
     usable(run)
     with locked(run):
-        config = TrainConfig(**read_toml(run / SETTINGS)).replace(**(changes or {}))
+        config = make_config(file=run / SETTINGS).replace(**(changes or {}))
         return _go(config, run, progress)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lmhead.models.checkpoint import load_checkpoint
     from lmhead.train.config import PRESETS, TrainConfig, make_config
     from lmhead.train.corpus import CorpusError
+    from lmhead.train.exporting import export
     from lmhead.train.files import TrainError
     from lmhead.train.loop import Result, Trainer
     from lmhead.train.run import resume, train
@@ -29,6 +30,7 @@ _HOME = {
     "TrainConfig": "lmhead.train.config",
     "TrainError": "lmhead.train.files",
     "Trainer": "lmhead.train.loop",
+    "export": "lmhead.train.exporting",
     "load_checkpoint": "lmhead.models.checkpoint",
     "make_config": "lmhead.train.config",
     "random_numbers": "lmhead.train.task",
@@ -44,6 +46,7 @@ __all__ = [
     "TrainConfig",
     "TrainError",
     "Trainer",
+    "export",
     "load_checkpoint",
     "make_config",
     "random_numbers",

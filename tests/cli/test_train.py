@@ -104,3 +104,33 @@ def test_the_speed_benchmark_runs(
         assert [row["name"] for row in run["results"]] == list(train_speed.WAYS)
         assert not any(row["wrong"] for row in run["results"])
     assert "x plain" in capsys.readouterr().out
+
+
+def test_the_shakespeare_benchmark_runs_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import shakespeare
+
+    options = f"--out {tmp_path}/s.json --work {tmp_path}/work --steps 2 --data {corpus(tmp_path)}"
+    for variants in ("--variant exact", "--variant exact --variant dense"):
+        monkeypatch.setattr(sys, "argv", ["shakespeare.py", *options.split(), *variants.split()])
+        shakespeare.main()
+    document = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
+    assert list(document["curves"]) == ["exact", "dense"]
+    assert [goal["met"] for goal in document["goals"]] == [False, True]
+    assert "exact from dense, all steps" in capsys.readouterr().out
+
+
+def test_goals_are_judged_by_the_worst_step() -> None:
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.shakespeare import judge
+
+    sys.path.remove(str(ROOT))
+
+    def made(*losses: float) -> dict[str, Any]:
+        return {"train": [[1, losses[0]]], "valid": [[1, loss] for loss in losses]}
+
+    curves = {"exact": made(2.0, 1.5), "dense": made(2.01, 1.5), "filter": made(3.0, 1.501)}
+    assert [goal["met"] for goal in judge(curves)] == [True, False, True]
+    assert judge(curves)[1]["value"] == pytest.approx(1 - 2 / 2.01)

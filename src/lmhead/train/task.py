@@ -3,7 +3,7 @@
 To train something new, write a class with the methods of `Task` and hand it to the `Trainer`:
 
     class Translation(Task):
-        def __init__(self, config, run): ...       # data and model; draw weights after manual_seed
+        def __init__(self, config, run, say): ...  # data and model; draw weights after manual_seed
         def batch(self, step, micro): ...          # a function of (seed, step, micro) alone
         def items(self, batch): ...                # how many targets count in it
         def loss(self, batch, num_items): ...      # Σ over the targets of the batch / num_items
@@ -11,7 +11,7 @@ To train something new, write a class with the methods of `Task` and hand it to 
         def sample(self): ...                      # a text to look at, or ""
         def describe(self): ...                    # config.json: what opens the model again
 
-    Trainer(Translation(config, run), config, run).run()
+    Trainer(Translation(config, run, print), config, run).run()
 
 and name it in `TASKS` (run.py), so that `lmhead train --task NAME` finds it. Its own settings are
 fields of `TrainConfig`. Resuming bit by bit needs two things of a task: `batch` keeps no state (use

@@ -14,7 +14,7 @@ from tiny_models import tiny, write_model
 
 from lmhead import LMHead
 from lmhead.cli import check, main
-from lmhead.cli.inspect import examine
+from lmhead.cli.inspect import examine, lines
 from lmhead.errors import ModelError
 from lmhead.models import bundled
 
@@ -222,3 +222,22 @@ def test_no_such_model_is_code_3(name: str) -> None:
     result = run(name, "/no/such/model")
     assert result.exit_code == 3
     assert "there is no model" in result.stderr.lower()
+
+
+def test_a_head_of_several_weights(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TwoPartHead(torch.nn.Linear):
+        hidden_size, vocab_size = 16, 300
+
+    opened = tiny(tmp_path)
+    other: Any = SimpleNamespace(**vars(opened) | {"head": TwoPartHead(16, 300), "name": "two"})
+    facts = examine(other, 10)
+    assert (facts["head"], facts["tied"], facts["bias"]) == ("TwoPartHead", False, True)
+    assert "TwoPartHead" in "\n".join(lines(facts))
+    for name in ("check", "demo"):
+        monkeypatch.setattr(f"lmhead.cli.{name}.open_model", lambda *_, **__: other)
+    for arguments in (["check", model], ["demo", "--model", model]):
+        result = run(*arguments)
+        assert result.exit_code == 1
+        assert "a head of several weights (TwoPartHead)" in result.stderr

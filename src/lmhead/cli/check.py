@@ -73,6 +73,7 @@ def command(
       lmhead check model.gguf --json
     """  # noqa: D301
     opened = open_model(model, download=download, threads=threads)
+    one_weight(opened)
     head, hidden, targets = sample(opened, tokens)
     findings = compare(head, hidden, targets)
     words, every = head.vocab_size, opened.head.vocab_size
@@ -88,6 +89,17 @@ def command(
     if failed:
         click.echo(f"Failed: {', '.join(failed)}.", err=True)
         raise SystemExit(THRESHOLD)
+
+
+def one_weight(model: LanguageModel) -> None:
+    """Refuse a head of several weights: the textbook's is one matrix."""
+    from lmhead.head import LMHead
+
+    if not isinstance(model.head, LMHead):
+        raise click.ClickException(
+            f"{model.name} has a head of several weights ({type(model.head).__name__}); this "
+            "command is for an LMHead, with one."
+        )
 
 
 def sample(model: LanguageModel, tokens: int) -> tuple[LMHead, Tensor, Tensor]:

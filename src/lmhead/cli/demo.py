@@ -9,8 +9,12 @@ from collections.abc import Iterator
 import click
 import numpy as np
 
-from lmhead import reference as ref
-from lmhead.cli._terminal import bar, center, left, printable, signed_bar, table
+from lmhead.cli._model import open_model
+from lmhead.cli._terminal import Progress, bar, left, printable, right
+from lmhead.cli._tokens import legible
+from lmhead.cli.check import one_weight
+from lmhead.errors import ModelError
+from lmhead.models import bundled
 
 # A model of 6 words and 3 numbers, made up so that the sums can be followed by hand.
 HIDDEN = np.array([2.0, 1.0, -1.0])
@@ -59,8 +63,28 @@ def command(lang: str) -> None:
       lmhead demo
       lmhead demo --lang zh
     """  # noqa: D301
-    text = printable("\n".join(_Walk(lang).lines()))
-    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
+    if not toy and model is None:
+        try:
+            model = bundled.default_model()
+        except ModelError as error:
+            click.echo(f"{str(error).capitalize()}. Meanwhile, a toy.", err=True)
+            toy = True
+    if toy:
+        from lmhead.cli._toy import Walk
+
+        _echo("\n".join(Walk(lang).lines()))
+        return
+    opened = open_model(model, download=False, threads=None)
+    if opened.tokenizer is None:
+        raise ModelError(f"{opened.name} has no tokenizer: it cannot read the demo's sentences")
+    one_weight(opened)
+    tour = Tour(opened, chinese=lang == "zh")
+    _echo("\n".join(tour.title()))
+    for section in (tour.next_word, tour.surprise, tour.certified, tour.memory, tour.farewell):
+        with Progress() as progress:
+            progress("...")
+            lines = "\n".join(section())
+        _echo(lines)
 
 
 class _Walk:

@@ -55,12 +55,13 @@ def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
     from lmhead.sweep.plan import DEFAULT_MAX_BYTES
     from lmhead.tying import advise_tying
 
-    head = model.head
+    head: Any = model.head  # an LMHead, or one of several weights
+    weight = next(head.parameters())
     body = model.body if isinstance(model.body, nn.Module) else nn.Module()
     inner = list(body.parameters())
     layers = max((len(m) for m in body.modules() if isinstance(m, nn.ModuleList)), default=0)
     own = [p for p in head.parameters() if not any(p is other for other in inner)]
-    size = head.weight.dtype.itemsize
+    size = weight.dtype.itemsize
     tying = advise_tying(head.vocab_size, head.hidden_size, layers, bytes_per_parameter=size)
     logits = tokens * head.vocab_size * size
     return {
@@ -69,11 +70,12 @@ def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
         "hidden_size": head.hidden_size,
         "layers": layers,
         "max_length": model.max_length,
-        "tied": any(p is head.weight for p in inner),
-        "bias": head.bias is not None,
-        "softcap": head.softcap,
-        "scale": head.scale,
-        "dtype": str(head.weight.dtype).removeprefix("torch."),
+        "tied": any(p is other for p in head.parameters() for other in inner),
+        "head": type(head).__name__,
+        "bias": getattr(head, "bias", None) is not None,
+        "softcap": getattr(head, "softcap", None),
+        "scale": getattr(head, "scale", 1.0),
+        "dtype": str(weight.dtype).removeprefix("torch."),
         "parameters": sum(p.numel() for p in (*inner, *own)),
         "head_parameters": sum(p.numel() for p in head.parameters()),
         "eos_token_ids": list(model.eos_token_ids),
@@ -138,6 +140,8 @@ def _tokenizer(facts: dict[str, Any]) -> str:
 
 
 def _head(facts: dict[str, Any]) -> list[str]:
+    if facts["head"] != "LMHead":
+        return [facts["head"]]
     parts = ["tied to the embedding" if facts["tied"] else "a weight of its own"]
     parts.append("with bias" if facts["bias"] else "no bias")
     if facts["softcap"] is not None:

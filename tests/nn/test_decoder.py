@@ -244,3 +244,24 @@ def test_arguments_that_do_not_fit() -> None:
     mask = torch.arange(13) >= torch.tensor([[1]])
     hidden, _ = lm.body(torch.zeros(1, 13, dtype=torch.long), None, mask)
     assert hidden.shape == (1, 13, 16)  # padding needs no position
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (2, 0), (0, 3)])
+def test_odd_shapes(any_model: DecoderLM, rows: int, length: int) -> None:
+    ids = torch.zeros(rows, length, dtype=torch.long)
+    assert any_model.hidden(ids).shape == (rows, length, 16)
+    assert [layer.shape for layer in any_model.layers(ids)] == [(rows, length, 16)] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_in_half_precision(kind: str) -> None:
+    """Under autocast, where queries and keys that were turned meet values that were not."""
+    torch.manual_seed(0)
+    lm = DecoderLM(config(**KINDS[kind]))
+    ids, _ = padded_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(lm(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    grads = torch.autograd.grad(loss, list(lm.parameters()))
+    assert all(bool(grad.isfinite().all()) for grad in grads)
+    exact = F.cross_entropy(lm(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    assert loss.item() == pytest.approx(exact.item(), rel=0.02)

@@ -86,7 +86,7 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         size, d = config.hidden_size, config.head_size
-        self.heads, self.groups = config.num_attention_heads, config.key_heads
+        self.heads, self.groups, self.head_size = config.num_attention_heads, config.key_heads, d
         self.rotary, self.dropout = config.rotary, config.attention_dropout
         self.query = nn.Linear(size, self.heads * d, bias=config.bias)
         self.key = nn.Linear(size, self.groups * d, bias=config.bias)
@@ -113,9 +113,8 @@ class Attention(nn.Module):
 
     def read(self, source: Tensor, turn: Turn | None = None) -> KeyValue:
         """What tokens (B, S, D) have to say: keys and values, (B, G, S, d) each."""
-        return self._cut(self.key(source), self.groups, turn), self._cut(
-            self.value(source), self.groups
-        )
+        key, value = self.key(source), self.value(source)
+        return self._cut(key, self.groups, turn), self._cut(value, self.groups)
 
     def ask(self, x: Tensor, source: KeyValue, look: Look) -> Tensor:
         """What the tokens x (B, T, D) hear from a source that was read: (B, T, D)."""
@@ -128,7 +127,7 @@ class Attention(nn.Module):
         elif share > 1:
             # The queries of a group ask the same keys: lay them out as more tokens,
             # (B, G, H/G · T, d), and no key need be copied.
-            query = query.reshape(rows, self.groups, share * new, -1)
+            query = query.reshape(rows, self.groups, share * new, self.head_size)
             if mask is not None and mask.shape[2] > 1:
                 mask = mask.repeat(1, 1, share, 1)
         heard = F.scaled_dot_product_attention(
@@ -139,11 +138,11 @@ class Attention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=look.causal,
         )
-        heard = heard.reshape(rows, self.heads, new, -1)
+        heard = heard.reshape(rows, self.heads, new, self.head_size)
         out: Tensor = self.output(heard.transpose(1, 2).flatten(2))
         return out
 
     def _cut(self, x: Tensor, heads: int, turn: Turn | None = None) -> Tensor:
         """(B, T, heads · d) to (B, heads, T, d), turned if there is a turn."""
-        x = x.view(*x.shape[:-1], heads, -1)
+        x = x.view(*x.shape[:-1], heads, self.head_size)
         return (x if turn is None else rotate(x, turn, self.rotary)).transpose(1, 2)

@@ -62,8 +62,9 @@ def rotate(x: Tensor, turn: Turn, rotary: str) -> Tensor:
         rotary: which coordinates are a pair, see `TransformerConfig`.
     """
     cos, sin = turn
-    axis = -2 if rotary == "half" else -1
-    a, b = x.view(*x.shape[:-1], *((2, -1) if rotary == "half" else (-1, 2))).unbind(axis)
+    pairs = x.shape[-1] // 2
+    shape, axis = ((2, pairs), -2) if rotary == "half" else ((pairs, 2), -1)
+    a, b = x.view(*x.shape[:-1], *shape).unbind(axis)
     return torch.stack((a * cos - b * sin, a * sin + b * cos), axis).flatten(-2)
 
 

@@ -18,6 +18,7 @@ The names here are loaded on first use: what only asks which models there are ne
     gguf_tokenizer      its tokenizer
     llama2c             checkpoints of llama2.c
     llama2c_tokenizer   its vocabulary files
+    translator          what `lmhead train --task translate` makes
 """
 
 from importlib import import_module
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
     from lmhead.models.model import LanguageModel
     from lmhead.models.open import open_model
+from lmhead.models.translator import Translation, Translator, load_translator
 
 _FILE = {
     "JsonTokenizer": "json_tokenizer",
@@ -46,9 +48,12 @@ __all__ = [
     "JsonTokenizer",
     "LanguageModel",
     "Llama2cTokenizer",
+    "Translation",
+    "Translator",
     "load_gguf",
     "load_huggingface",
     "load_llama2c",
+    "load_translator",
     "open_model",
 ]
 

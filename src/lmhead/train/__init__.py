@@ -1,12 +1,12 @@
 """Train a model: data, loop, checkpoints.
 
-In:  text files and a `TrainConfig`.
+In:  text files or files of sentence pairs, and a `TrainConfig`.
 Out: the folder of a run: checkpoints that `lmhead.models` opens, a log, a loss curve.
 May be called by: `cli`, and programs.
 
 Read in this order: `config`, `task`, `loop`, `checkpoints`, `files`; then `corpus`, `vocabulary`,
-`tokens`, `text`, `heads`; `run` puts them together. Names are loaded on first use: the settings
-need no torch.
+`tokens`, `text`, `heads`; `pairs`, `translation` and `bleu` for translation; `run` puts them
+together. Names are loaded on first use: the settings need no torch.
 """
 
 from importlib import import_module

@@ -210,7 +210,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Some ten thousand sentence pairs, in under 45 minutes on two cores.
     "translate": {
-        "task": "translate", "vocab_size": 6000, "layers": 3, "heads": 4, "width": 256,
+        "task": "translate", "vocab_size": 5000, "layers": 3, "heads": 4, "width": 256,
         "block": 64, "position": "sinusoidal", "activation": "relu", "bias": True, "dropout": 0.2,
         "label_smoothing": 0.1, "batch_tokens": 1200, "steps": 4500, "learning_rate": 1.2e-3,
         "min_learning_rate": 1e-5, "warmup": 400, "beta2": 0.98, "weight_decay": 0.01,

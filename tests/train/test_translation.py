@@ -165,3 +165,10 @@ def test_nothing_held_out(tmp_path: Path) -> None:
     made = task(tmp_path, held_out=0)
     assert made.validate() == {}
     assert made.sample() == ""
+
+
+def test_settings_that_are_for_other_tasks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="head must be 'full' for translation; got 'adaptive'"):
+        task(tmp_path, head="adaptive")
+    with pytest.raises(ValueError, match="tokenizer must be 'bpe' for translation; got 'words'"):
+        task(tmp_path, tokenizer="words")

@@ -57,8 +57,11 @@ class TranslationTask(Task):
 
     def __init__(self, config: TrainConfig, run: Path, say: Callable[[str], object]) -> None:
         self.config = config
-        if config.head != "full":
-            raise ValueError(f"head must be 'full' for translation; got {config.head!r}")
+        for name, wanted in (("head", "full"), ("tokenizer", "bpe")):
+            if getattr(config, name) != wanted:
+                raise ValueError(
+                    f"{name} must be {wanted!r} for translation; got {getattr(config, name)!r}"
+                )
         with explained(f"write the token files to {run}"):
             prepare([Path(path) for path in config.corpus], run / "data", config, say)
         self.pairs = Pairs(run / "data")

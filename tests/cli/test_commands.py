@@ -1,5 +1,6 @@
 """next, score, generate, lens, compare: what they print, as table and JSON, and when they fail."""
 
+import io
 import json
 import math
 import re
@@ -244,6 +245,22 @@ def test_an_interrupted_generation_keeps_what_it_has(
     result = run("generate", model, "hello", "-n", "9", "--ignore-eos", code=130)
     assert len(seen) == 3
     assert result.stdout == "hello\n"
+
+
+def test_a_terminal_obeys_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmhead.cli.generate import _write
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen, file = Terminal(), io.StringIO()
+    for out in (screen, file):
+        monkeypatch.setattr("sys.stdout", out)
+        _write("a\x1b[2Jb\n")
+    monkeypatch.undo()
+    assert screen.getvalue() == "a\\x1b[2Jb\n"
+    assert file.getvalue() == "a\x1b[2Jb\n"
 
 
 # lens

@@ -144,7 +144,6 @@ def score(
     result = Score(window, stride)
     counted = _Counted([text] if isinstance(text, str) else text)
     first: Piece | None = None
-    before: int | None = None
     for ids, fresh in windows(stream_ids(model, counted), window, stride):
         if first is None:
             first = piece_of(model, ids[0])
@@ -152,8 +151,7 @@ def score(
             _add(result, scored)
             if each is not None:
                 each(scored)
-        before = ids[-1]
-    if before is None or first is None:
+    if first is None:
         raise ValueError(
             "text must have at least two tokens: the first one is not scored, since nothing comes "
             "before it"

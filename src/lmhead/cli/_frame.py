@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from lmhead.errors import ModelError
-from lmhead.interrupt import INTERRUPTED, leaving_at_once
+from lmhead.interrupt import INTERRUPTED
 
 FAILED, UNREADABLE, THRESHOLD = 1, 3, 4
 
@@ -124,13 +124,6 @@ class SectionedOption(click.Option):
     def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Around the imports of a command that loads torch: Ctrl-C ends it at once."""
-    with leaving_at_once():
-        yield
 
 
 @contextmanager

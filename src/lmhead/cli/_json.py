@@ -58,7 +58,7 @@ def write(command: str, **document: Any) -> None:
 class Stream:
     """A document with one long list that is written as it comes, so that nothing is held.
 
-    Used as: with Stream("score", "tokens", model=...) as out: out.add(token) ...; out.close(...)
+    Used as: stream = Stream("score", "tokens", model=...); stream.add(token) ...; stream.close(...)
     """
 
     def __init__(self, command: str, name: str, **before: Any) -> None:

@@ -10,17 +10,17 @@ import codecs
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from lmhead.cli._frame import Unreadable, chain, loading
+from lmhead.cli._frame import Unreadable, chain
 from lmhead.cli._terminal import Progress
+from lmhead.interrupt import leaving_at_once
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _BLOCK = 1 << 16
 
 model_options: Callable[[Any], Any] = chain(
@@ -35,7 +35,7 @@ def open_model(where: str | None, *, download: bool, threads: int | None) -> Lan
     """Load torch, and open the model; None for the default one."""
     with Progress() as progress:
         progress("Loading torch ...")
-        with loading():
+        with leaving_at_once():
             import torch
 
             from lmhead import models

@@ -279,9 +279,12 @@ def _text(model: LanguageModel, before: list[int], ids: list[int]) -> str:
 
 def _write(text: str, *, bold: bool = False) -> None:
     """Text as it comes: exactly for a file or a pipe, harmless for a terminal."""
-    if sys.stdout is not None and sys.stdout.isatty():
-        text = click.style(harmless(text), bold=True) if bold else harmless(text)
-    click.echo(printable(text), nl=False, color=False if os.environ.get("NO_COLOR") else None)
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if terminal:
+        text = harmless(text)
+        if bold and not os.environ.get("NO_COLOR"):
+            text = click.style(text, bold=True)
+    click.echo(printable(text), nl=False, color=True)  # True: nothing is taken out of the text
 
 
 def _p(log_prob: float) -> str:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lmhead
+from lmhead.vocab import AdaptiveHead
 
 
 class LogProbAndEntropy(NamedTuple):
@@ -23,7 +24,10 @@ class LogProbAndEntropy(NamedTuple):
 
 
 class Implementation(ABC):
-    """One way to compute; `can` names the options and promises it has beyond the common ones."""
+    """One way to compute; `can` names the options and promises it has beyond the common ones.
+
+    "map" is scale and soft-capping.
+    """
 
     name: str
     can: frozenset[str] = frozenset()
@@ -45,7 +49,7 @@ class Functional(Implementation):
     def __init__(self, name: str, max_bytes: int | None = None) -> None:
         self.name = name
         self.max_bytes = max_bytes
-        self.can = frozenset({"z_loss", "num_items"})
+        self.can = frozenset({"z_loss", "num_items", "map"})
         if max_bytes is None:
             self.can |= {"size", "three products"}
 
@@ -70,7 +74,7 @@ class Lazy(Implementation):
     """Torch's own functions on what `LMHead` returns."""
 
     name = "lazy"
-    can = frozenset({"size", "three products"})
+    can = frozenset({"size", "three products", "map"})
 
     def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
         logits = self._logits(hidden, weight, options)
@@ -101,11 +105,27 @@ class Lazy(Implementation):
         return logits.float() if weight.dtype in HALF else logits
 
 
+class Factored(Lazy):
+    """An adaptive head without clusters, whose one softmax is that of a linear layer."""
+
+    name = "factored"
+    can = frozenset({"three products"})
+
+    @staticmethod
+    def _logits(hidden: Tensor, weight: Tensor, options: dict[str, Any]) -> Any:
+        bias = options.pop("bias", None)
+        vocab, dim = weight.shape
+        head = AdaptiveHead(dim, vocab, cutoffs=[], bias=bias is not None, dtype=weight.dtype)
+        parameters = {"head_weight": weight} | ({} if bias is None else {"head_bias": bias})
+        logits = torch.func.functional_call(head, parameters, (hidden,))
+        return logits.float() if weight.dtype in HALF else logits
+
+
 class Plain(Implementation):
     """`F.linear`, then `F.cross_entropy` or `Categorical`, and the options written out."""
 
     name = "torch"
-    can = frozenset({"z_loss", "num_items", "three products"})
+    can = frozenset({"z_loss", "num_items", "three products", "map"})
 
     def loss(
         self,
@@ -175,6 +195,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     # then computed once more for the gradients, and billions of them would take all day.
     Functional("functional-in-tiles", max_bytes=512),
     Lazy(),
+    Factored(),
     TORCH,
 )
 

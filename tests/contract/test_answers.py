@@ -66,7 +66,7 @@ def test_one_vector(implementation: Implementation) -> None:
     assert_answers_and_joint_gradient(implementation, case)
 
 
-@every_implementation()
+@every_implementation(needs={"map"})
 def test_with_scale_and_softcap(implementation: Implementation) -> None:
     assert_answers_and_joint_gradient(implementation, inputs(), scale=0.7, softcap=4.0)
 
@@ -78,7 +78,9 @@ def test_masked_words_add_nothing_to_the_entropy(implementation: Implementation)
     assert_answers_and_joint_gradient(implementation, masked())
 
 
-@every_implementation(torch_differs="cap · tanh(-inf / cap) = -cap brings a masked word back")
+@every_implementation(
+    needs={"map"}, torch_differs="cap · tanh(-inf / cap) = -cap brings a masked word back"
+)
 def test_softcap_does_not_revive_masked_words(implementation: Implementation) -> None:
     assert_answers_and_joint_gradient(implementation, masked(), softcap=3.0)
 

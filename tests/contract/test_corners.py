@@ -198,7 +198,7 @@ def test_the_gradient_of_a_broadcast_row_is_the_sum(implementation: Implementati
     assert_close(row.grad, expected, rtol=1e-10)
 
 
-@every_implementation()
+@every_implementation(needs={"map"})
 def test_scale_and_softcap(implementation: Implementation) -> None:
     hidden, weight, bias, targets = inputs()
     both(implementation, hidden, weight, targets, bias=bias, scale=0.3)

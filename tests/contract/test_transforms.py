@@ -16,11 +16,15 @@ from torch.utils.checkpoint import checkpoint
 from contract.cases import Options, inputs, probabilities, run
 from contract.implementations import TORCH, Implementation, every_implementation
 
+CLASS_WEIGHT = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
 OPTIONS: list[Options] = [
     {},
     {"reduction": "none"},
+    {"label_smoothing": 0.2, "class_weight": CLASS_WEIGHT},
+]
+MAPPED: list[Options] = [
     {"label_smoothing": 0.2, "softcap": 3.0},
-    {"scale": 0.5, "class_weight": torch.linspace(0.5, 2.0, 7, dtype=torch.float64)},
+    {"scale": 0.5, "class_weight": CLASS_WEIGHT},
 ]
 
 
@@ -51,6 +55,12 @@ def test_gradcheck_and_gradgradcheck(implementation: Implementation, options: Op
     loss = loss_of(implementation, targets, **options)
     assert torch.autograd.gradcheck(loss, tensors)
     assert torch.autograd.gradgradcheck(loss, tensors)
+
+
+@pytest.mark.parametrize("options", MAPPED, ids="-".join)
+@every_implementation(needs={"map"})
+def test_gradcheck_with_scale_and_softcap(implementation: Implementation, options: Options) -> None:
+    test_gradcheck_and_gradgradcheck(implementation, options)
 
 
 @every_implementation()

@@ -12,8 +12,10 @@ Training: a small Transformer on the words of WikiText-2 (V = 33,278), same seed
     hierarchical   a Huffman tree of decisions
     sampled        full, trained against `--samples` log-uniform negatives
 
-The perplexity is that of the full distribution for all. The time is that of loss and gradients of
-the head alone, taken in every step; the memory that of one such step in a fresh process.
+Every head has a bias that starts at the log of the words' frequencies, so that none is ahead for
+knowing them. The perplexity is that of the full distribution for all. The time is that of loss and
+gradients of the head alone, taken in every step; the memory that of one such step in a fresh
+process.
 
 Scaling: a training step, the log-probability of one word and the best word of one state, for V from
 10,000 to 1,000,000 words that follow Zipf's law. FOLDER has `train.txt` and `valid.txt`.
@@ -30,7 +32,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -82,22 +83,25 @@ class Output(nn.Module):
         *,
         samples: int,
         embedding: nn.Embedding | None = None,
-        bias: bool = False,
     ) -> None:
         super().__init__()
         vocab = len(frequencies)
         self.sampled: SampledLoss | None = None
         self.head: nn.Module
         if kind == "adaptive":
-            self.head = AdaptiveHead(width, vocab, frequencies=frequencies, bias=bias)
+            self.head = AdaptiveHead(width, vocab, frequencies=frequencies, bias=True)
         elif kind == "hierarchical":
             self.head = HierarchicalHead(width, vocab, frequencies=frequencies)
         elif kind == "tied":
             assert embedding is not None
-            self.head = lmhead.LMHead.tied(embedding)
+            self.head = lmhead.LMHead.tied(embedding, bias=True)
         else:
             tau = TAIL_MASS if kind == "filter" else None
-            self.head = lmhead.LMHead(width, vocab, bias=bias, grad_filter=tau)
+            self.head = lmhead.LMHead(width, vocab, bias=True, grad_filter=tau)
+        if isinstance(self.head, lmhead.LMHead):
+            start = frequencies.double().clamp(min=0.5 * float(frequencies[frequencies > 0].min()))
+            with torch.no_grad():
+                self.head.bias.copy_((start / start.sum()).log())  # type: ignore[union-attr]
         if kind == "sampled":
             self.sampled = SampledLoss(
                 self.head,  # type: ignore[arg-type]
@@ -270,11 +274,10 @@ def scaling(sizes: list[int], width: int, tokens: int, samples: int) -> list[dic
 
 
 def costs(kind: str, vocab: int, width: int, tokens: int, samples: int) -> dict[str, float]:
-    """Seconds of each question, with a bias that gives words the frequencies of Zipf's law."""
+    """Seconds of each question."""
     frequencies = zipf(vocab)
     torch.manual_seed(0)
-    output = Output(kind, width, frequencies, samples=samples, bias=True)
-    follow(output.head, frequencies)
+    output = Output(kind, width, frequencies, samples=samples)
     hidden = torch.randn(tokens, width)
     targets = frequencies.multinomial(tokens, replacement=True)
     one, word = hidden[:1], targets[:1]
@@ -294,22 +297,6 @@ def costs(kind: str, vocab: int, width: int, tokens: int, samples: int) -> dict[
     calls = dict(zip(QUESTIONS, (step, log_prob, argmax), strict=True))
     check(output.head, one.detach(), word)
     return {name: seconds(call) for name, call in calls.items()}
-
-
-@torch.no_grad()
-def follow(head: Any, frequencies: Tensor) -> None:
-    """Set the bias so that words are as frequent as in a text."""
-    if isinstance(head, lmhead.LMHead):
-        assert head.bias is not None
-        head.bias.copy_(frequencies.log())
-    elif isinstance(head, AdaptiveHead):
-        ends = [*head.cutoffs, len(frequencies)]
-        masses = [frequencies[a:b].sum() for a, b in pairwise(ends)]
-        assert head.head_bias is not None
-        entries = torch.cat([frequencies[: ends[0]], *(m[None] for m in masses)])
-        head.head_bias.copy_(entries.log())
-        for bias, a, b in zip(head.biases, ends[:-1], ends[1:], strict=True):
-            bias.copy_(frequencies[a:b].log())
 
 
 @torch.no_grad()

@@ -377,6 +377,15 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
         make(**options)
 
 
+def test_biases_start_at_the_frequencies() -> None:
+    counts = torch.rand(VOCAB) + 0.1
+    counts[5] = 0
+    head = AdaptiveHead(DIM, VOCAB, cutoffs=[6, 20], frequencies=counts, bias=True)
+    p = head.factors().log_probs(torch.zeros(1, DIM))[0].exp().detach()
+    counts[5] = counts[counts > 0].min() / 2
+    assert_close(p, counts / counts.sum(), rtol=1e-5)
+
+
 def test_words_that_never_occur_come_last() -> None:
     frequencies = torch.ones(VOCAB)
     frequencies[:10] = 0

@@ -34,7 +34,8 @@ class AdaptiveHead(FactoredHead):
         frequencies: (V,), how often each word occurs, for the order of words and the cut-offs. None
             takes words to be numbered by frequency, most frequent first.
         div_value: by how much the width shrinks from one cluster to the next.
-        bias: True for a bias everywhere, "head" for one in the head alone, as torch has it.
+        bias: True for a bias everywhere, "head" for one in the head alone, as torch has it. It
+            starts at the log of `frequencies` if these are given: one thing less to learn.
         device: where to put the parameters.
         dtype: the type of the parameters.
 
@@ -77,6 +78,9 @@ class AdaptiveHead(FactoredHead):
         if bias not in (True, False, "head"):
             raise ValueError(f"bias must be True, False or 'head'; got {bias!r}")
         word_at = _word_order(vocab_size, frequencies)
+        self._shares: Tensor | None = None
+        if frequencies is not None:
+            self._shares = check_frequencies(frequencies, vocab_size)[word_at]
         if cutoffs is None:
             cutoffs = choose_cutoffs(
                 vocab_size, hidden_size, frequencies=frequencies, div_value=div_value
@@ -137,13 +141,29 @@ class AdaptiveHead(FactoredHead):
         return made.train(module.training)
 
     def reset_parameters(self) -> None:
-        """As `nn.Linear` does: uniform within ±1 / √(width of its input)."""
+        """As `nn.Linear` does: uniform within ±1 / √(width of its input); biases by frequency."""
         for weight in (self.head_weight, *self.projections, *self.weights):
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
         biases = [] if self.head_bias is None else [(self.head_bias, self.hidden_size)]
         biases += [(b, w.shape[1]) for b, w in zip(self.biases, self.weights, strict=False)]
         for bias, width in biases:
             nn.init.uniform_(bias, -1 / math.sqrt(width), 1 / math.sqrt(width))
+        if self._shares is not None:
+            self._start_from(self._shares)
+
+    @torch.no_grad()
+    def _start_from(self, shares: Tensor) -> None:
+        """Biases at the log of the shares (V,) of words and clusters, most frequent first.
+
+        A word that never occurs counts for half of the rarest one.
+        """
+        shares = torch.where(shares > 0, shares, shares[shares > 0].min() / 2)
+        first, *clusters = torch.tensor_split(shares, list(self.cutoffs))
+        if self.head_bias is not None:
+            masses = [part.sum()[None] for part in clusters]
+            self.head_bias.copy_(torch.cat([first, *masses]).log())
+        for bias, part in zip(self.biases, clusters, strict=False):
+            bias.copy_((part / part.sum()).log())
 
     def factors(self) -> Clusters:
         """The distribution with the parameters as they are now."""

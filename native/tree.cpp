@@ -103,11 +103,11 @@ double log_sigmoid(double z) { return std::min(z, 0.0) - std::log1p(std::exp(-st
 template <class T>
 class Search {
  public:
-  Search(const T* hidden, const T* weight, const double* bias, int64_t d, const WordTree& tree,
+  Search(const T* hidden, const T* weight, const T* bias, int64_t d, const WordTree& tree,
          int64_t k)
       : hidden_(hidden), weight_(weight), bias_(bias), d_(d), tree_(tree), k_(k) {}
 
-  // Whether all probabilities were numbers.
+  // Whether all probabilities were numbers, and all nodes in their place.
   bool run() {
     if (tree_.forks == 0) {
       best_.push_back({0.0, 0});
@@ -123,7 +123,8 @@ class Search {
       if (!expand(fork)) return false;
     }
     std::sort_heap(best_.begin(), best_.end(), before);
-    return true;
+    if (!full()) opened_ = -1;  // some words were not to be found
+    return full();
   }
 
   const std::vector<Node>& best() const { return best_; }
@@ -132,14 +133,31 @@ class Search {
  private:
   bool full() const { return static_cast<int64_t>(best_.size()) == k_; }
 
+  // Two branches or more, each a word or a fork further down; the rows before the last are there.
+  bool is_fork(int64_t id, int64_t begin, int64_t end) const {
+    if (begin < id || end < begin + 2 || end > tree_.vocab + tree_.forks - 1) return false;
+    if (end - id - 1 > tree_.vocab - 1) return false;
+    for (int64_t e = begin; e < end; ++e) {
+      const int64_t node = tree_.child[e];
+      if (node < 0 || node >= tree_.vocab + tree_.forks) return false;
+      if (node >= tree_.vocab && node - tree_.vocab <= id) return false;
+    }
+    return true;
+  }
+
   double score(int64_t row) const {
-    return dot(hidden_, weight_ + row * d_, d_) + (bias_ ? bias_[row] : 0.0);
+    const double shift = bias_ ? value(bias_[row]) : 0.0f;
+    return dot(hidden_, weight_ + row * d_, d_) + shift;
   }
 
   bool expand(const Node& fork) {
     ++opened_;
     const int64_t begin = tree_.start[fork.id], end = tree_.start[fork.id + 1];
     const int64_t row = begin - fork.id;
+    if (opened_ > tree_.forks || !is_fork(fork.id, begin, end)) {
+      opened_ = -1;
+      return false;
+    }
     if (end - begin == 2) {
       const double z = score(row);
       if (std::isnan(z)) return false;
@@ -181,7 +199,7 @@ class Search {
 
   const T* hidden_;
   const T* weight_;
-  const double* bias_;
+  const T* bias_;
   int64_t d_;
   const WordTree& tree_;
   int64_t k_, opened_ = 0;
@@ -191,7 +209,7 @@ class Search {
 };
 
 template <class T>
-void best(const T* hidden, const T* weight, const double* bias, int64_t rows, int64_t d,
+void best(const T* hidden, const T* weight, const T* bias, int64_t rows, int64_t d,
           const WordTree& tree, int64_t k, double* values, int64_t* ids, int64_t* opened,
           int threads) {
   parallel_for(rows, threads, [&](int64_t i) {

@@ -12,7 +12,7 @@ namespace lmhead {
 struct WordTree {
   const int64_t* start;  // (forks + 1,)
   const int64_t* child;  // (edges,)
-  int64_t vocab, forks;
+  int64_t vocab, forks;  // a fork stands after the one above it; edges = vocab + forks - 1
 };
 
 struct TreeKernels {
@@ -23,14 +23,15 @@ struct TreeKernels {
   void (*sums_bf16)(const double* factors, const uint16_t* from, int64_t d, const int64_t* a,
                     const int64_t* b, int64_t pairs, float* to, int64_t size, int threads);
 
-  // The k words of largest log-probability of each row, largest first, lowest id first among equals:
-  // forks are opened in the order of their mass, until none can hold a better word. `bias` may be
-  // null. `opened` (rows,) receives how many forks that took. Where a score that was looked at is a
-  // NaN, the row's ids are -1 and its values NaN.
-  void (*best_f32)(const float* hidden, const float* weight, const double* bias, int64_t rows,
+  // The k words of largest log-probability of each row, largest first, lowest id first among
+  // equals: forks are opened in the order of their mass, until none can hold a better word. `bias`
+  // may be null. `opened` (rows,) receives how many forks that took; -1 where the tree is not one:
+  // it is checked as far as it is walked, since to look at all of it would take longer than to
+  // search. Where a score that was looked at is a NaN, the row's ids are -1 and its values NaN.
+  void (*best_f32)(const float* hidden, const float* weight, const float* bias, int64_t rows,
                    int64_t d, const WordTree& tree, int64_t k, double* values, int64_t* ids,
                    int64_t* opened, int threads);
-  void (*best_bf16)(const uint16_t* hidden, const uint16_t* weight, const double* bias,
+  void (*best_bf16)(const uint16_t* hidden, const uint16_t* weight, const uint16_t* bias,
                     int64_t rows, int64_t d, const WordTree& tree, int64_t k, double* values,
                     int64_t* ids, int64_t* opened, int threads);
 };

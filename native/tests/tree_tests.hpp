@@ -30,6 +30,17 @@ inline uint16_t make<uint16_t>(Random& random, double scale) {
 }
 
 template <class T>
+T masked();
+template <>
+inline float masked<float>() {
+  return -HUGE_VALF;
+}
+template <>
+inline uint16_t masked<uint16_t>() {
+  return 0xff80;  // the bits of -inf
+}
+
+template <class T>
 using Sums = void (*)(const double*, const T*, int64_t, const int64_t*, const int64_t*, int64_t,
                       float*, int64_t, int);
 
@@ -117,7 +128,7 @@ struct Word {
 
 // Every word, by the definition: down the tree, then sorted.
 template <class T>
-std::vector<Word> all_words(const T* hidden, const T* weight, const double* bias, size_t d,
+std::vector<Word> all_words(const T* hidden, const T* weight, const T* bias, size_t d,
                             const WordTree& tree) {
   if (tree.forks == 0) return {{0.0, 0}};
   std::vector<double> mass(static_cast<size_t>(tree.vocab + tree.forks), 0.0);
@@ -130,7 +141,7 @@ std::vector<Word> all_words(const T* hidden, const T* weight, const double* bias
       if (e + 1 < end) {
         for (size_t i = 0; i < d; ++i)
           z += static_cast<double>(value(hidden[i])) * value(weight[row * d + i]);
-        if (bias) z += bias[row];
+        if (bias) z += value(bias[row]);
       }
       scores.push_back(z);
     }
@@ -149,8 +160,8 @@ std::vector<Word> all_words(const T* hidden, const T* weight, const double* bias
 }
 
 template <class T>
-using Best = void (*)(const T*, const T*, const double*, int64_t, int64_t, const WordTree&,
-                      int64_t, double*, int64_t*, int64_t*, int);
+using Best = void (*)(const T*, const T*, const T*, int64_t, int64_t, const WordTree&, int64_t,
+                      double*, int64_t*, int64_t*, int);
 
 // The best words of one state against all words, sorted.
 inline void check_best(const std::vector<Word>& want, const double* values, const int64_t* ids,
@@ -175,8 +186,7 @@ template <class T>
 struct Case {
   static constexpr int64_t kRows = 3, kWidth = 19;
   Buffer<int64_t> start, child;
-  Buffer<T> hidden, weight;
-  Buffer<double> bias;
+  Buffer<T> hidden, weight, bias;
   int64_t vocab;
 
   Case(const Made& made, int64_t words, double scale, Place place, Random& random)
@@ -186,7 +196,7 @@ struct Case {
         weight(static_cast<size_t>((words - 1) * kWidth), place,
                [&](size_t) { return make<T>(random, scale); }),
         bias(static_cast<size_t>(words - 1), place,
-             [&](size_t i) { return i % 7 == 6 ? -HUGE_VAL : scale * random.normal(1.0); }),
+             [&](size_t i) { return i % 7 == 6 ? masked<T>() : make<T>(random, scale); }),
         vocab(words) {}
 
   WordTree tree() const {
@@ -195,7 +205,7 @@ struct Case {
 };
 
 template <class T>
-void run_case(const Case<T>& c, const double* bias, int64_t few, bool tied, Best<T> best,
+void run_case(const Case<T>& c, const T* bias, int64_t few, bool tied, Best<T> best,
               Place place, Tally& tally) {
   const auto count = static_cast<size_t>(few), width = static_cast<size_t>(c.kWidth);
   const auto rows = static_cast<size_t>(c.kRows);
@@ -227,7 +237,7 @@ void run_best(const Kernels& k, const char* what, Best<T> best, Tally& tally) {
             const Made made = make_tree(vocab, arity, deep, random);
             const Case<T> c(made, vocab, scale, place, random);
             for (int64_t few : {int64_t{1}, std::min<int64_t>(vocab, 7), vocab}) {
-              run_case(c, nullptr, few, scale == 0.0, best, place, tally);
+              run_case<T>(c, nullptr, few, scale == 0.0, best, place, tally);
               run_case(c, c.bias.data(), few, false, best, place, tally);
             }
           }
@@ -256,12 +266,44 @@ inline void run_broken(const Kernels& k, Tally& tally) {
   }
 }
 
+// What is not a tree must be told, not walked for ever or beyond its end.
+inline void run_bad_trees(const Kernels& k, Tally& tally) {
+  const std::vector<int64_t> even = {0, 2, 4, 6};
+  const struct {
+    const char* name;
+    std::vector<int64_t> start, child;
+  } cases[] = {
+      {"a cycle", even, {4, 5, 0, 4, 2, 3}},
+      {"a node too large", even, {5, 7, 0, 1, 2, 3}},
+      {"a negative node", even, {5, -1, 0, 1, 2, 3}},
+      {"a word missing", even, {0, 1, 0, 1, 2, 3}},
+      {"one branch", {0, 1, 4, 6}, {5, 6, 0, 1, 2, 3}},
+      {"too many", {0, 7, 4, 6}, {5, 6, 0, 1, 2, 3}},
+      {"a fork twice", even, {5, 5, 6, 6, 2, 3}},
+      {"backwards", {0, -3, 4, 6}, {5, 6, 0, 1, 2, 3}},
+  };
+  for (const auto& c : cases) {
+    tally.begin(label(k, "best words of", {4, 2}, c.name, Place::tight));
+    const Buffer<int64_t> start(4, Place::tight, [&](size_t i) { return c.start[i]; });
+    const Buffer<int64_t> child(6, Place::tight, [&](size_t i) { return c.child[i]; });
+    const WordTree tree{start.data(), child.data(), 4, 3};
+    const Buffer<float> hidden(5, Place::tight, [](size_t) { return 1.0f; });
+    const Buffer<float> weight(15, Place::tight, [](size_t) { return 0.0f; });
+    const Buffer<double> values(4, Place::tight);
+    const Buffer<int64_t> ids(4, Place::tight), opened(1, Place::tight);
+    k.tree->best_f32(hidden.data(), weight.data(), nullptr, 1, 5, tree, 4, values.data(),
+                     ids.data(), opened.data(), 1);
+    tally.expect(opened[0] == -1 && ids[0] == -1, "not told");
+  }
+}
+
 inline void run(const Kernels& k, Tally& tally) {
   run_sums<float>(k, "tree sums_f32", k.tree->sums_f32, tally);
   run_sums<uint16_t>(k, "tree sums_bf16", k.tree->sums_bf16, tally);
   run_best<float>(k, "tree best_f32", k.tree->best_f32, tally);
   run_best<uint16_t>(k, "tree best_bf16", k.tree->best_bf16, tally);
   run_broken(k, tally);
+  run_bad_trees(k, tally);
 }
 
 }  // namespace tree_tests

@@ -235,6 +235,14 @@ def test_a_nan_is_no_word(tree: Tree) -> None:
     assert forks.all_log_probs(hidden).isnan().all(1).tolist() == [False, True, False]
 
 
+@pytest.mark.both_cores
+def test_a_nan_is_no_word_even_where_there_is_one() -> None:
+    forks = Forks(torch.empty(0, 2), None, balanced(1))
+    values, ids = best_words(forks, torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), 1)
+    assert ids.tolist() == [[0], [-1]]
+    assert_close(values, torch.tensor([[0.0], [math.nan]]), equal_nan=True)
+
+
 @pytest.mark.parametrize("tree", [huffman([1, 2, 3]), read_tree([0, 1, 2], 3)], ids=["2", "3"])
 def test_far_from_0_without_overflow(tree: Tree) -> None:
     hidden = torch.tensor([[1e4]], requires_grad=True)
@@ -252,6 +260,7 @@ def test_far_from_0_without_overflow(tree: Tree) -> None:
     assert weight.grad.isfinite().all()
 
 
+@pytest.mark.both_cores
 def test_deep_chains() -> None:
     tree = chain(2000)
     weight = (0.1 * torch.randn(1999, 8)).requires_grad_()

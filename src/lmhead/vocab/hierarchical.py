@@ -103,13 +103,16 @@ class HierarchicalHead(FactoredHead):
     def factors(self) -> TreeFactors:
         """The distribution with the parameters as they are now."""
         forks = Forks(self.weight, self.bias, self.tree, self.sparse)
-        return TreeFactors(forks, self.expected_path, self.max_bytes)
+        return TreeFactors(forks, self._expected_path, self.max_bytes)
 
     @property
     def expected_path(self) -> float:
         """How many rows of the weight a word reads, on average: by the frequencies if they are
         known, else by the even split of every fork.
         """
+        return self._expected_path()
+
+    def _expected_path(self) -> float:
         tables = self.tree.tables
         rows = _down(self.tree, torch.diff(tables.first_row).double())
         if self._counts is not None:

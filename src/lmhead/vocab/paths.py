@@ -53,6 +53,11 @@ class Forks(NamedTuple):
     tree: Tree
     sparse: bool = False
 
+    def detach(self) -> Forks:
+        """The same, cut from the graph."""
+        bias = None if self.bias is None else self.bias.detach()
+        return self._replace(weight=self.weight.detach(), bias=bias)
+
     def decide(self, hidden: Tensor, token: Tensor, fork: Tensor) -> Decided:
         """The branches of `fork` (P,) as the hidden states `token` (P,) see them."""
         tables = self.tree.on(hidden.device)

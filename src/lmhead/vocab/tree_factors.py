@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep import accumulation_dtype
-from lmhead.vocab.factors import Factors, Uniform
+from lmhead.vocab.factors import Factors, Uniform, again
 from lmhead.vocab.paths import Forks
 from lmhead.vocab.tree_search import best_words
 
@@ -24,11 +24,11 @@ class TreeFactors(Factors):
 
     Attributes:
         forks: the tree with its parameters.
-        path: expected number of decisions on a path, for `explain`.
+        path: gives the expected number of rows on a path, for `explain`.
     """
 
     forks: Forks
-    path: float
+    path: Callable[[], float]
     max_bytes: int | None = None
     name: str = "HierarchicalHead"
 
@@ -123,12 +123,14 @@ class TreeFactors(Factors):
         parts, start = [], 0
         for rows in self.blocks(hidden):
             some = t[start : start + len(rows)]
-            log_p = self.forks.all_log_probs(rows)
-            # 0 · log 0 is 0: a word that has no share of the target may have no probability.
-            terms = torch.where(some == 0, 0.0, some * log_p)
-            parts.append(-terms.double().sum(1))
+            parts.append(again(self._soft_rows, rows, some))
             start += len(rows)
         return torch.cat(parts) if parts else hidden.double().sum(1)
+
+    def _soft_rows(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        log_p = self.forks.all_log_probs(hidden)
+        # 0 · log 0 is 0: a word that has no share of the target may have no probability.
+        return -torch.where(targets == 0, 0.0, targets * log_p).double().sum(1)
 
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k best words by best-first search: see `tree_search`."""
@@ -151,9 +153,10 @@ class TreeFactors(Factors):
         """What questions about so many rows cost, one line each."""
         width, words = self.forks.weight.shape[1], self.vocab
         row = width * self.forks.weight.element_size()
-        pairs = self.path * rows
+        path = self.path()
+        pairs = path * rows
         return [
-            f"  log_prob, loss          {self.path:.1f} rows of {row:,} bytes a token, expected: "
+            f"  log_prob, loss          {path:.1f} rows of {row:,} bytes a token, expected: "
             f"{2e-9 * pairs * width:,.4f} GFLOP",
             f"  a loss with gradients   {6e-9 * pairs * width:,.4f} GFLOP; all words would take "
             f"{6e-9 * rows * words * width:,.2f}",

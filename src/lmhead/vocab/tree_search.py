@@ -8,6 +8,7 @@ A trained distribution has its mass in few places: tens of forks are opened of t
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -28,31 +29,42 @@ def best_words(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Descending, lowest id first among equals, as a stable sort of all words gives. Where a decision
     that was looked at is a NaN, the ids of that row are -1 and its values NaN.
     """
-    n, vocab = len(hidden), forks.tree.vocab
-    weight = forks.weight.detach()
+    forks = forks.detach()
     hidden = hidden.detach().contiguous()
-    core = native.for_pairs(hidden, weight)
-    if core is not None:
-        tables = forks.tree.tables
-        best = core.tree_best_f32 if hidden.dtype == torch.float32 else core.tree_best_bf16
-        values = torch.empty(n, k, dtype=torch.float64)
-        ids, opened = torch.empty(n, k, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
-        bias = None if forks.bias is None else forks.bias.detach().double()
-        given = (native.bits(hidden), native.bits(weight), bias, tables.start, tables.child)
-        best(*given, vocab, values, ids, opened, native.threads())
-        return values, ids
+    if not forks.tree.forks:
+        values = (0 * hidden.double().sum(1, keepdim=True)).expand(-1, k)
+        return values, torch.where(values.isnan(), -1, 0)
+    core = native.for_pairs(hidden, forks.weight)
+    if core is not None and (forks.bias is None or forks.bias.dtype == forks.weight.dtype):
+        return _in_core(core, forks, hidden, k)
+    return _in_rounds(forks, hidden, k)
+
+
+def _in_core(core: ModuleType, forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """A heap of open forks per row, one fork at a time."""
+    best = core.tree_best_f32 if hidden.dtype == torch.float32 else core.tree_best_bf16
+    n, tree = len(hidden), forks.tree
+    values = torch.empty(n, k, dtype=torch.float64)
+    ids, opened = torch.empty(n, k, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
+    bias = None if forks.bias is None else native.bits(forks.bias.contiguous())
+    given = (native.bits(hidden), native.bits(forks.weight), bias)
+    tables = (tree.tables.start, tree.tables.child, tree.vocab)
+    best(*given, *tables, values, ids, opened, native.threads())
+    return values, ids
+
+
+def _in_rounds(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Several forks of every row at a time, the heaviest of those that are open."""
+    n, vocab = len(hidden), forks.tree.vocab
     values = torch.full((n, k), -math.inf, dtype=torch.float64, device=hidden.device)
     ids = torch.full((n, k), vocab, device=hidden.device)
-    if not forks.tree.forks:
-        found = torch.zeros_like(values)
-        return found + 0 * hidden.double().sum(1, keepdim=True), torch.zeros_like(ids)
     broken = torch.zeros(n, dtype=torch.bool, device=hidden.device)
     row = torch.arange(n, device=hidden.device)
     fork, mass = torch.zeros_like(row), torch.zeros(n, dtype=torch.float64, device=hidden.device)
     width = float(max(_FIRST, k))
     while len(row):
         opened = _rank_in_row(row, mass) < int(width)
-        width *= _GROWTH
+        width = min(_GROWTH * width, vocab)
         here, above = row[opened], mass[opened]
         decided = forks.decide(hidden, here, fork[opened])
         row_below = here[decided.owner]

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lmhead import checks
 from lmhead.sweep import DEFAULT_MAX_BYTES
 
 Uniform = Callable[[int], Tensor]
@@ -140,6 +142,13 @@ class Factors(ABC):
         """
         blocks = self.blocks(hidden)
         return torch.cat([again(function, b) for b in blocks]) if blocks else function(hidden)
+
+    def bounded(self: Self, max_bytes: int) -> Self:
+        """The same with another bound on temporary memory."""
+        checks.check_max_bytes(max_bytes)
+        other = copy(self)
+        object.__setattr__(other, "max_bytes", max_bytes)  # a frozen dataclass, as often as not
+        return other
 
     def wants_grad(self, hidden: Tensor) -> bool:
         """Whether gradients will be asked for."""

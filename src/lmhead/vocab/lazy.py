@@ -173,13 +173,24 @@ class FactoredLogits(LazyLogits):
         argmax: bool = False,
         top_k: int = 0,
         kl_to: LazyLogits | None = None,
-        max_bytes: int | None = None,  # noqa: ARG002
+        max_bytes: int | None = None,
     ) -> Answers:
         """The questions of `lmhead.query`, and its answers.
 
         Those that the factors do not shorten (rank, kl_to, perhaps entropy) read all words of a
         few rows at a time.
         """
+        if max_bytes is not None:
+            bounded = self._with(factors=self.factors.bounded(max_bytes))
+            return bounded.ask(
+                log_prob=log_prob,
+                rank=rank,
+                entropy=entropy,
+                logsumexp=logsumexp,
+                argmax=argmax,
+                top_k=top_k,
+                kl_to=kl_to,
+            )
         factors, flat, lead = self.factors, self._flat(), self._lead
         checks.check_whole("top_k", top_k, low=0, high=self.shape[-1])
         ids = id_rows("log_prob", log_prob, lead, self.shape[-1], flat)

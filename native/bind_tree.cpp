@@ -97,6 +97,28 @@ void best(Array<const T, 2> hidden, Array<const T, 2> weight, Maybe<const T, 1> 
             "the tree must hold every word once, its forks numbered from the root down");
 }
 
+void paths(Array<const int64_t, 1> parent, Array<const int64_t, 1> branches, int64_t vocab,
+           Array<const int64_t, 1> words, Array<const int64_t, 1> ends, Array<int64_t, 1> fork,
+           Array<int64_t, 1> branch) {
+  const auto nodes = static_cast<int64_t>(parent.size());
+  require(vocab >= 1 && vocab <= nodes && branches.size() == parent.size(),
+          "parent and branches must have one entry per node");
+  require(words.size() == ends.size(), "one end per word");
+  require(fork.size() == branch.size(), "fork and branch must be of one length");
+  check_numbers(words, static_cast<size_t>(vocab), "words must be in the vocabulary");
+  int64_t last = 0;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    require(ends.data()[i] >= last, "ends must not fall");
+    last = ends.data()[i];
+  }
+  require(last == static_cast<int64_t>(fork.size()), "fork must have one entry per decision");
+  const nb::gil_scoped_release release;
+  require(lmhead::tree_paths(parent.data(), branches.data(), vocab, nodes - vocab, words.data(),
+                             ends.data(), static_cast<int64_t>(words.size()), fork.data(),
+                             branch.data()),
+          "paths must be as long as ends says");
+}
+
 auto tensor(const char* name) { return nb::arg(name).noconvert(); }
 auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
 
@@ -113,6 +135,8 @@ void bind(nb::module_& m, const char* sums_name, const char* best_name) {
 }  // namespace
 
 void bind_tree(nb::module_& m) {
+  m.def("tree_paths", &paths, tensor("parent"), tensor("branches"), nb::arg("vocab"),
+        tensor("words"), tensor("ends"), tensor("fork"), tensor("branch"));
   bind<float>(m, "tree_sums_f32", "tree_best_f32");
   bind<uint16_t>(m, "tree_sums_bf16", "tree_best_bf16");
 }

@@ -15,6 +15,26 @@ struct WordTree {
   int64_t vocab, forks;  // a fork stands after the one above it; edges = vocab + forks - 1
 };
 
+// The decisions that lead from the root to each of n words: those of word i go to fork[ends[i - 1]]
+// to fork[ends[i] - 1], and likewise `branch`, from the root down. Nodes as above, each with the
+// fork above it in `parent` and its place there in `branches`. False where a path is not as long as
+// `ends` says.
+inline bool tree_paths(const int64_t* parent, const int64_t* branches, int64_t vocab, int64_t forks,
+                       const int64_t* words, const int64_t* ends, int64_t n, int64_t* fork,
+                       int64_t* branch) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t begin = i ? ends[i - 1] : 0;
+    int64_t node = words[i];
+    for (int64_t place = ends[i]; place-- > begin; node = vocab + fork[place]) {
+      if (parent[node] < 0 || parent[node] >= forks) return false;
+      fork[place] = parent[node];
+      branch[place] = branches[node];
+    }
+    if (parent[node] >= 0) return false;
+  }
+  return true;
+}
+
 struct TreeKernels {
   // to[b[p], :] += factors[p] · from[a[p], :] for all p, in the order of p. Rows of `to` that no
   // b[p] names are not touched. Summed in float32, a few terms at a time.

@@ -297,6 +297,60 @@ inline void run_bad_trees(const Kernels& k, Tally& tally) {
   }
 }
 
+// Every word's path, from the tables of a tree; and tables that lead nowhere.
+inline void run_paths(Tally& tally) {
+  for (Place place : {Place::tight, Place::padded})
+    for (int64_t vocab : {1, 2, 3, 50})
+      for (bool deep : {false, true}) {
+        tally.begin("tree paths of " + std::to_string(vocab) + (deep ? ", deep" : ""));
+        Random random(static_cast<uint32_t>(vocab));
+        const Made made = make_tree(vocab, 4, deep, random);
+        const auto forks = static_cast<int64_t>(made.start.size()) - 1;
+        const auto nodes = static_cast<size_t>(vocab + forks), count = static_cast<size_t>(vocab);
+        const Buffer<int64_t> parent(nodes, place, [](size_t) { return -1; });
+        const Buffer<int64_t> branches(nodes, place, [](size_t) { return 0; });
+        std::vector<std::vector<std::pair<int64_t, int64_t>>> want(nodes);
+        for (int64_t f = 0; f < forks; ++f)
+          for (int64_t e = made.start[static_cast<size_t>(f)];
+               e < made.start[static_cast<size_t>(f) + 1]; ++e) {
+            const auto node = static_cast<size_t>(made.child[static_cast<size_t>(e)]);
+            parent[node] = f;
+            branches[node] = e - made.start[static_cast<size_t>(f)];
+            want[node] = want[static_cast<size_t>(vocab + f)];
+            want[node].push_back({f, branches[node]});
+          }
+        const Buffer<int64_t> words(count, place, [&](size_t i) { return vocab - 1 - i; });
+        int64_t last = 0;
+        const Buffer<int64_t> ends(count, place, [&](size_t i) {
+          return last += static_cast<int64_t>(want[count - 1 - i].size());
+        });
+        const Buffer<int64_t> fork(static_cast<size_t>(last), place);
+        const Buffer<int64_t> branch(static_cast<size_t>(last), place);
+        const auto walk = [&] {
+          return lmhead::tree_paths(parent.data(), branches.data(), vocab, forks, words.data(),
+                                    ends.data(), vocab, fork.data(), branch.data());
+        };
+        tally.expect(walk(), "refused");
+        tally.expect(fork.intact() && branch.intact(), "wrote outside a buffer");
+        size_t at = 0;
+        for (size_t i = 0; i < count; ++i)
+          for (const auto& step : want[count - 1 - i]) {
+            tally.expect(fork[at] == step.first && branch[at] == step.second, "another path");
+            ++at;
+          }
+        if (forks == 0) continue;
+        ends[count - 1] -= 1;
+        tally.expect(!walk(), "a path longer than its end");
+        ends[count - 1] += 1;
+        for (int64_t wrong : {forks, int64_t{-7}}) {
+          const int64_t before = parent[0];
+          parent[0] = wrong;
+          tally.expect(!walk(), "a fork that is not there");
+          parent[0] = before;
+        }
+      }
+}
+
 inline void run(const Kernels& k, Tally& tally) {
   run_sums<float>(k, "tree sums_f32", k.tree->sums_f32, tally);
   run_sums<uint16_t>(k, "tree sums_bf16", k.tree->sums_bf16, tally);
@@ -304,6 +358,7 @@ inline void run(const Kernels& k, Tally& tally) {
   run_best<uint16_t>(k, "tree best_bf16", k.tree->best_bf16, tally);
   run_broken(k, tally);
   run_bad_trees(k, tally);
+  run_paths(tally);
 }
 
 }  // namespace tree_tests

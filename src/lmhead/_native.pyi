@@ -176,6 +176,15 @@ def screen_select(
     ids: Tensor,
     threads: int,
 ) -> int: ...
+def tree_paths(
+    parent: Tensor,
+    branches: Tensor,
+    vocab: int,
+    words: Tensor,
+    ends: Tensor,
+    fork: Tensor,
+    branch: Tensor,
+) -> None: ...
 def tree_sums_f32(
     factors: Tensor, from_: Tensor, a: Tensor, b: Tensor, to: Tensor, threads: int
 ) -> None: ...

@@ -59,6 +59,37 @@ BAD_BEST: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def paths_arguments() -> dict[str, Any]:
+    return {
+        "parent": TREE.parent,
+        "branches": TREE.branch,
+        "vocab": VOCAB,
+        "words": torch.tensor([0, 5]),
+        "ends": TREE.depth[[0, 5]].cumsum(0),
+        "fork": torch.empty(int(TREE.depth[[0, 5]].sum()), dtype=torch.int64),
+        "branch": torch.empty(int(TREE.depth[[0, 5]].sum()), dtype=torch.int64),
+    }
+
+
+BAD_PATHS: dict[str, tuple[dict[str, Any], str]] = {
+    "branches": ({"branches": TREE.branch[1:]}, "one entry per node"),
+    "vocab": ({"vocab": 100}, "one entry per node"),
+    "one end per word": ({"words": torch.tensor([0])}, "one end per word"),
+    "word": ({"words": torch.tensor([0, VOCAB])}, "words must be in the vocabulary"),
+    "falling": ({"ends": TREE.depth[[0, 5]].cumsum(0).flip(0)}, "ends must not fall"),
+    "lengths": ({"fork": torch.empty(1, dtype=torch.int64)}, "of one length"),
+    "too short": ({"ends": TREE.depth[[0, 5]].cumsum(0) - 1}, "one entry per decision"),
+    "another word": ({"words": torch.tensor([5, 0])}, "as long as ends says"),
+    "no fork": ({"parent": TREE.parent + 1000}, "as long as ends says"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_PATHS.values(), ids=BAD_PATHS)
+def test_paths_refuse(core: ModuleType, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        core.tree_paths(**paths_arguments() | change)
+
+
 @pytest.mark.parametrize(("change", "message"), BAD_SUMS.values(), ids=BAD_SUMS)
 def test_sums_refuse(core: ModuleType, change: dict[str, Any], message: str) -> None:
     arguments = sums_arguments() | change

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmhead import reference as ref
@@ -19,6 +19,8 @@ from vocab.trees import branches, chain, rows
 counts_of_words = st.lists(st.integers(0, 50), min_size=1, max_size=40).filter(any)
 
 
+@pytest.mark.both_cores
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(counts_of_words, st.integers(2, 5))
 def test_huffman_is_the_textbooks(counts: list[int], arity: int) -> None:
     expected = ref.decision_tree(ref.huffman_nested(counts, arity))
@@ -83,6 +85,7 @@ def test_a_single_word_needs_no_fork() -> None:
         assert repr(tree) == "Tree(1 word, no forks)"
 
 
+@pytest.mark.both_cores
 def test_a_chain_of_2000() -> None:
     tree = chain(2000)
     assert tree.depths.tolist() == [*range(1, 2000), 1999]

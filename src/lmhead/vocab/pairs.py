@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,7 +96,7 @@ class _Sums(torch.autograd.Function):
 
 def _sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
     wide = accumulation_dtype(x.dtype)
-    out = torch.zeros(size, x.shape[1], dtype=wide, device=x.device)
+    out = _zeros(size, x.shape[1], wide, x.device)
     core = native.for_pairs(x, x)
     if core is not None:
         sums = core.tree_sums_f32 if x.dtype == torch.float32 else core.tree_sums_bf16
@@ -108,6 +109,15 @@ def _sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
         rows = x[a[some]].to(wide) * c[some, None].to(wide)
         out.index_add_(0, b[some], rows)
     return out.to(x.dtype)
+
+
+def _zeros(size: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As `torch.zeros`. On a CPU NumPy asks the system for pages that are zero already, where torch
+    writes zeros: for a weight of which few rows get a gradient that is most of the time.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, width, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((size, width), "f8" if dtype == torch.float64 else "f4"))
 
 
 def _sparse_sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:

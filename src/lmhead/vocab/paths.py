@@ -76,7 +76,11 @@ class Forks(NamedTuple):
 
     def _scores(self, hidden: Tensor, token: Tensor, row: Tensor) -> Tensor:
         z = pair_products(hidden, self.weight, token, row, sparse=self.sparse)
-        return z if self.bias is None else z + self.bias.double()[row]
+        if self.bias is None:
+            return z
+        # The bias as products with 1: sums of its gradient are as good as those of the weight's.
+        one, first = self.bias.new_ones(1, 1), torch.zeros_like(row)
+        return z + pair_products(one, self.bias[:, None], first, row)
 
     def word_log_prob(self, hidden: Tensor, token: Tensor, words: Tensor) -> Tensor:
         """Log p of `words` (M,) for the hidden states `token` (M,): (M,), float64.

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmhead.sweep import native
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -223,6 +225,11 @@ class Tree:
         ends = lengths.cumsum(0)
         owner = torch.repeat_interleave(lengths)
         fork, branch = torch.empty_like(owner), torch.empty_like(owner)
+        wrapped = torch._C._are_functorch_transforms_active()
+        if native.core is not None and words.device.type == "cpu" and not wrapped:
+            given = (words.contiguous(), ends, fork, branch)
+            native.core.tree_paths(tables.parent, tables.branch, self.vocab, *given)
+            return Steps(owner, fork, branch)
         node, place = words[lengths > 0], ends[lengths > 0] - 1
         left = lengths[lengths > 0]
         while len(node):

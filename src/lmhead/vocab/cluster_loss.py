@@ -120,8 +120,10 @@ def _hard(
         inside = part_of == part.number
         local = torch.where(inside, places - part.start, 0)
         if mix is not None:  # every token is smoothed over every cluster
-            loss = _row_loss(share * inside, mix, spread)
-            jobs.append(_Job(part, loss, ids=local, mix=mix, active=keep))
+            # Tokens that do not count are left out before the projection, NaN or not.
+            rows = keep.nonzero()[:, 0]
+            loss = _row_loss((share * inside)[rows], mix, spread[rows])
+            jobs.append(_Job(part, loss, rows=rows, ids=local[rows], mix=mix))
             continue
         rows = inside.nonzero()[:, 0]
         jobs.append(_Job(part, _row_loss(share[rows], None, spread), rows=rows, ids=local[rows]))

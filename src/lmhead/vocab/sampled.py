@@ -126,12 +126,12 @@ class SampledLoss(nn.Module):
             return loss.reshape(lead) if reduction == "none" else loss
         negatives = draw_negatives(self._cumulated, self.num_samples, self.seed, int(self.step))
         self.step += 1
-        keep = ids != ignore_index
-        rows = self.rows(logits.source(), torch.where(keep, ids, 0), negatives)
-        rows = torch.where(keep, rows, 0.0)
+        # Tokens that do not count are left out altogether: a NaN there must not reach the weight.
+        keep = (ids != ignore_index).nonzero()[:, 0]
+        rows = self.rows(logits.source().select(keep), ids[keep], negatives)
         if reduction == "none":
-            return rows.reshape(lead)
-        return rows.sum() if reduction == "sum" else rows.sum() / keep.sum()
+            return rows.new_zeros(len(ids)).index_copy(0, keep, rows).reshape(lead)
+        return rows.sum() if reduction == "sum" else rows.sum() / len(keep)
 
     def rows(self, source: Source, targets: Tensor, negatives: Tensor) -> Tensor:
         """The loss of each token, (N,), against given negatives (K,)."""

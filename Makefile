@@ -3,6 +3,7 @@
 #   make demo      see a hidden state become a word
 #   make test      lint, types and tests
 #   make install   the package with all that development needs, in .venv
+#   make explorer  the page of `lmhead explore`, built into the package
 #   make bench     speed and memory, beside what else a user could pick
 #   make sanitize  the compiled kernels against their slow twins, watched by sanitizers
 
@@ -11,10 +12,10 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests bench sanitize clean
+.PHONY: help install demo test lint types tests explorer bench sanitize clean
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 install: $(READY)
 
@@ -42,6 +43,20 @@ types: $(READY)
 
 tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+# The page is built by the machine's Node if it is 20 or newer, else by the one that PyPI has.
+PAGE := src/lmhead/explorer/dist/index.html
+PAGE_SOURCES := $(shell find explorer -path explorer/node_modules -prune -o -type f -print)
+
+explorer: $(PAGE)
+
+explorer/node_modules/.package-lock.json: explorer/package-lock.json | .venv/bin/python
+	@explorer/with_node npm ci --prefix explorer --no-fund --no-audit
+
+$(PAGE): explorer/node_modules/.package-lock.json $(PAGE_SOURCES)
+	@explorer/with_node npm run --prefix explorer test
+	@explorer/with_node npm run --prefix explorer build
+	@touch $@
 
 # cut-cross-entropy is one to compare with. It asks for a GPU's compiler, which it gets along without.
 bench: $(READY)

@@ -1,0 +1,75 @@
+// The frame around every page: its name, the way to the others, language and colours.
+
+import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
+import { Language, LANGUAGES, preferredLanguage, type Lang } from "./i18n";
+import { PAGES } from "./pages";
+import { Choice } from "./ui/controls";
+import { change, names, oneOf, useAddress, useParam } from "./url";
+
+const FRAME = ["lang", "theme"];
+
+export function App(): JSX.Element {
+  useAddress();
+  const [lang, setLang] = useParam("lang", oneOf<Lang>(preferredLanguage(), ["en", "zh"]));
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const [theme, setTheme] = useParam("theme", oneOf(system, ["light", "dark"] as const));
+  const { strings, tag } = LANGUAGES[lang];
+  const page = PAGES.find(({ path }) => path === location.pathname) ?? PAGES[0];
+
+  useEffect(() => {
+    document.documentElement.lang = tag;
+    document.documentElement.dataset["theme"] = theme;
+    document.title = strings.title;
+  }, [tag, theme, strings]);
+
+  return (
+    <Language.Provider value={lang}>
+      <a class="skip" href="#content">
+        {strings.skip}
+      </a>
+      <header class="frame">
+        <a class="brand" href={`/?${new URLSearchParams({ lang })}`}>
+          lmhead
+        </a>
+        <nav>
+          {PAGES.length > 1
+            ? PAGES.map(({ path, name }) => (
+                <a key={path} href={path} aria-current={page?.path === path ? "page" : undefined}>
+                  {strings.pages[name]}
+                </a>
+              ))
+            : null}
+        </nav>
+        <div class="settings">
+          <button
+            type="button"
+            class="quiet"
+            data-do="reset"
+            onClick={() => change(Object.fromEntries(names().filter((n) => !FRAME.includes(n)).map((n) => [n, null])))}
+          >
+            {strings.frame.reset}
+          </button>
+          <Choice
+            name="theme"
+            label={strings.frame.theme}
+            value={theme}
+            options={[["light", strings.frame.light], ["dark", strings.frame.dark]] as const}
+            onChoose={(value) => setTheme(value)}
+          />
+          <Choice
+            name="lang"
+            label={strings.frame.language}
+            value={lang}
+            options={[["en", "English"], ["zh", "中文"]] as const}
+            onChoose={(value) => setLang(value)}
+          />
+        </div>
+      </header>
+      <main id="content" tabIndex={-1}>
+        {page ? <page.View /> : null}
+      </main>
+      <footer>{strings.frame.offline}</footer>
+    </Language.Provider>
+  );
+}

@@ -1,0 +1,8 @@
+import { render } from "preact";
+import { App } from "./app";
+import "./style/base.css";
+import "./style/frame.css";
+import "./style/learn.css";
+
+const root = document.getElementById("app");
+if (root) render(<App />, root);

@@ -1,0 +1,39 @@
+// Text with **strong** words, and code with a button that copies it.
+
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { useStrings } from "../i18n";
+
+export function Prose({ text }: { text: string }): JSX.Element {
+  const parts = text.split("**");
+  return <p>{parts.map((part, i) => (i % 2 ? <strong key={i}>{part}</strong> : part))}</p>;
+}
+
+/** Lines of Python. `values` are what its expressions give, in order: a test runs them and looks. */
+export function Python({ code, values }: { code: string; values: readonly unknown[] }): JSX.Element {
+  const { common } = useStrings();
+  const [copied, setCopied] = useState(false);
+  const copy = (): void => {
+    void navigator.clipboard?.writeText(code).then(() => {
+      setCopied(true);
+      setTimeout(() => setCopied(false), 1500);
+    });
+  };
+  return (
+    <figure class="python">
+      <figcaption>
+        {common.python}
+        <button type="button" class="quiet" onClick={copy}>
+          {copied ? common.copied : common.copy}
+        </button>
+      </figcaption>
+      <pre tabIndex={0}>
+        <code data-values={JSON.stringify(values, nameOddNumbers)}>{code}</code>
+      </pre>
+    </figure>
+  );
+}
+
+function nameOddNumbers(_: string, value: unknown): unknown {
+  return typeof value === "number" && !Number.isFinite(value) ? String(value) : value;
+}

@@ -1,0 +1,1 @@
+"""Tests of the page: its golden numbers, and the page itself in a browser."""

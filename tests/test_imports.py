@@ -32,9 +32,9 @@ ROOMS = [
     ("analysis",),
     ("train",),
     ("bench",),
-    ("cli",),
-    ("server",),
     ("explorer",),
+    ("server",),
+    ("cli",),
     ("__main__",),
 ]
 PLACE = {file: place for place, room in enumerate(ROOMS) for file in room}

@@ -9,6 +9,7 @@ from lmhead.cli._frame import LazyGroup
 _COMMANDS = {
     "demo": "Watch a hidden state become a word, step by step.",
     "next": "The most probable next words behind a prompt, as a table.",
+    "explore": "The same in the browser: a page to play with, on this machine alone.",
     "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
     "train": "Train a model: a language model on text files, or translation on pairs.",
     "translate": "Translate sentences with a model that was trained on pairs.",

@@ -1,0 +1,79 @@
+"""`lmhead explore`: a page in the browser, on this machine alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lmhead.cli._frame import fail, loading
+from lmhead.cli._model import model_options, open_model
+
+if TYPE_CHECKING:
+    from lmhead.models import LanguageModel
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language.  [default: the browser's]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port.  [default: a free one]"
+)
+@click.option(
+    "--key",
+    envvar="LMHEAD_KEY",
+    help="What every request must show; needed for a host that other machines can reach.",
+)
+@click.option("--no-browser", is_flag=True, help="Only say the address.")
+@model_options
+def command(
+    models: tuple[str, ...],
+    lang: str | None,
+    host: str,
+    port: int,
+    key: str | None,
+    no_browser: bool,
+    download: bool,
+    threads: int | None,
+) -> None:
+    """Watch a vector become a word, in the browser.
+
+    The page needs no network: it comes from this machine, and asks nothing but this machine.
+    Without a MODEL it tells how the last step works, on one small enough to check by hand.
+
+    \b
+    Examples:
+      lmhead explore
+      lmhead explore --lang zh
+      lmhead explore ./model --port 8000 --no-browser
+    """  # noqa: D301
+    try:
+        with loading():
+            from lmhead.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
+            raise
+        fail(f"{error.name} is not installed; pip install 'lmhead[explore]' brings it.")
+    opened: dict[str, LanguageModel] = {}
+    for where in models:
+        model = open_model(where, download=download, threads=threads)
+        opened[_name(model.name or Path(where).name, opened)] = model
+    try:
+        serve(opened, host=host, port=port, key=key, lang=lang, browser=not no_browser, said=_say)
+    except FileNotFoundError as error:
+        fail(f"{error}.")
+
+
+def _name(wanted: str, taken: dict[str, LanguageModel]) -> str:
+    """A name that no other model has, and that is no path."""
+    wanted = os.path.basename(wanted) or "model"
+    names = [wanted, *(f"{wanted} ({n})" for n in range(2, len(taken) + 2))]
+    return next(name for name in names if name not in taken)
+
+
+def _say(address: str) -> None:
+    click.echo(f"The page is at {address}")
+    click.echo("Ctrl-C ends it.", err=True)

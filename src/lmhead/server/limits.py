@@ -1,0 +1,22 @@
+"""How much one request may ask, and how many may wait."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a server.
+
+    Attributes:
+        body_bytes: of a request's body.
+        body_seconds: for a body to arrive, whatever its size.
+        prompt_tokens: of a prompt; a model's own `max_length` may be smaller.
+        waiting: requests for the worker at one time, the running one included.
+        seconds: from the question to the answer; then the work is given up.
+    """
+
+    body_bytes: int = 1 << 20
+    body_seconds: float = 10.0
+    prompt_tokens: int = 4096
+    waiting: int = 8
+    seconds: float = 60.0

@@ -1,0 +1,62 @@
+"""`lmhead explore`: it says its address, serves the page there, and ends at Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from llama2c_files import tiny_model
+
+from lmhead.cli import main
+
+
+def started(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """The command in a process of its own, and the address it says."""
+    code = "from lmhead.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "explore", "--no-browser", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().split()[-1]
+
+
+def test_it_serves_the_page_and_a_model_and_ends_when_interrupted(tmp_path: Path) -> None:
+    tiny_model(tmp_path)
+    process, address = started(str(tmp_path / "tiny.bin"), "--lang", "zh", "--key", "k")
+    try:
+        assert address.startswith("http://127.0.0.1:")
+        assert address.endswith("?key=k&lang=zh")
+        with httpx.Client(follow_redirects=True) as client:
+            page = client.get(address)
+            assert (page.status_code, page.url.query) == (200, b"lang=zh")
+            assert '<div id="app">' in page.text
+            models = client.get(page.url.join("/api/models")).json()["models"]
+            assert [model["name"] for model in models] == ["tiny"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert "Traceback" not in errors
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--host", "0.0.0.0"], 1, "come with a key"),
+        (["--lang", "fr"], 2, "is not one of"),
+        (["--port", "70000"], 2, "65535"),
+        (["/nowhere/model"], 3, "/nowhere/model"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], code: int, message: str) -> None:
+    result = CliRunner().invoke(main, ["explore", "--no-browser", *arguments])
+    assert result.exit_code == code
+    assert message in result.output

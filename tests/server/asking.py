@@ -1,0 +1,66 @@
+"""A tiny model behind the server, and ways to ask it: in this process, or over a socket."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from llama2c_files import tiny_model
+
+from lmhead.models import LanguageModel
+from lmhead.server import create_app
+
+HOST = "127.0.0.1:8000"
+
+
+def write_page(folder: Path) -> Path:
+    """A page of two files, for tests that are not about the real one, and a secret beside it."""
+    (folder / "assets").mkdir(parents=True)
+    (folder / "index.html").write_text("<!doctype html><title>page</title>")
+    (folder / "assets" / "a.js").write_text("1")
+    (folder.parent / "secret.txt").write_text("secret")
+    return folder
+
+
+def make_app(page: Path, *, models: dict[str, LanguageModel] | None = None, **options: Any) -> Any:
+    options.setdefault("hosts", {HOST})
+    if models is None:
+        models = {"tiny": tiny_model(page.parent)}
+    return create_app(models, page=page, **options)
+
+
+def ask(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
+    """One request, as from the server's own page."""
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+@contextmanager
+def running(page: Path, **options: Any) -> Iterator[int]:
+    """A server on a socket, in a thread of its own; gives its port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    port: int = listener.getsockname()[1]
+    app = make_app(page, hosts={f"127.0.0.1:{port}"}, **options)
+    config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()

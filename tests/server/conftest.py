@@ -1,0 +1,10 @@
+from pathlib import Path
+
+import pytest
+
+from server.asking import write_page
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    return write_page(tmp_path / "page")

@@ -1,0 +1,160 @@
+"""Answers about models, and what malformed questions get."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama2c_files import tiny_model
+
+from lmhead.analysis.reading import read_hidden
+from lmhead.models import LanguageModel
+from lmhead.server import Limits
+from server.asking import ask, make_app, write_page
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def app(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    page = write_page(tmp_path_factory.mktemp("site") / "page")
+    return make_app(page, models={"tiny": model}, limits=Limits(prompt_tokens=40))
+
+
+def next_row(app: Any, **asked: Any) -> tuple[dict[str, Any], np.ndarray]:
+    answer = ask(app, "POST", "/api/next", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/octet-stream"
+    (size,) = struct.unpack("<I", answer.content[:4])
+    assert size % 4 == 0
+    return json.loads(answer.content[4 : 4 + size]), np.frombuffer(
+        answer.content[4 + size :], "<f4"
+    )
+
+
+def test_models_are_listed_without_paths(app: Any) -> None:
+    assert ask(app, "GET", "/api/models").json() == {
+        "models": [
+            {"name": "tiny", "vocab_size": 300, "hidden_size": 16, "max_length": 64, "text": True}
+        ]
+    }
+
+
+def test_the_row_is_the_model_s_own(app: Any, model: LanguageModel) -> None:
+    said, row = next_row(app, model="tiny", prompt="hello 你")
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode("hello 你")
+    assert [token["id"] for token in said["prompt"]] == ids
+    want = (read_hidden(model, ids)[-1] @ model.head.weight.T).detach()
+    assert_close(torch.from_numpy(row.copy()), want, atol=1e-6)
+    again, same = next_row(app, model="tiny", ids=ids)
+    assert again == said
+    assert (same == row).all()
+
+
+def test_the_vocabulary_has_a_text_for_every_id(app: Any) -> None:
+    texts = ask(app, "GET", "/api/vocabulary?model=tiny").json()
+    assert len(texts) == 300
+    assert texts[259:263] == [" ", "a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "must be JSON"),
+        (b"{", 400, "must be JSON"),
+        (b"\xff", 400, "must be JSON"),
+        (b'{"model": NaN}', 400, "must be JSON"),
+        (b"[" * 100_000, 400, "must be JSON"),
+        (b"[]", 400, "JSON object"),
+        (b'{"model": "tiny", "prompt": "a", "path": "/etc/passwd"}', 400, "'path'"),
+        (b'{"model": "/etc/passwd", "prompt": "a"}', 404, "no model"),
+        (b'{"model": ["tiny"], "prompt": "a"}', 404, "no model"),
+        (b'{"model": "tiny"}', 400, "prompt or ids"),
+        (b'{"model": "tiny", "prompt": "a", "ids": [1]}', 400, "prompt or ids"),
+        (b'{"model": "tiny", "prompt": 3}', 400, "must be text"),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "UTF-8"),
+        (b'{"model": "tiny", "ids": []}', 400, "at least one token"),
+        (b'{"model": "tiny", "ids": [300]}', 400, "300"),
+        (b'{"model": "tiny", "ids": [-1]}', 400, "ids of the model"),
+        (b'{"model": "tiny", "ids": [99999999999999999999]}', 400, "ids of the model"),
+        (b'{"model": "tiny", "ids": [true]}', 400, "whole numbers"),
+        (b'{"model": "tiny", "ids": [1.0]}', 400, "whole numbers"),
+    ],
+)
+def test_a_malformed_question_is_told_what_is_wrong(
+    app: Any, body: bytes, status: int, message: str
+) -> None:
+    answer = ask(
+        app, "POST", "/api/next", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_long_prompt_is_refused(app: Any) -> None:
+    answer = ask(app, "POST", "/api/next", json={"model": "tiny", "ids": [5] * 41})
+    assert (answer.status_code, "at most 40 tokens" in answer.text) == (400, True)
+    answer = ask(app, "POST", "/api/next", json={"model": "tiny", "ids": [5] * 65})
+    assert "at most 64 tokens" in answer.text
+
+
+def test_no_such_model(app: Any) -> None:
+    assert ask(app, "GET", "/api/vocabulary").status_code == 404
+    assert ask(app, "GET", "/api/vocabulary?model=..%2F..").status_code == 404
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["model", "prompt", "ids", "x"]), st.just("tiny") | JSON, max_size=4
+    )
+    | JSON,
+)
+def test_no_json_breaks_it(app: Any, asked: Any) -> None:
+    body = json.dumps(asked).encode()
+    answer = ask(
+        app, "POST", "/api/next", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in (200, 400, 404)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_break_it(app: Any, body: bytes) -> None:
+    answer = ask(
+        app, "POST", "/api/next", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in (400, 404)
+
+
+def test_a_mistake_of_ours_tells_nothing(page: Path, model: LanguageModel) -> None:
+    class Broken:
+        max_length, tokenizer, eos_token_ids, name = None, None, (), "secret name"
+        head = model.head
+
+        def hidden(self, _: torch.Tensor) -> None:
+            raise RuntimeError("secret reason")
+
+    app = make_app(page, models={"broken": Broken()})  # type: ignore[dict-item]
+    answer = ask(app, "POST", "/api/next", json={"model": "broken", "ids": [1]})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text

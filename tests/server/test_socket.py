@@ -1,0 +1,144 @@
+"""Over a real socket: slow clients, clients that vanish, many at once, and what is no HTTP."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from llama2c_files import tiny_model
+
+from lmhead.models import LanguageModel
+from lmhead.server import Limits
+from server.asking import running, write_page
+
+QUESTION = {"model": "slow", "ids": [5, 6]}
+
+
+class SlowBody:
+    """The body of a model, after a wait that a test can end."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.go, self.calls = model, threading.Event(), 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        self.go.wait(5)
+        return self.model.body(*args)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> SlowBody:
+    return SlowBody(tiny_model(tmp_path))
+
+
+@pytest.fixture
+def port(slow: SlowBody, tmp_path: Path) -> Iterator[int]:
+    model = LanguageModel(slow, slow.model.head, tokenizer=slow.model.tokenizer, max_length=64)
+    limits = Limits(waiting=3, seconds=20.0)
+    with running(write_page(tmp_path / "page"), models={"slow": model}, limits=limits) as found:
+        yield found
+        slow.go.set()
+
+
+def head(port: int, length: int) -> bytes:
+    return (
+        f"POST /api/next HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def status(sock: socket.socket) -> int:
+    return int(sock.recv(100).split()[1])
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    page, limits = write_page(tmp_path / "page"), Limits(body_seconds=0.1)
+    with (
+        running(page, models={}, limits=limits) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=5) as sock,
+    ):
+        sock.sendall(head(port, 50) + b"{")
+        assert status(sock) == 408
+
+
+def test_what_is_no_http_gets_400(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+        assert status(sock) == 400
+
+
+def test_too_many_are_told_to_come_again_and_the_rest_answered(port: int, slow: SlowBody) -> None:
+    async def main() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            asked = [
+                asyncio.create_task(client.post("/api/next", json=QUESTION)) for _ in range(12)
+            ]
+            while sum(task.done() for task in asked) < 9:
+                await asyncio.sleep(0.01)
+            slow.go.set()
+            return list(await asyncio.gather(*asked))
+
+    answers = asyncio.run(main())
+    assert Counter(answer.status_code for answer in answers) == {200: 3, 429: 9}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_work_is_not_begun_for_clients_that_have_left(port: int, slow: SlowBody) -> None:
+    body = json.dumps(QUESTION).encode()
+    socks = []
+    for _ in range(3):
+        sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        sock.sendall(head(port, len(body)) + body)
+        socks.append(sock)
+    while slow.calls == 0:
+        time.sleep(0.005)
+    for sock in socks[1:]:
+        sock.close()
+    time.sleep(0.1)
+    slow.go.set()
+    with socks[0]:
+        assert status(socks[0]) == 200
+    # Their places are free again, and the model was asked once for them all.
+    answer = httpx.post(f"http://127.0.0.1:{port}/api/next", json=QUESTION, timeout=5)
+    assert answer.status_code == 200
+    assert slow.calls == 2
+
+
+async def answered(reader: asyncio.StreamReader) -> int:
+    """Read one answer; its status."""
+    text = await reader.readuntil(b"\r\n\r\n")
+    length = int(text.lower().split(b"content-length:")[1].split()[0])
+    await reader.readexactly(length)
+    return int(text.split()[1])
+
+
+def test_two_hundred_clients_at_once(port: int, slow: SlowBody) -> None:
+    slow.go.set()
+    seen: Counter[int] = Counter()
+    body = json.dumps(QUESTION).encode()
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        path = ("/", "/assets/a.js", "/api/models")[number % 3]
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        seen[await answered(reader)] += 1
+        writer.write(head(port, len(body)) + body)
+        seen[await answered(reader)] += 1
+        writer.close()
+        await writer.wait_closed()
+
+    async def main() -> None:
+        await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(200))), 30)
+
+    asyncio.run(main())
+    assert set(seen) == {200, 429}
+    assert seen[200] >= 201
+    assert httpx.get(f"http://127.0.0.1:{port}/api/models").status_code == 200

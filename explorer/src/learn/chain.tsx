@@ -53,7 +53,7 @@ export function Chain({ learn }: { learn: Learn }): JSX.Element {
           {row(sup(i("e"), [o("−"), i("∞")]), o("="), i("0"))}
         </Formula>
       }
-      python={<Python code={samplerCode(learn)} values={[kept(learn.left.logits)]} />}
+      python={<Python code={samplerCode(learn)} values={[kept(learn.left.logits).sort((a, b) => a - b)]} />}
     >
       <div class="controls buttons">
         {(["hf", "llama.cpp"] as const).map((order) => (

@@ -31,14 +31,17 @@ export function Compare({ learn }: { learn: Learn }): JSX.Element {
       text={s.text}
       tryThis={s.try}
       formula={
-        <Formula label="plain: x over the sum of x; sigmoid: 1 over 1 plus e to the minus x">
+        <>
+        <Formula label="plain: x over the sum of x; softmax: e to the x over the sum of e to the x">
           {frac(sub(i("x"), i("i")), [over("∑", i("j")), sub(i("x"), i("j"))])}
           {gap()}
           {frac(sup(i("e"), sub(i("x"), i("i"))), [over("∑", i("j")), sup(i("e"), sub(i("x"), i("j")))])}
-          {gap()}
+        </Formula>
+        <Formula label="sigmoid: 1 over 1 plus e to the minus x">
           {row(i("σ"), o("("), i("x"), o(")"), o("="))}
           {frac(n(1), [n(1), o("+"), sup(i("e"), [o("−"), i("x")])])}
         </Formula>
+        </>
       }
       python={
         <Python

@@ -1,0 +1,65 @@
+"""A browser, a server with the built page, and a guard that lets nothing else be asked."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, sync_playwright
+from server.asking import running
+
+from lmhead.explorer import page_folder
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        message = "no Chromium here: apt-get install chromium"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[str]:
+    """The address of a server with the built page and no model."""
+    with running(page_folder(), models={}) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def watched(browser: Browser, site: str) -> Iterator[tuple[Page, list[str]]]:
+    """A page, and what it says in the console or asks elsewhere."""
+    context = browser.new_context(base_url=site, locale="en-US", reduced_motion="reduce")
+    said: list[str] = []
+
+    def only_here(route: Route) -> None:
+        if route.request.url.startswith((site + "/", "data:", "blob:")):
+            route.continue_()
+        else:
+            said.append(f"asked {urlsplit(route.request.url).netloc}")
+            route.abort()
+
+    context.route("**/*", only_here)
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    yield page, said
+    context.close()
+
+
+@pytest.fixture
+def page(watched: tuple[Page, list[str]]) -> Iterator[Page]:
+    """The page; a test fails if it says anything, or asks anybody else."""
+    page, said = watched
+    page.set_viewport_size({"width": 1280, "height": 900})
+    yield page
+    heard, said[:] = list(said), []
+    assert not heard

@@ -1,0 +1,199 @@
+"""The Learn page in a browser: every control moves what it should, by mouse and by keyboard."""
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+Act = Callable[[Page], None]
+
+
+def slide(name: str, value: float) -> Act:
+    return lambda page: page.locator(f'input[name="{name}"]').fill(str(value))
+
+
+def choose(step: str, text: str) -> Act:
+    return lambda page: page.locator(f"#{step}").get_by_label(text, exact=True).check()
+
+
+def press(selector: str) -> Act:
+    return lambda page: page.locator(selector).click()
+
+
+def rest(page: Page, part: str) -> None:
+    """Wait until the address holds this."""
+    page.wait_for_function("part => location.search.includes(part)", arg=part)
+
+
+def charts(page: Page) -> dict[str, str]:
+    """The text of every chart, by its name."""
+    found: dict[str, str] = page.evaluate(
+        "() => Object.fromEntries([...document.querySelectorAll('[data-chart]')]"
+        ".map(chart => [chart.dataset.chart, chart.textContent]))"
+    )
+    found.pop("history", None)
+    return found
+
+
+# One after another: what a control does, the charts that must change, and those that may.
+CONTROLS: list[tuple[Act, str, str]] = [
+    (choose("linear", "tied"), "tying", ""),
+    (choose("linear", "Llama 3 8B"), "tying", ""),
+    (slide("c", 5), "shifted", ""),
+    (slide("big", 90), "stable", ""),
+    (choose("stable", "float16"), "", "stable"),
+    (slide("t", 0.5), "warm", ""),
+    (press('[data-order="llama.cpp"]'), "left shares", "drawn"),
+    (slide("top_p", 0.6), "left shares orders", "drawn"),
+    (press('input[name="use-top_p"]'), "left shares orders", "drawn"),
+    (slide("seed", 1), "drawn", "shares"),
+    (choose("draw", "1000"), "drawn shares", ""),
+    (choose("loss", "taxes"), "loss gradient", ""),
+    (slide("eps", 0.5), "loss gradient", ""),
+    (press('[data-do="step"]'), "loss gradient steps", ""),
+    (slide("rate", 0.3), "loss gradient", ""),
+    (slide("x1", -2), "plain softmax3 sigmoid", ""),
+    (press('[data-do="shift"]'), "plain sigmoid", ""),
+    (choose("tree", "rain"), "product", ""),
+    (
+        press('input[name="norm"]'),
+        "given normed dots shifted softmax stable warm left shares loss gradient product leaves",
+        "drawn orders",
+    ),
+    (slide("stretch", 4), "given softmaxed", ""),  # what follows a layer norm does not notice
+]
+
+
+def test_every_control_changes_what_it_should_and_can_be_taken_back(page: Page) -> None:
+    page.goto("/")
+    states = [charts(page)]
+    for number, (act, must, may) in enumerate(CONTROLS):
+        address = page.url
+        act(page)
+        page.wait_for_function("old => location.href !== old", arg=address)
+        states.append(charts(page))
+        changed = {name for name, text in states[-1].items() if text != states[-2][name]}
+        assert set(must.split()) <= changed <= set((must + " " + may).split()), number
+    page.reload()
+    assert charts(page) == states[-1]
+    for before in reversed(states[:-1]):
+        address = page.url
+        page.go_back()
+        page.wait_for_function("old => location.href !== old", arg=address)
+        assert charts(page) == before
+    page.go_forward()
+    page.locator('[data-do="reset"]').click()
+    assert charts(page) == states[0]
+
+
+def test_a_logit_beyond_what_fits_is_shown_as_broken(page: Page) -> None:
+    page.goto("/")
+    bad = page.locator('[data-chart="stable"] .bad')
+    slide("big", 88.7)(page)
+    expect(bad).to_have_count(0)
+    slide("big", 88.8)(page)
+    expect(bad.filter(has_text="inf")).to_have_count(2)
+    expect(bad.filter(has_text="nan")).to_have_count(2)
+    slide("big", 12)(page)
+    expect(bad).to_have_count(0)
+    choose("stable", "float16")(page)
+    expect(bad).not_to_have_count(0)
+
+
+def order(page: Page) -> list[str]:
+    found: list[str] = page.locator("li.card").evaluate_all(
+        "cards => cards.map(card => card.dataset.stage)"
+    )
+    return found
+
+
+def test_cards_move_by_keyboard_and_by_mouse(page: Page) -> None:
+    page.goto("/")
+    assert order(page)[:3] == ["temperature", "top_k", "top_p"]
+    ours, theirs = charts(page)["orders"].split("llama.cpp")
+    assert "dogs" not in ours
+    assert "dogs" in theirs
+    page.get_by_role("button", name="Move temperature down").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert order(page)[:3] == ["top_k", "top_p", "temperature"]
+    expect(page.locator('[data-chart="left"] tr:not(.dead) th[scope=row]')).to_have_count(3)
+    hf = page.get_by_role("button", name="Hugging Face order")
+    expect(hf).to_have_attribute("aria-pressed", "false")
+    page.locator('[data-stage="typical_p"] .grip').drag_to(page.locator('[data-stage="top_k"]'))
+    assert order(page)[0] == "typical_p"
+    hf.click()
+    expect(hf).to_have_attribute("aria-pressed", "true")
+    page.locator('[data-order="example"]').click()
+    assert order(page)[:3] == ["temperature", "top_k", "top_p"]
+
+
+def test_the_keyboard_alone_reaches_and_moves_controls(page: Page) -> None:
+    page.goto("/")
+    reached: set[str] = set()
+    for _ in range(110):
+        page.keyboard.press("Tab")
+        name = page.evaluate(
+            "() => { const at = document.activeElement;"
+            " return at.dataset.do || at.name || at.getAttribute('aria-label') || at.className }"
+        )
+        reached.add(str(name).split("-P")[0])
+    wanted = "h1 h3 stretch norm c big t top_p use-min_p seed eps rate step x1 shift reset skip"
+    assert set(wanted.split()) <= reached
+    page.locator('input[name="h1"]').focus()
+    page.keyboard.press("ArrowRight")
+    rest(page, "h=2.1")
+    page.locator("#loss input[value='1']").focus()
+    page.keyboard.press("ArrowRight")
+    rest(page, "target=2")
+
+
+def test_language_and_colours(page: Page) -> None:
+    page.goto("/")
+    page.locator(".settings").get_by_label("中文").check()
+    expect(page.locator("h1")).to_have_text("一个向量怎样变成一个词")
+    assert page.locator("html").get_attribute("lang") == "zh-Hans"
+    assert page.title() == "lmhead：看一个向量变成一个词"
+    light = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.locator(".settings").get_by_label("深色").check()
+    rest(page, "theme=dark")
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") != light
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "h=1,2&t=0&chain=top_k:2&seed=-1&lang=fr&x=1,2,3,4",
+        "h=9,9,9&t=NaN&chain=top_k:2.5,x&target=1e9&format=<script>",
+        "h=a,b,c&t=&steps=1e99&big=%00&chain=",
+    ],
+)
+def test_nonsense_in_the_address_is_the_default(page: Page, query: str) -> None:
+    page.goto("/")
+    before = charts(page)
+    page.goto(f"/?{query}")
+    assert charts(page) == before
+
+
+EXTREME = "big=90&steps=9&draws=1000&x=-2,2,3&h=-3,-2.5,-3&stretch=10"
+
+
+@pytest.mark.parametrize("look", ["lang=en&theme=light", "lang=zh&theme=dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut(page: Page, width: int, look: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"/?{look}&{EXTREME}")
+    outside = page.evaluate(
+        """() => {
+          const wide = document.documentElement.clientWidth;
+          const beyond = e => e.getBoundingClientRect().right > wide + 1;
+          const scrolls = e => e.scrollWidth > e.clientWidth + 1;
+          return [...[...document.querySelectorAll('main *, header *')].filter(beyond),
+                  ...[...document.querySelectorAll('.formula, pre, table')].filter(scrolls)]
+            .map(e => `${e.tagName} ${e.textContent.slice(0, 40)}`);
+        }"""
+    )
+    assert outside == []
+    text = page.locator("body").inner_text()
+    assert "undefined" not in text
+    assert "{" not in text

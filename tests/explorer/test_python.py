@@ -1,0 +1,60 @@
+"""The Python lines on the page, run: they give the numbers that the page shows."""
+
+import ast
+import json
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page
+
+STEPS = 10
+OFF = "temperature:0.5:off,top_k:5:off,top_p:0.8:off,min_p:0.1:off,typical_p:0.9:off"
+SETTINGS = [
+    "draws=1",
+    "h=-1.5,2.2,0.7&norm=1&stretch=3&c=-4&t=0.3&draws=1000&target=4&eps=0.3&steps=5&rate=0.2",
+    "big=90&chain=top_k:4,temperature:1.5,min_p:0.2,typical_p:0.9:off,top_p:0.9&draws=100",
+    "chain=top_k:3,typical_p:0.9,top_p:0.7,min_p:0.3,temperature:0.7&seed=9007199254740991",
+    f"big=20&format=fp16&chain={OFF}&seed=7&x=-2,0.5,4",
+]
+
+
+@pytest.mark.parametrize("query", SETTINGS)
+def test_the_python_on_the_page_gives_the_page_s_numbers(page: Page, query: str) -> None:
+    page.goto(f"/?{query}")
+    scope: dict[str, Any] = {}
+    blocks: list[tuple[str, str]] = page.locator("pre code").evaluate_all(
+        "blocks => blocks.map(code => [code.textContent, code.dataset.values])"
+    )
+    assert len(blocks) == STEPS
+    for code, values in blocks:
+        got, shown = run(code, scope), json.loads(values)
+        assert len(got) == len(shown), code
+        for value, want in zip(got, shown, strict=True):
+            assert_same(value, want, code)
+
+
+def run(code: str, scope: dict[str, Any]) -> list[Any]:
+    """The values of the expressions among the statements."""
+    values = []
+    for statement in ast.parse(code).body:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if isinstance(statement, ast.Expr):
+                values.append(eval(ast.unparse(statement), scope))
+            else:
+                exec(ast.unparse(statement), scope)
+    return values
+
+
+def assert_same(value: Any, want: Any, code: str) -> None:
+    got = np.atleast_1d(np.asarray(value))
+    named = {"Infinity": np.inf, "-Infinity": -np.inf, "NaN": np.nan}
+    listed = want if isinstance(want, list) else [want]
+    expected = np.array([named.get(x, x) if isinstance(x, str) else x for x in listed], dtype=float)
+    tolerance = {np.dtype(np.float16): 2e-3, np.dtype(np.float32): 1e-6}.get(got.dtype, 1e-10)
+    assert got.shape == expected.shape, code
+    np.testing.assert_allclose(
+        got.astype(float), expected, rtol=tolerance, atol=tolerance, err_msg=code
+    )

@@ -1,8 +1,10 @@
 // The frame around every page: its name, the way to the others, language and colours.
 
 import type { JSX } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { Language, LANGUAGES, preferredLanguage, type Lang } from "./i18n";
+import { Models } from "./models";
+import { models, type Model } from "./next/ask";
 import { PAGES } from "./pages";
 import { Choice } from "./ui/controls";
 import { change, names, oneOf, useAddress, useParam } from "./url";
@@ -15,7 +17,13 @@ export function App(): JSX.Element {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const [theme, setTheme] = useParam("theme", oneOf(system, ["light", "dark"] as const));
   const { strings, tag } = LANGUAGES[lang];
-  const page = PAGES.find(({ path }) => path === location.pathname) ?? PAGES[0];
+  const [given, setGiven] = useState<readonly Model[]>();
+  useEffect(() => void models().then(setGiven, () => setGiven([])), []);
+  const open = PAGES.filter((page) => !page.needsModel || given?.length);
+  const page = open.find(({ path }) => path === location.pathname);
+  // Until the models are known, a page that needs one is not yet decided; then it gives way to Learn.
+  const shown = page ?? (given ? open[0] : undefined);
+  const kept = new URLSearchParams({ lang, theme });
 
   useEffect(() => {
     document.documentElement.lang = tag;
@@ -33,9 +41,9 @@ export function App(): JSX.Element {
           lmhead
         </a>
         <nav>
-          {PAGES.length > 1
-            ? PAGES.map(({ path, name }) => (
-                <a key={path} href={path} aria-current={page?.path === path ? "page" : undefined}>
+          {open.length > 1
+            ? open.map(({ path, name }) => (
+                <a key={path} href={`${path}?${kept}`} aria-current={shown?.path === path ? "page" : undefined}>
                   {strings.pages[name]}
                 </a>
               ))
@@ -67,7 +75,7 @@ export function App(): JSX.Element {
         </div>
       </header>
       <main id="content" tabIndex={-1}>
-        {page ? <page.View /> : null}
+        <Models.Provider value={given ?? []}>{shown ? <shown.View key={shown.path} /> : null}</Models.Provider>
       </main>
       <footer>{strings.frame.offline}</footer>
     </Language.Provider>

@@ -3,6 +3,7 @@ import { App } from "./app";
 import "./style/base.css";
 import "./style/frame.css";
 import "./style/learn.css";
+import "./style/next.css";
 
 const root = document.getElementById("app");
 if (root) render(<App />, root);

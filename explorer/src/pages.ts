@@ -1,9 +1,19 @@
-// The pages, by the last part of their address. A new page is a line here and a name in en/zh.json.
+// The pages, by their address. A new page is a line here, one in the server, and a name in en/zh.json.
 
 import type { JSX } from "preact";
 import type { Strings } from "./i18n";
 import { LearnPage } from "./learn";
+import { NextPage } from "./next";
 
-export const PAGES: readonly { readonly path: string; readonly name: keyof Strings["pages"]; readonly View: () => JSX.Element }[] = [
-  { path: "/", name: "learn", View: LearnPage },
+export interface PageInfo {
+  readonly path: string;
+  readonly name: keyof Strings["pages"];
+  /** Whether it has something to show only where the server was given a model. */
+  readonly needsModel: boolean;
+  readonly View: () => JSX.Element;
+}
+
+export const PAGES: readonly PageInfo[] = [
+  { path: "/", name: "learn", needsModel: false, View: LearnPage },
+  { path: "/next", name: "next", needsModel: true, View: NextPage },
 ];

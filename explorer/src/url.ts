@@ -109,6 +109,20 @@ export function numbers(initial: readonly number[], low: number, high: number): 
   };
 }
 
+export function text(initial: string): Codec<string> {
+  return { initial, parse: (shown) => shown, show: (value) => value };
+}
+
+/** A list of whole numbers, empty at first. */
+export const wholes: Codec<readonly number[]> = {
+  initial: [],
+  parse: (shown) => {
+    const read = shown.split(",").map(Number);
+    return read.every((x) => Number.isInteger(x) && x >= 0) ? read : undefined;
+  },
+  show: (value) => value.join(","),
+};
+
 function inRange(text: string, low: number, high: number): number | undefined {
   const value = Number(text);
   return text.trim() !== "" && value >= low && value <= high ? value : undefined;

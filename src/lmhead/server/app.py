@@ -22,7 +22,7 @@ from lmhead.server.work import Worker
 
 __all__ = ["create_app"]
 
-PAGES = frozenset({"/"})
+PAGES = frozenset({"/", "/next"})
 
 
 def create_app(

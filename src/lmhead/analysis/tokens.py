@@ -117,3 +117,10 @@ def _mark(model: Any, id: int) -> str:
     if id == model.tokenizer.bos_token_id and id != model.tokenizer.eos_token_id:
         return "<bos>"
     return "<eos>" if id in model.eos_token_ids else f"<{id}>"
+
+
+def find_token(model: Any, text: str) -> int | None:
+    """The id of a text that is one token; None if it is not one."""
+    wanted = text.encode("utf-8")
+    ids = range(min(len(model.tokenizer), model.head.vocab_size))
+    return next((id for id in ids if model.tokenizer.token_bytes(id) == wanted), None)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -34,12 +34,6 @@ class Unreadable(click.ClickException):
     """A file that cannot be read."""
 
     exit_code = UNREADABLE
-
-
-class Failed(click.ClickException):
-    """An answer that cannot be given."""
-
-    exit_code = FAILED
 
 
 class LazyGroup(click.Group):
@@ -84,7 +78,8 @@ class LazyGroup(click.Group):
         try:
             result = super().main(standalone_mode=False, **given)
             code = result if isinstance(result, int) else 0
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None where it was closed from the start
+                sys.stdout.flush()
         except BrokenPipeError:
             code = FAILED
             _hush()
@@ -99,6 +94,9 @@ class LazyGroup(click.Group):
             code = _say(error, UNREADABLE)
         except (ValueError, MemoryError) as error:
             code = _say(error, FAILED)
+        except OSError as error:  # a full disk, say
+            code = _say(error, FAILED)
+            _hush()
         sys.exit(code)
 
 
@@ -153,17 +151,9 @@ def chain(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     return add
 
 
-def exclusive(given: Mapping[str, Any], *pairs: Sequence[str]) -> None:
-    """Refuse options that do not go together."""
-    for one, other in pairs:
-        if given.get(one) and given.get(other):
-            names = [f"--{name.replace('_', '-')}" for name in (one, other)]
-            raise click.UsageError(f"{names[0]} and {names[1]} do not go together.")
-
-
 def _say(error: BaseException, code: int) -> int:
     _maybe_traceback()
-    text = str(error) or type(error).__name__
+    text = str(getattr(error, "strerror", None) or error) or type(error).__name__
     click.echo(f"Error: {text[:1].upper()}{text[1:]}", err=True)
     return code
 
@@ -176,11 +166,6 @@ def _maybe_traceback() -> None:
 
 
 def _hush() -> None:
-    """Let the interpreter's last flush go nowhere: the reader of the pipe has left."""
+    """Let the interpreter's last flush go nowhere: it would fail as the one before did."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def fail(text: str) -> NoReturn:
-    """End with code 1 and a sentence."""
-    raise Failed(text)

@@ -50,9 +50,9 @@ def _plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=not knows_all, allow_nan=False)
 
 
-def write(command: str, **document: Any) -> None:
-    """Print a document."""
-    click.echo(to_text({**head(command), **document}))
+def write(command: str, *, lines: int = 2, **document: Any) -> None:
+    """Print a document; `lines` is how many levels have a line for each entry."""
+    click.echo(to_text({**head(command), **document}, lines=lines))
 
 
 class Stream:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmhead.models import LanguageModel
 
 _BLOCK = 1 << 16
+NAMED = ("smollm2", "tiny")  # as in lmhead.models.bundled, which is not loaded for it
 
 model_options: Callable[[Any], Any] = chain(
     click.option("--threads", type=click.IntRange(1), help="Threads.  [default: torch's]"),
@@ -41,9 +42,7 @@ def open_model(where: str | None, *, download: bool, threads: int | None) -> Lan
             from lmhead import models
         if threads is not None:
             torch.set_num_threads(threads)
-        if where is None:
-            raise click.UsageError("Missing argument 'MODEL'.")
-        progress(f"Opening {where} ...")
+        progress(f"Opening {where or 'the default model'} ...")
         return models.open_model(where, download=download)
 
 
@@ -67,8 +66,15 @@ def split(arguments: tuple[str, ...], last: str, names: str = "MODEL") -> tuple[
             "Put quotes around a text with spaces."
         )
     if len(arguments) == 1:
+        _check_not_a_model(arguments[0], last)
         return None, arguments[0]
     return arguments[0], arguments[1]
+
+
+def _check_not_a_model(argument: str, last: str) -> None:
+    """A single argument that is a model: the other one was forgotten."""
+    if argument in NAMED or (last != "FILE" and Path(argument).suffix in (".gguf", ".bin")):
+        raise click.UsageError(f"Missing argument '{last}': {argument} is a model.")
 
 
 def read_prompt(prompt: str) -> str:

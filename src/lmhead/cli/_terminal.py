@@ -4,6 +4,7 @@ A Chinese character takes two columns, so `len` does not line tables up; `column
 """
 
 import os
+import re
 import shutil
 import sys
 import unicodedata
@@ -46,6 +47,19 @@ def clip(text: str, width: int) -> str:
             break
         kept += c
     return kept + "…"
+
+
+def tail(text: str, width: int) -> str:
+    """The end of a text that fits a width; what is missing is an ellipsis.
+
+    >>> tail("understanding", 6), tail("音乐会", 5), tail("猫", 2)
+    ('…nding', '…乐会', '猫')
+    """
+    if columns(text) <= width:
+        return text
+    while text and columns(text) > width - 1:
+        text = text[1:]
+    return "…" + text
 
 
 def left(text: str, width: int) -> str:
@@ -139,7 +153,8 @@ def width() -> int:
 def echo(lines: Iterable[str] | str = "") -> None:
     """Print lines to standard output, in colour where it is a terminal and NO_COLOR is not set."""
     text = lines if isinstance(lines, str) else "\n".join(lines)
-    click.echo(printable(text), color=False if os.environ.get("NO_COLOR") else None)
+    text = _TRAILING.sub(r"\1", printable(text))
+    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def cyan(text: str) -> str:

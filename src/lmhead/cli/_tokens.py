@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def _character(c: str) -> str:
     if unicodedata.category(c) in _UNSEEN:
         return c.encode("unicode_escape").decode("ascii")
     return c
+
+
+def readable(pieces: Iterable[Piece]) -> str:
+    """Several tokens as one line of text: with spaces, and newlines written out."""
+    return legible(b"".join(piece.bytes for piece in pieces)).replace("␣", " ")
 
 
 def shown(piece: Piece) -> str:

@@ -14,7 +14,7 @@ import click
 
 from lmhead.cli import _json
 from lmhead.cli._frame import THRESHOLD
-from lmhead.cli._model import model_options, open_model
+from lmhead.cli._model import model_json, model_options, open_model
 from lmhead.cli._terminal import table
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def command(
     words, every = head.vocab_size, opened.head.vocab_size
     if as_json:
         rows = [asdict(finding) | {"passed": finding.passed} for finding in findings]
-        _json.write("check", model=opened.name, tokens=len(hidden), words=words, checks=rows)
+        _json.write("check", model=model_json(opened), tokens=len(hidden), words=words, checks=rows)
     else:
         part = f"{every:,} words" if words == every else f"{words:,} of {every:,} words"
         click.echo(f"{opened.name}: {len(hidden)} hidden states, {part}, {head.weight.dtype}\n")

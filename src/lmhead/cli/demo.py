@@ -1,13 +1,18 @@
-"""`lmhead demo`: "I love ___", from a hidden state to a word, and one step of learning.
+"""`lmhead demo`: the whole of lmhead on a real model, in under a minute.
 
-Every number is computed by `lmhead.reference`, the textbook, so nothing heavy is loaded.
+What the model expects next, how surprised it is by a sentence, a text from certified decode with
+the bytes that it saved, and the memory that a training step saved. Every figure is measured as it
+is shown.
 """
 
+from __future__ import annotations
+
+import math
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from lmhead.cli._model import open_model
 from lmhead.cli._terminal import Progress, bar, left, printable, right
@@ -16,26 +21,8 @@ from lmhead.cli.check import one_weight
 from lmhead.errors import ModelError
 from lmhead.models import bundled
 
-# A model of 6 words and 3 numbers, made up so that the sums can be followed by hand.
-HIDDEN = np.array([2.0, 1.0, -1.0])
-WEIGHT = np.array(
-    [
-        [1.5, 0.2, 0.1],
-        [0.5, 1.4, -0.1],
-        [0.6, 1.0, 0.2],
-        [0.3, 0.1, -0.5],
-        [0.1, -0.4, -0.2],
-        [-0.6, -0.3, 0.5],
-    ]
-)
-WORDS = {
-    "en": ["you", "cats", "dogs", "music", "rain", "taxes"],
-    "zh": ["你", "猫", "狗", "音乐", "雨天", "交税"],
-}
-TARGET = 1  # cats
-SEED = 42
-LEARNING_RATE = 0.1
-TEMPERATURES = (0.5, 1.0, 2.0)
+if TYPE_CHECKING:
+    from lmhead.models import LanguageModel
 
 PROMPT = "The capital of France is"
 SENTENCE = "The sun rises in the east and sets in the refrigerator."
@@ -44,24 +31,27 @@ TOKENS = 40
 STEP = 512  # tokens of the training step
 _BAR = 30
 _MARGIN = "     "
-_WORD = 8  # columns of the first column of every table
-_BAR = 30
 
 
 @click.command()
+@click.option("--toy", is_flag=True, help="A toy model of 6 words, every sum written out.")
 @click.option(
     "--lang", type=click.Choice(["en", "zh"]), default="en", show_default=True, help="Language."
 )
-def command(lang: str) -> None:
-    """Watch a hidden state become a word, step by step.
+@click.option("--model", help="Another model.  [default: smollm2 if it is installed, else tiny]")
+def command(toy: bool, lang: str, model: str | None) -> None:
+    """See what lmhead does on a real model, in under a minute.
 
-    A toy model of 6 words finishes the sentence "I love ___": linear layer, logits, softmax,
-    temperature, choice, loss, gradient, one step of learning. All numbers are real.
+    The next word, the surprise at a sentence, a text from certified decode and the bytes that it
+    saved, the memory that a training step saved. With --toy, a hidden state becomes a word step by
+    step, with a model small enough to follow by hand.
 
     \b
     Examples:
       lmhead demo
-      lmhead demo --lang zh
+      lmhead demo --model ./Qwen3-0.6B
+      lmhead demo --toy
+      lmhead demo --toy --lang zh
     """  # noqa: D301
     if not toy and model is None:
         try:
@@ -87,63 +77,51 @@ def command(lang: str) -> None:
         _echo(lines)
 
 
-class _Walk:
-    """The lines of the demo, one method per section, in one language."""
+def _echo(text: str) -> None:
+    click.echo(printable(text), color=False if os.environ.get("NO_COLOR") else None)
 
-    def __init__(self, lang: str) -> None:
-        self.chinese = lang == "zh"
-        self.words = WORDS[lang]
-        self.logits = ref.head_logits(HIDDEN, WEIGHT)
-        self.p = ref.softmax(self.logits)
-        self.loss = float(ref.cross_entropy(self.logits, TARGET))
 
-    def lines(self) -> Iterator[str]:
-        yield from self.title()
-        yield from self.hidden_state()
-        yield from self.linear_layer()
-        yield from self.softmax()
-        yield from self.temperature()
-        yield from self.choice()
-        yield from self.cross_entropy()
-        yield from self.gradient()
-        yield from self.step()
-        yield from self.farewell()
+class Tour:
+    """The sections, each as lines, on one model and in one language."""
 
-    # Helpers
+    def __init__(self, model: LanguageModel, *, chinese: bool) -> None:
+        assert model.tokenizer is not None
+        self.model, self.chinese, self.tokenizer = model, chinese, model.tokenizer
 
     def say(self, english: str, chinese: str) -> str:
+        """In the language."""
         return chinese if self.chinese else english
 
     def section(self, number: int, english: str, chinese: str) -> Iterator[str]:
+        """A heading."""
         yield ""
         yield click.style(f"  {number}. {self.say(english, chinese)}", bold=True)
         yield ""
 
     def note(self, english: str, chinese: str) -> Iterator[str]:
-        """One or more lines of plain words under a section."""
+        """Plain words, one or more lines."""
         for line in self.say(english, chinese).split("\n"):
-            yield (_MARGIN + line).rstrip()
-
-    def table(self, heads: list[str], rows: list[list[str]], widths: list[int]) -> Iterator[str]:
-        heading, *body = table([heads, *rows], [-_WORD, *widths])
-        yield click.style(_MARGIN + heading, dim=True)
-        for line in body:
             yield _MARGIN + line
 
-    def highlight(self, word: int) -> str:
-        return click.style(self.words[word], fg="green", bold=True)
+    def read(self, text: str) -> tuple[list[int], Any, Any]:
+        """The ids of a text, its hidden states (T, D), and the cache."""
+        import torch
 
-    # Sections
+        ids = list(self.tokenizer.encode(text))
+        with torch.no_grad():
+            hidden, cache = self.model.hidden(torch.tensor([ids]))
+        return ids, hidden[0], cache
 
     def title(self) -> Iterator[str]:
-        sentence = self.say("I love ___", "我爱___")
+        """What this is."""
+        head = self.model.head
         yield ""
         yield (
             "  "
-            + click.style(sentence, fg="cyan", bold=True)
+            + click.style(self.model.name, fg="cyan", bold=True)
             + self.say(
-                "     how a hidden state becomes a word",
-                "     一个隐藏状态怎样变成一个词",
+                f"     {head.vocab_size:,} words, hidden states of {head.hidden_size} numbers",
+                f"     词表 {head.vocab_size:,}，隐藏状态 {head.hidden_size} 个数",
             )
         )
 
@@ -197,227 +175,121 @@ class _Walk:
         import torch
 
         yield from self.section(
-            1,
-            'Hidden state: all the model knows after reading "I love"',
-            "隐藏状态：读完“我爱”之后，模型知道的一切",
+            3, f"{TOKENS} tokens from certified decode", f"可证明的解码：生成 {TOKENS} 个词元"
         )
-        vector = "  ".join(f"{x:4.1f}" for x in HIDDEN)
-        yield f"{_MARGIN}h = [ {vector} ]     " + self.say(
-            "(3 numbers here; 576 in SmolLM2-135M)", "（这里 3 个数；SmolLM2-135M 有 576 个）"
+        head = self.model.head
+        ids, hidden, cache = self.read(STORY)
+        screened = head.screen(calibration=hidden)
+        read, scored, made, same = 0, 0, [], True
+        with torch.no_grad():
+            for _ in range(TOKENS):
+                answer = screened.argmax(hidden[-1])
+                read += answer.certificate.bytes_read
+                scored += int(answer.certificate.rows_rescored)
+                made.append(int(answer.token))
+                exact = head(hidden[-1]).ask(argmax=True).argmax
+                same = same and int(exact) == made[-1]
+                states, cache = self.model.hidden(torch.tensor([made[-1:]]), cache)
+                hidden = states[0]
+        head.screened = None
+        text = self.tokenizer.decode([*ids, *made])
+        for line in _wrapped(text, 70):
+            yield _MARGIN + line
+        full = TOKENS * head.weight.nbytes
+        verdict = ("the same tokens", "逐词相同") if same else ("NOT the same tokens", "并不相同")
+        yield ""
+        yield from self.note(
+            f"Read from the head: {_mib(read)} instead of {_mib(full)}, {read / full:.0%}, and on\n"
+            f"average {scored / TOKENS:.1f} words scored exactly. Checked against a full sweep:\n"
+            f"{verdict[0]}.",
+            f"从输出层读取 {_mib(read)}，而不是 {_mib(full)}（{read / full:.0%}），平均每步只精确\n"
+            f"计算 {scored / TOKENS:.1f} 个词。与完整扫描比对：{verdict[1]}。",
         )
 
-    def linear_layer(self) -> Iterator[str]:
-        yield from self.section(
-            2,
-            "Linear layer: a row of weights per word, and a dot product with h",
-            "线性层：每个词有一行权重，和 h 做点积",
+    def memory(self) -> Iterator[str]:
+        """One training step of the head, dense and ours, as the process grows."""
+        yield from self.section(4, "The memory of a training step", "训练一步所需的内存")
+        rows, measured = self._step_memory()
+        most = max(rows.values())
+        names = {
+            "dense": self.say("F.linear + F.cross_entropy", "F.linear + F.cross_entropy"),
+            "lmhead": self.say("lmhead", "lmhead"),
+        }
+        for kind, size in rows.items():
+            drawn = _cyan(bar(size / most, _BAR - 8))
+            yield f"{_MARGIN}{left(names[kind], 28)}{right(_mib(size), 10)}  {drawn}"
+        how = (
+            ("measured: the peak of this process", "实测：本进程的峰值增长")
+            if measured
+            else ("computed: this system does not tell the peak", "计算值：本系统不提供峰值")
         )
-        rows = []
-        for word, row, logit in zip(self.words, WEIGHT, self.logits, strict=True):
-            weights = "[" + " ".join(f"{w:4.1f}" for w in row) + " ]"
-            rows.append([word, weights, _dot(HIDDEN, row), f"= {logit:5.2f}"])
-        heads = ["", self.say("row of W", "W 的一行"), self.say("h · row", "点积"), "logit"]
-        yield from self.table(heads, rows, [-20, -35, 9])
         yield ""
         yield from self.note(
-            "A logit is a score: any sign, any size. It is no probability yet.",
-            "logit 是分数：可正可负，可大可小，还不是概率。",
+            f"Loss and gradients of {STEP} tokens, beside the gradients themselves\n({how[0]}).\n"
+            "The dense one grows with every token more.",
+            f"{STEP} 个词元的损失和梯度所需，不含梯度本身\n"
+            f"（{how[1]}）。词元越多，稠密做法占用越大。",
         )
 
-    def softmax(self) -> Iterator[str]:
-        yield from self.section(3, "Softmax: from scores to probabilities", "Softmax：从分数到概率")
-        with np.errstate(all="ignore"):
-            naive = ref.softmax_naive([1000, 1001, 1002])
-        stable = ref.softmax([1000, 1001, 1002])
-        assert np.isnan(naive).all()
-        figures = ", ".join(f"{x:.3f}" for x in stable)
-        yield from self.note(
-            "p = exp(z) / sum of all exp(z). But exp(1000) overflows: typed in like\n"
-            "this, the logits 1000, 1001, 1002 give nan, nan, nan. So subtract the\n"
-            "maximum first. It cancels in the fraction, no exponent is above 0 any\n"
-            f"more, and the same logits give {figures}.",
-            "p = exp(z) / 所有 exp(z) 之和。可是 exp(1000) 会溢出：照公式直接算，\n"
-            "logit 为 1000、1001、1002 时只会得到 nan, nan, nan。\n"
-            "所以先减去最大值：它在分子分母中约掉，结果不变，而指数不再大于 0，\n"
-            f"同样的三个 logit 就得到 {figures}。",
-        )
-        yield ""
-        shifted = self.logits - self.logits.max()
-        e = np.exp(shifted)
-        rows = [
-            [w, f"{z:.2f}", f"{s:.2f}", f"{x:.3f}", f"{p:.3f}", _cyan(bar(p, _BAR))]
-            for w, z, s, x, p in zip(self.words, self.logits, shifted, e, self.p, strict=True)
-        ]
-        total = [self.say("sum", "合计"), "", "", f"{e.sum():.3f}", f"{self.p.sum():.3f}", ""]
-        heads = ["", "z", "z - max", "exp", "p", ""]
-        yield from self.table(heads, [*rows, total], [8, 10, 8, 8, 0])
+    def _step_memory(self) -> tuple[dict[str, int], bool]:
+        import torch
+        import torch.nn.functional as F
 
-    def temperature(self) -> Iterator[str]:
-        yield from self.section(
-            4, "Temperature: divide the logits by T first", "温度：先把 logit 除以 T"
-        )
-        warmed = [ref.softmax(self.logits, temperature=t) for t in TEMPERATURES]
-        rows = [
-            [word, *(f"{p[i]:6.3f} " + left(_cyan(bar(p[i], 12)), 14) for p in warmed)]
-            for i, word in enumerate(self.words)
-        ]
-        nats = [float(ref.entropy(self.logits / t)) for t in TEMPERATURES]
-        rows.append([self.say("entropy", "熵"), *(left(f"{h:6.3f}", 21) for h in nats)])
-        heads = ["", *(left(f" T = {t:g}", 21) for t in TEMPERATURES)]
-        yield from self.table(heads, rows, [22, 22, 22])
-        yield ""
-        yield from self.note(
-            "Cold is sure of itself, warm is open to surprise. The order never changes.\n"
-            f"(Entropy in nats: 0 is certain, log {len(self.words)} = "
-            f"{np.log(len(self.words)):.3f} is no idea at all.)",
-            "温度低，更笃定；温度高，更愿意冒险。词的先后次序始终不变。\n"
-            f"（熵以 nat 计：0 表示完全确定，log {len(self.words)} = "
-            f"{np.log(len(self.words)):.3f} 表示毫无头绪。）",
-        )
+        from lmhead.bench.memory import peak_growth
+        from lmhead.head import LMHead
+        from lmhead.sweep.plan import DEFAULT_MAX_BYTES
 
-    def choice(self) -> Iterator[str]:
-        yield from self.section(5, "Choosing the word", "选词")
-        best = int(ref.greedy(self.logits))
-        assert best == int(ref.argmax(self.p))
-        u = float(np.random.default_rng(SEED).random())
-        drawn = int(ref.sample_inverse_cdf(self.p, u))
-        yield _MARGIN + self.say("Greedy:  I love ", "贪心：我爱") + self.highlight(best)
-        yield from self.note(
-            "         The largest logit is the largest p, so argmax needs no softmax.",
-            "      logit 最大的词就是概率最大的词，所以取 argmax 不必算 softmax。",
-        )
-        yield ""
-        yield _MARGIN + self.say("Sampled: I love ", "采样：我爱") + self.highlight(drawn)
-        yield from self.note(
-            f"         Lay the p end to end and throw a dart: u = {u:.3f} (seed {SEED}).",
-            f"      把概率首尾相接排成一条线，掷一支飞镖：u = {u:.3f}（种子 {SEED}）。",
-        )
-        yield ""
-        width = 66
-        ends = [0, *(round(x * width) for x in np.cumsum(self.p))]
-        line = "".join(
-            center(word, end - start - 1) + "│" if end > start else ""
-            for word, start, end in zip(self.words, ends, ends[1:], strict=False)
-        )
-        yield f"{_MARGIN}0 │{line} 1"
-        yield _MARGIN + "   " + " " * int(u * width) + _green("▲")
+        head = self.model.head
+        _, hidden, _ = self.read(SENTENCE)
+        states = hidden[torch.arange(STEP) % len(hidden)].clone().requires_grad_()
+        targets = torch.arange(STEP) * 7 % head.vocab_size
+        weight = torch.nn.Parameter(head.weight.detach())
+        ours = LMHead(head.hidden_size, head.vocab_size, device="meta")
+        ours.weight = weight
 
-    def cross_entropy(self) -> Iterator[str]:
-        yield from self.section(
-            6,
-            "Cross-entropy: how surprised by the truth",
-            "交叉熵：看到真相时有多意外",
-        )
-        p, word = float(self.p[TARGET]), self.words[TARGET]
-        perplexity = float(np.exp(self.loss))
-        yield from self.note(
-            f'Say the text went on with "{word}". The model gave it p = {p:.4f}, so\n',
-            f"假设原文的下一个词是“{word}”，模型给它的概率是 p = {p:.4f}，于是\n",
-        )
-        yield f"{_MARGIN}loss = -log p = -log {p:.4f} = " + click.style(
-            f"{self.loss:.3f}", fg="yellow", bold=True
-        )
-        yield ""
-        yield from self.note(
-            f"p = 1 would cost nothing. exp(loss) = {perplexity:.2f} is the perplexity:\n"
-            f"as unsure as a choice among {perplexity:.2f} equal words.",
-            f"p = 1 时损失为 0。exp(loss) = {perplexity:.2f} 叫困惑度：\n"
-            f"相当于在 {perplexity:.2f} 个同样可能的词里犹豫。",
-        )
+        def step(kind: str) -> dict[str, Any]:
+            logits: Any = F.linear(states, weight) if kind == "dense" else ours(states)
+            loss = F.cross_entropy(logits, targets)
+            grads = torch.autograd.grad(loss, (states, weight))
+            return {"loss": loss.detach(), "hidden": grads[0], "weight": grads[1]}
 
-    def gradient(self) -> Iterator[str]:
-        yield from self.section(
-            7,
-            "Gradient of the loss: p - y, belief minus truth",
-            "损失的梯度：p - y，信念减去真相",
-        )
-        y = ref.one_hot(TARGET, len(self.words))
-        grad = ref.cross_entropy_backward(self.logits, TARGET)
-        rows = []
-        for i, word in enumerate(self.words):
-            drawn = signed_bar(grad[i], 22)
-            color = "green" if grad[i] < 0 else "red"
-            rows.append(
-                [
-                    word,
-                    f"{self.p[i]:.3f}",
-                    f"{y[i]:.0f}",
-                    f"{grad[i]:+.3f}",
-                    click.style(drawn, fg=color),
-                ]
-            )
-        total = [
-            self.say("sum", "合计"),
-            f"{self.p.sum():.3f}",
-            f"{y.sum():.0f}",
-            f"{abs(grad.sum()):.3f}",
-            "",
-        ]
-        yield from self.table(["", "p", "y", "p - y", ""], [*rows, total], [8, 5, 10, 0])
-        yield ""
-        back = ref.linear_cross_entropy_backward(HIDDEN, WEIGHT, TARGET).x
-        vector = "  ".join(f"{x:.3f}" for x in back)
-        yield from self.note(
-            "Learning goes against it: the right word is pushed up, every other word\n"
-            "down by as much as it was believed. The layers below learn from the same\n"
-            f"p - y, sent back through W:  (p - y) W = [ {vector} ]",
-            "学习就是朝梯度的反方向走：正确的词被推高，其余的词被压低，\n"
-            "原先信得越多，压得越狠。下面各层学到的也是同一个 p - y，\n"
-            f"只不过先穿过 W：(p - y) W = [ {vector} ]",
-        )
-
-    def step(self) -> Iterator[str]:
-        yield from self.section(
-            8,
-            f"One step downhill: each word's row of W moves by -{LEARNING_RATE} (p - y) h",
-            f"下山一步：每个词在 W 里的那一行移动 -{LEARNING_RATE} (p - y) h",
-        )
-        grads = ref.linear_cross_entropy_backward(HIDDEN, WEIGHT, TARGET)
-        learned = WEIGHT - LEARNING_RATE * grads.weight
-        logits = ref.head_logits(HIDDEN, learned)
-        after, loss = ref.softmax(logits), float(ref.cross_entropy(logits, TARGET))
-        rows = [
-            [w, f"{a:.3f}", f"{b:.3f}", (_green if i == TARGET else _cyan)(bar(b, _BAR))]
-            for i, (w, a, b) in enumerate(zip(self.words, self.p, after, strict=True))
-        ]
-        rows.append(["loss", f"{self.loss:.3f}", f"{loss:.3f}", ""])
-        heads = ["", self.say("p before", "更新前 p"), self.say("p after", "更新后 p"), ""]
-        yield from self.table(heads, rows, [10, 10, 0])
-        yield ""
-        best = int(ref.greedy(logits))
-        yield (
-            _MARGIN
-            + self.say(
-                f"The loss fell from {self.loss:.3f} to {loss:.3f}. The model now says: I love ",
-                f"损失从 {self.loss:.3f} 降到 {loss:.3f}，模型现在会说：我爱",
-            )
-            + self.highlight(best)
-        )
+        found: dict[str, int] = {}
+        for kind in ("dense", "lmhead"):
+            growth = peak_growth(lambda kind=kind: step(kind))  # type: ignore[misc]
+            if growth is None or growth.temporary is None:
+                dense = 3 * STEP * head.vocab_size * weight.dtype.itemsize
+                return {"dense": dense, "lmhead": min(dense, DEFAULT_MAX_BYTES)}, False
+            found[kind] = growth.temporary
+        return found, True
 
     def farewell(self) -> Iterator[str]:
+        """What to try next."""
+        name = self.model.name
         yield ""
-        yield from self.note(
-            "Training is this, some billion times. To read on: docs/textbook.md\n"
-            "中文版：lmhead demo --lang zh",
-            "所谓训练，就是把这一步重复亿万次。接着读：docs/textbook.zh.md\n"
-            "In English: lmhead demo",
-        )
+        yield from self.note("Try next:", "接下来可以试试：")
+        for line in (
+            f"lmhead next {name} 'I love' --temperature 0.7 --top-p 0.9",
+            f"lmhead generate {name} 'Once upon a time'",
+            f"lmhead inspect {name}",
+            self.say("lmhead demo --toy", "lmhead demo --toy --lang zh"),
+        ):
+            yield _MARGIN + "  " + click.style(line, fg="green")
         yield ""
 
 
-def _dot(h: ref.Array, row: ref.Array) -> str:
-    """The sum written out: "2.0×1.5 + 1.0×0.2 - 1.0×(-0.1)"."""
-    terms = [
-        ("+ " if x >= 0 else "- ")
-        + left(f"{abs(x):.1f}×" + (f"{w:.1f}" if w >= 0 else f"({w:.1f})"), 11)
-        for x, w in zip(h, row, strict=True)
-    ]
-    return "".join(terms).removeprefix("+ ")
+def _wrapped(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return [line for part in text.split("\n") for line in textwrap.wrap(part, width)]
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.0f} MiB"
 
 
 def _cyan(text: str) -> str:
     return click.style(text, fg="cyan")
 
 
-def _green(text: str) -> str:
-    return click.style(text, fg="green")
+def _yellow(text: str) -> str:
+    return click.style(text, fg="yellow")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import platform
+import re
 from importlib import metadata
+from typing import Any
 
 import click
 
+from lmhead.cli import _json
+
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@_json.json_option
 def command(as_json: bool) -> None:
     """Versions, threads, instruction sets, compiled core or fallback.
 
@@ -21,7 +24,8 @@ def command(as_json: bool) -> None:
     """  # noqa: D301
     facts = examine()
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        named: dict[str, Any] = {re.sub("'s | ", "_", name): value for name, value in facts.items()}
+        _json.write("doctor", **named)
         return
     width = max(map(len, facts))
     for name, value in facts.items():

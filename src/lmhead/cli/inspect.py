@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._model import model_options, open_model
+from lmhead.cli._model import model_json, model_options, open_model
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel
@@ -42,7 +42,7 @@ def command(
     opened = open_model(model, download=download, threads=threads)
     facts = examine(opened, tokens)
     if as_json:
-        _json.write("inspect", **facts)
+        _json.write("inspect", **(facts | {"model": model_json(opened)}))
         return
     for line in lines(facts):
         click.echo(line)

@@ -12,8 +12,8 @@ from lmhead.cli import _json
 from lmhead.cli._frame import SectionedCommand
 from lmhead.cli._model import model_json, model_options, open_model, read_prompt, split
 from lmhead.cli._sampler import given_options, make_sampler, sampler_options, with_ends
-from lmhead.cli._terminal import bar, bold, clip, columns, cyan, dim, echo, left, right, width
-from lmhead.cli._tokens import legible, shown
+from lmhead.cli._terminal import bar, bold, clip, columns, cyan, dim, echo, left, right, tail, width
+from lmhead.cli._tokens import readable, shown
 
 if TYPE_CHECKING:
     from lmhead.analysis import NextWords
@@ -63,29 +63,16 @@ def command(arguments: tuple[str, ...], top: int, as_json: bool, **options: Any)
 
 def _lines(model: LanguageModel, found: NextWords) -> Iterator[str]:
     yield ""
-    yield _MARGIN + _end_of_prompt(found, width() - len(_MARGIN) - 2)
+    prompt = tail(readable(found.prompt).strip(), width() - len(_MARGIN) - 4)
+    yield _MARGIN + bold(prompt) + cyan(" ___")
     yield ""
     yield from _table(found)
     yield ""
-    yield from (_MARGIN + line for line in _summary(found))
-    if found.processed is not None:
-        yield ""
-        yield from _stages(found)
+    facts = list(_summary(found))
+    names = max(columns(name) for name, _ in facts)
+    yield from (f"{_MARGIN}{dim(left(name, names))}  {fact}" for name, fact in facts)
     yield ""
     yield dim(f"{_MARGIN}{model.name}: {found.vocab_size:,} words")
-
-
-def _end_of_prompt(found: NextWords, room: int) -> str:
-    """The last tokens of the prompt that fit, and the place of the next word."""
-    pieces = [legible(piece.bytes).replace("␣", " ") for piece in found.prompt]
-    kept: list[str] = []
-    for piece in reversed(pieces):
-        room -= columns(piece)
-        if room < 4:
-            kept.append("…")
-            break
-        kept.append(piece)
-    return bold("".join(reversed(kept)).strip()) + cyan(" ___")
 
 
 def _table(found: NextWords) -> Iterator[str]:
@@ -134,22 +121,15 @@ def probability(p: float) -> str:
     return f"{p:.4f}" if p >= 0.0005 else f"{p:.1e}"
 
 
-def _summary(found: NextWords) -> Iterator[str]:
+def _summary(found: NextWords) -> Iterator[tuple[str, str]]:
     bits = found.entropy / math.log(2)
-    covered = f"these {len(found.tokens)} words cover {found.mass:.2%} of the probability"
-    yield f"entropy {found.entropy:.3f} nats ({bits:.3f} bits) · {covered}"
-    if found.processed is not None:
-        p = found.processed
-        yield (
-            f"sampler leaves {p.words:,} of {found.vocab_size:,} words, which had {p.mass:.2%} · "
-            f"entropy {p.entropy:.3f} nats"
-        )
-
-
-def _stages(found: NextWords) -> Iterator[str]:
-    assert found.processed is not None
-    steps = found.processed.steps[1:]
-    names = max([columns(step.stage) for step in steps], default=0)
-    for step in steps:
-        did = f"cut {step.cut:,} words, {step.cut_mass:.2%}" if step.cut else "cut no word"
-        yield f"{_MARGIN}{left(step.stage, names)}  {dim(did)}"
+    yield "entropy", f"{found.entropy:.3f} nats ({bits:.3f} bits)"
+    yield "covered", f"{found.mass:.2%} of the probability, by these {len(found.tokens)} words"
+    if found.processed is None:
+        return
+    for step in found.processed.steps[1:]:
+        did = f"cuts {step.cut:,} words, {step.cut_mass:.2%}" if step.cut else "cuts no word"
+        yield step.stage, did
+    left_over = found.processed
+    yield "left", f"{left_over.words:,} words, which had {left_over.mass:.2%} of the probability"
+    yield "entropy", f"{left_over.entropy:.3f} nats ({left_over.entropy / math.log(2):.3f} bits)"

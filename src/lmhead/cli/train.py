@@ -12,7 +12,6 @@ import click
 
 from lmhead.cli import _json
 from lmhead.cli._frame import (
-    Failed,
     SectionedCommand,
     SectionedOption,
     Unreadable,
@@ -134,4 +133,4 @@ def _call(work: Callable[[Any], Any]) -> Any:
     except train.CorpusError as error:
         raise Unreadable(str(error)) from error
     except train.TrainError as error:
-        raise Failed(str(error)) from error
+        raise click.ClickException(str(error)) from error

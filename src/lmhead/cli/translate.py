@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._frame import Failed, Unreadable, loading
+from lmhead.cli._frame import Unreadable, loading
 from lmhead.cli._model import checked_text
 from lmhead.cli._terminal import dim, echo
 
@@ -154,7 +154,7 @@ def _score(
     from lmhead.train.pairs import read_pairs
 
     if not installed():
-        raise Failed("BLEU needs sacreBLEU: pip install sacrebleu")
+        raise click.ClickException("BLEU needs sacreBLEU: pip install sacrebleu")
     try:
         pairs = read_pairs([path], reverse=reverse)
     except CorpusError as error:

@@ -8,7 +8,6 @@ hidden = norm(x)                  after the last block
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn

@@ -23,6 +23,8 @@ install: $(READY)
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
+PAGE := src/lmhead/explorer/dist/index.html
+PAGE_SOURCES := $(shell find explorer -path explorer/node_modules -prune -o -type f -print)
 NATIVE := $(wildcard native/*.?pp native/CMakeLists.txt)
 
 $(READY): .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
@@ -43,13 +45,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-tests: $(READY)
+tests: $(READY) $(PAGE)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 # The page is built by the machine's Node if it is 20 or newer, else by the one that PyPI has.
-PAGE := src/lmhead/explorer/dist/index.html
-PAGE_SOURCES := $(shell find explorer -path explorer/node_modules -prune -o -type f -print)
-
 explorer: $(PAGE)
 
 explorer/node_modules/.package-lock.json: explorer/package-lock.json | .venv/bin/python

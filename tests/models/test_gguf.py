@@ -130,9 +130,18 @@ def test_another_file_of_the_same_name_is_unpacked(tmp_path: Path, cache: Path) 
     gguf_files.write(path)
     first = logits_of(open_model(path))
     gguf_files.write(path, rms_norm_eps=0.5)
-    os.utime(path, ns=(0, 0))
     assert not torch.allclose(logits_of(open_model(path)), first)
     assert len(folders(cache)) == 2
+
+
+def test_the_same_file_elsewhere_is_not(tmp_path: Path, cache: Path) -> None:
+    gguf_files.write(tmp_path / "small.gguf")
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "small.gguf", tmp_path / "other")
+    os.utime(tmp_path / "other" / "small.gguf", ns=(0, 0))
+    open_model(tmp_path / "small.gguf")
+    open_model(tmp_path / "other" / "small.gguf")
+    assert len(folders(cache)) == 1
 
 
 def test_a_cache_without_room(tmp_path: Path, cache: Path) -> None:

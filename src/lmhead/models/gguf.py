@@ -4,7 +4,7 @@ In:  a .gguf file, quantized or not.
 Out: a `LanguageModel`.
 
 The folder, in the format of Hugging Face, lies in the user's cache: `$LMHEAD_CACHE`, or `lmhead` in
-`$XDG_CACHE_HOME` or `~/.cache`. Its name follows from the file's size, time and beginning:
+`$XDG_CACHE_HOME` or `~/.cache`. Its name follows from the file's size and samples of it:
 another file, another folder. It appears all at once, by a rename; a damaged one is made anew.
 
 Llamas are read directly; transformers reads the other architectures.
@@ -34,6 +34,7 @@ from lmhead.models.huggingface import in_short, load_huggingface, offline_and_qu
 from lmhead.models.model import LanguageModel
 
 _RECEIPT = "cached.json"
+_SAMPLES, _SAMPLE = 64, 2**16
 _VERSION = 1  # of what is in the folder; another number makes all folders anew
 
 
@@ -92,12 +93,17 @@ def cache_folder() -> Path:
 
 
 def _key(path: Path) -> str:
-    """A name for the contents, without reading them all: size, time of change, and beginning."""
+    """A name for the contents, without reading them all: the size, and samples from all over.
+
+    The same file in another place has the same name, and is unpacked once.
+    """
     try:
-        about = path.stat()
-        digest = hashlib.sha256(f"{_VERSION} {about.st_size} {about.st_mtime_ns}".encode())
+        size = path.stat().st_size
+        digest = hashlib.sha256(f"{_VERSION} {size}".encode())
         with path.open("rb") as file:
-            digest.update(file.read(2**20))
+            for i in range(_SAMPLES + 1):
+                file.seek(max(0, size - _SAMPLE) * i // _SAMPLES)
+                digest.update(file.read(_SAMPLE))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     return digest.hexdigest()[:16]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmhead import reference as ref
-from lmhead.cli.demo import HIDDEN, WEIGHT
+from lmhead.cli._toy import HIDDEN, WEIGHT
 
 FILE = Path(__file__).resolve().parents[2] / "explorer" / "tests" / "golden.json"
 COUNTS = [50, 30, 20, 12, 6, 2]  # how often the six words were seen

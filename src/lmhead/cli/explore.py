@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lmhead.cli._frame import fail, loading
 from lmhead.cli._model import model_options, open_model
+from lmhead.interrupt import leaving_at_once
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel
@@ -51,12 +51,14 @@ def command(
       lmhead explore ./model --port 8000 --no-browser
     """  # noqa: D301
     try:
-        with loading():
+        with leaving_at_once():
             from lmhead.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
             raise
-        fail(f"{error.name} is not installed; pip install 'lmhead[explore]' brings it.")
+        raise click.ClickException(
+            f"{error.name} is not installed; pip install 'lmhead[explore]' brings it."
+        ) from None
     opened: dict[str, LanguageModel] = {}
     for where in models:
         model = open_model(where, download=download, threads=threads)
@@ -64,7 +66,7 @@ def command(
     try:
         serve(opened, host=host, port=port, key=key, lang=lang, browser=not no_browser, said=_say)
     except FileNotFoundError as error:
-        fail(f"{error}.")
+        raise click.ClickException(f"{error}.") from None
 
 
 def _name(wanted: str, taken: dict[str, LanguageModel]) -> str:

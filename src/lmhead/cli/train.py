@@ -15,9 +15,9 @@ from lmhead.cli._frame import (
     SectionedCommand,
     SectionedOption,
     Unreadable,
-    loading,
     options_checked,
 )
+from lmhead.interrupt import leaving_at_once
 from lmhead.train.config import MAY_CHANGE, PRESETS, TrainConfig, make_config, option_name
 
 
@@ -123,7 +123,7 @@ def command(
 
 def _call(work: Callable[[Any], Any]) -> Any:
     """Enter the room that loads torch; what cannot be done there is told in a sentence."""
-    with loading():
+    with leaving_at_once():
         from lmhead import train
         from lmhead.train import run
 

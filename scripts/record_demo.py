@@ -38,7 +38,7 @@ def main() -> None:
         raise SystemExit("the demo failed")
     lines = b"".join(said).decode().replace("\r\n", "\n").split("\n")
     # What progress wrote over is not part of the picture.
-    text = "\n".join(line.rsplit("\r", 1)[-1].replace("\x1b[K", "") for line in lines)
+    text = "\n".join(line.rsplit("\x1b[2K", 1)[-1].rsplit("\r", 1)[-1] for line in lines)
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi("$ make demo\n" + text.rstrip() + "\n"))
     PICTURE.write_text(console.export_svg(title="lmhead", code_format=_format()))

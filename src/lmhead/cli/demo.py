@@ -272,6 +272,7 @@ class Tour:
             f"lmhead generate {name} 'Once upon a time'",
             f"lmhead inspect {name}",
             self.say("lmhead demo --toy", "lmhead demo --toy --lang zh"),
+            self.say(f"lmhead explore {name}", f"lmhead explore {name} --lang zh"),
         ):
             yield _MARGIN + "  " + click.style(line, fg="green")
         yield ""

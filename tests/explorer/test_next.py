@@ -48,6 +48,7 @@ def here(page: Page, address: str) -> Iterator[Page]:
     """The page may ask this server too."""
     page.route(f"{address}/**", lambda route: route.continue_())
     yield page
+    page.goto("about:blank")  # what is still being asked is given up
     page.unroute(f"{address}/**")
 
 

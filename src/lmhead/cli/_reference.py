@@ -49,6 +49,8 @@ def _pages() -> Iterator[tuple[str, str]]:
 
 
 def _of(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    # A command keeps the option --help of its first call, which may have been without our settings.
+    vars(command)["_help_option"] = None
     lines = command.get_help(context).splitlines()
     yield context.command_path, "\n".join(line.rstrip() for line in lines)
     if isinstance(command, click.Group):

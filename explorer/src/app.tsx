@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Language, LANGUAGES, preferredLanguage, type Lang } from "./i18n";
 import { Models } from "./models";
-import { models, type Model } from "./next/ask";
+import { models, type Model } from "./ask";
 import { PAGES } from "./pages";
 import { Choice } from "./ui/controls";
 import { change, names, oneOf, useAddress, useParam } from "./url";

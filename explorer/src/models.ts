@@ -1,6 +1,6 @@
 // The models that the server was given; none, if it was given none or cannot be asked.
 
 import { createContext } from "preact";
-import type { Model } from "./next/ask";
+import type { Model } from "./ask";
 
 export const Models = createContext<readonly Model[]>([]);

@@ -1,7 +1,7 @@
 // The model's answer to the text in the address: asked when the text changes, and only then.
 
 import { useEffect, useState } from "preact/hooks";
-import { next, vocabulary, type Token } from "./ask";
+import { next, vocabulary, type Token } from "../ask";
 import { Row } from "./row";
 
 export interface Reading {

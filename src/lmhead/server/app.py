@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel
-from lmhead.server.api import Api
+from lmhead.server.desk import Desk
+from lmhead.server.endpoints import all_routes
 from lmhead.server.files import read_page, serve_files
 from lmhead.server.guard import Guard, refusal
 from lmhead.server.limits import Limits
@@ -22,7 +23,7 @@ from lmhead.server.work import Worker
 
 __all__ = ["create_app"]
 
-PAGES = frozenset({"/", "/next"})
+PAGES = frozenset({"/", "/next", "/text", "/lens", "/compare", "/train"})
 
 
 def create_app(
@@ -44,7 +45,7 @@ def create_app(
     """
     limits = limits or Limits()
     worker = Worker(limits)
-    api = Api(models, worker, limits)
+    desk = Desk(models, worker, limits)
     files = serve_files(read_page(page_folder() if page is None else page), PAGES)
 
     @asynccontextmanager
@@ -57,9 +58,7 @@ def create_app(
 
     app = Starlette(
         routes=[
-            Route("/api/models", api.list_models),
-            Route("/api/vocabulary", api.vocabulary),
-            Route("/api/next", api.next, methods=["POST"]),
+            *all_routes(desk),
             Route("/{path:path}", files, methods=["GET", "POST"]),
         ],
         exception_handlers={Exception: broken},

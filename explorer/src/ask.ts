@@ -33,16 +33,17 @@ export async function next(
   question: { model: string; prompt: string } | { model: string; ids: readonly number[] },
   signal: AbortSignal,
 ): Promise<Answer> {
-  const response = await asked("/api/next", {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(question),
-    signal,
-  });
+  const response = await post("/api/next", question, signal);
   const bytes = await response.arrayBuffer();
   const size = new DataView(bytes).getUint32(0, true);
   const said = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, size))) as { prompt: Token[] };
   return { prompt: said.prompt, logits: new Float32Array(bytes, 4 + size) };
+}
+
+/** A question with a body; `Refused` if the server says no. */
+export function post(path: string, question: object, signal: AbortSignal): Promise<Response> {
+  const headers = { "content-type": "application/json" };
+  return asked(path, { method: "POST", headers, body: JSON.stringify(question), signal });
 }
 
 async function asked(path: string, init?: RequestInit): Promise<Response> {

@@ -1,0 +1,150 @@
+"""Where questions are taken: the body is read, the model found, the work handed to the worker.
+
+In:  a request. Out: an answer, or a `Refused` that says what was wrong with the question.
+
+An endpoint is a method that reads, works and answers; `answering` turns what it refuses into the
+response that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lmhead.analysis.reading import prompt_ids
+from lmhead.models import LanguageModel
+from lmhead.server.guard import refusal
+from lmhead.server.limits import Limits
+from lmhead.server.work import Busy, Gone, Ticket, Worker
+
+__all__ = ["Desk", "Endpoint", "Refused", "answering"]
+
+_T = TypeVar("_T")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Refused(Exception):  # noqa: N818
+    """A question that cannot be answered, with the answer that says so."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.response = refusal(status, code, message)
+
+
+def answering(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, with what it refuses as a response."""
+
+    @wraps(endpoint)
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Refused as refused:
+            return refused.response
+
+    return answer
+
+
+class Desk:
+    """The models by name, the worker, and how a question is read."""
+
+    def __init__(self, models: Mapping[str, LanguageModel], worker: Worker, limits: Limits) -> None:
+        self.models, self.worker, self.limits = dict(models), worker, limits
+
+    async def read(self, request: Request, known: set[str]) -> dict[str, Any]:
+        """The body: a JSON object with these fields and no others."""
+        return _object(await request.body(), known)
+
+    def model(self, name: object) -> tuple[str, LanguageModel]:
+        """A model given at launch, by its name."""
+        if not isinstance(name, str) or name not in self.models:
+            raise Refused(404, "no_model", "there is no model of that name; see /api/models")
+        return name, self.models[name]
+
+    def prompt(self, asked: Mapping[str, Any], name: str = "prompt") -> str | list[int]:
+        """The text under `name`, or the list under "ids"."""
+        if (name in asked) == ("ids" in asked):
+            raise Refused(400, "wrong_value", f"give {name} or ids, one of them")
+        return self.text(asked, name) if name in asked else self.ids(asked["ids"])
+
+    def text(self, asked: Mapping[str, Any], name: str) -> str:
+        """The text under `name`."""
+        text = asked.get(name)
+        if not isinstance(text, str):
+            raise Refused(400, "wrong_value", f"{name} must be text")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise Refused(400, "wrong_value", f"{name} must be text in UTF-8") from None
+        return text
+
+    def ids(self, ids: object) -> list[int]:
+        """Ids as they came; whether the model has them, `tokens` finds out."""
+        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+            raise Refused(400, "wrong_value", "ids must be a list of whole numbers")
+        if not all(0 <= id < 2**31 for id in ids):
+            raise Refused(400, "wrong_value", "ids must be ids of the model's tokens")
+        return ids
+
+    def tokens(
+        self, model: LanguageModel, prompt: str | list[int], name: str = "prompt"
+    ) -> list[int]:
+        """The prompt as ids of this model, no more than the limit. For the worker's thread."""
+        try:
+            ids = list(prompt_ids(model, prompt, name if isinstance(prompt, str) else "ids"))
+        except (ValueError, TypeError) as error:
+            raise Refused(400, "wrong_value", str(error)) from None
+        if len(ids) > self.limits.prompt_tokens:
+            most = f"at most {self.limits.prompt_tokens:,} tokens"
+            raise Refused(400, "wrong_value", f"{name} must have {most}; got {len(ids):,}")
+        return ids
+
+    async def work(self, request: Request, job: Callable[[Ticket], _T]) -> _T:
+        """The job's result, unless the client leaves first."""
+        job_done = asyncio.ensure_future(self.worker.run(job))
+        client_left = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait({job_done, client_left}, return_when=asyncio.FIRST_COMPLETED)
+            if not job_done.done():
+                raise Gone
+            return job_done.result()
+        except Busy as busy:
+            refused = Refused(429, "busy", str(busy))
+            refused.response.headers["retry-after"] = str(busy.seconds)
+            raise refused from None
+        except TimeoutError:
+            message = f"no answer within {self.limits.seconds:g} s"
+            raise Refused(503, "too_long", message) from None
+        except Gone:
+            raise Refused(499, "gone", "the client has left") from None
+        finally:
+            job_done.cancel()
+            client_left.cancel()
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _object(body: bytes, known: set[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise Refused(400, "wrong_json", "the body must be JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise Refused(400, "wrong_json", "the body must be a JSON object")
+    if unknown := sorted(set(found) - known):
+        names = ", ".join(sorted(known))
+        raise Refused(400, "wrong_value", f"the fields are {names}; got {unknown[0][:40]!r}")
+    return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)

@@ -5,9 +5,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.hpp"
@@ -195,6 +197,70 @@ int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
   return total;
 }
 
+// ids (rows, k), ascending.
+void best(Array<const float, 2> approx, Array<const float, 2> block_max, Array<int64_t, 2> ids,
+          int threads) {
+  const size_t rows = approx.shape(0), vocab = approx.shape(1), k = ids.shape(1);
+  const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
+  require(threads >= 1, "threads must be at least 1");
+  require(has_shape(block_max, rows, blocks), "block_max must be (rows, blocks)");
+  require(ids.shape(0) == rows && k >= 1 && k <= blocks, "ids must be (rows, k), k of the blocks");
+  lmhead::ScreenBounds bounds{};
+  bounds.approx = approx.data(), bounds.block_max = block_max.data();
+  bounds.rows = static_cast<int64_t>(rows), bounds.vocab = static_cast<int64_t>(vocab);
+  const nb::gil_scoped_release release;
+  lmhead::chosen_kernels()->screen->best(bounds, static_cast<int64_t>(k), ids.data(), threads);
+}
+
+// How many words were scored, whether that decided, and whether the bounds held. values and ids (k,).
+template <class T>
+std::tuple<int64_t, bool, bool> decide(
+    Array<const float, 2> approx, Array<const float, 2> block_max, Array<const float, 1> words_e,
+    Array<const float, 1> words_n, Array<const float, 1> block_e, Array<const float, 1> block_n,
+    Array<const double, 1> e, Array<const double, 1> n, Array<const double, 1> base,
+    Array<const T, 2> hidden, Array<const T, 2> weight, Maybe<const double, 1> bias, int64_t most,
+    Array<double, 2> values, Array<int64_t, 2> ids, int threads) {
+  const size_t vocab = approx.shape(1), k = ids.shape(1);
+  const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
+  require(threads >= 1, "threads must be at least 1");
+  require(approx.shape(0) == 1 && has_shape(block_max, 1, blocks), "one row");
+  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(block_e.size() == blocks && block_n.size() == blocks, "one entry per block");
+  require(e.size() == 1 && n.size() == 1 && base.size() == 1, "one state");
+  require(weight.shape(0) == vocab && has_shape(hidden, 1, weight.shape(1)),
+          "hidden must be (1, size), weight (words, size)");
+  require(!bias || bias->size() == vocab, "one bias per word");
+  require(k >= 1 && k <= blocks && has_shape(ids, 1, k) && has_shape(values, 1, k),
+          "values and ids must be (1, k), k of the blocks");
+  const lmhead::ScreenBounds bounds{approx.data(),  block_max.data(), words_e.data(),
+                                    words_n.data(), block_e.data(),   block_n.data(),
+                                    e.data(),       n.data(),         nullptr,
+                                    1,              static_cast<int64_t>(vocab)};
+  const lmhead::ScreenExact exact{hidden.data(),         weight.data(),
+                                  bias ? bias->data() : nullptr, base.data()[0],
+                                  length(weight, 1),     std::is_same_v<T, uint16_t>};
+  const nb::gil_scoped_release release;
+  const auto done = lmhead::chosen_kernels()->screen->decide(
+      bounds, exact, static_cast<int64_t>(k), most, values.data(), ids.data(), threads);
+  return {done.scored, done.decided, done.sound};
+}
+
+// Whether every x[i] lies within base[rows[i]] + values[0, i] ± values[1, i] and roundings of the
+// sum: values as from `refine`. An infinity lies within itself.
+bool within(Array<const double, 2> values, Array<const double, 1> base,
+            Array<const int64_t, 1> rows, Array<const double, 1> x) {
+  const size_t n = x.size();
+  require(has_shape(values, 2, n) && rows.size() == n, "one entry per pair");
+  for (size_t i = 0; i < n; ++i) {
+    require(rows.data()[i] >= 0 && rows.data()[i] < length(base), "rows must be of the states");
+    const double from = base.data()[rows.data()[i]], approx = values.data()[i];
+    const double slack = 0x1p-48 * (std::fabs(x.data()[i]) + std::fabs(from));
+    const bool fits = std::fabs(x.data()[i] - from - approx) <= values.data()[n + i] + slack;
+    if (!fits && x.data()[i] != approx) return false;
+  }
+  return true;
+}
+
 void masses(Array<const float, 2> approx, Array<const float, 1> words_e,
             Array<const float, 1> words_n, Array<const double, 1> e, Array<const double, 1> n,
             Array<const float, 1> top, Array<const double, 1> factors, Array<double, 2> lower,
@@ -238,6 +304,17 @@ void bind_screen(nb::module_& m) {
   m.def("screen_select", &choose, tensor("approx"), tensor("block_max"), tensor("words_e"),
         tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
         tensor("limits"), tensor("counts"), tensor("ids"), arg("threads"));
+  m.def("screen_best", &best, tensor("approx"), tensor("block_max"), tensor("ids"),
+        arg("threads"));
+  const auto bind_decide = [&m](const char* name, auto function) {
+    m.def(name, function, tensor("approx"), tensor("block_max"), tensor("words_e"),
+          tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
+          tensor("base"), tensor("hidden"), tensor("weight"), maybe("bias"), arg("most"),
+          tensor("values"), tensor("ids"), arg("threads"));
+  };
+  bind_decide("screen_decide_f32", &decide<float>);
+  bind_decide("screen_decide_bf16", &decide<uint16_t>);
+  m.def("screen_within", &within, tensor("values"), tensor("base"), tensor("rows"), tensor("x"));
   m.def("screen_masses", &masses, tensor("approx"), tensor("words_e"), tensor("words_n"),
         tensor("e"), tensor("n"), tensor("top"), tensor("factors"), tensor("lower"),
         tensor("upper"), arg("threads"));

@@ -9,6 +9,7 @@
 
 #include "parallel.hpp"
 #include "screen_codes.hpp"
+#include "screen_decide.hpp"
 #include "screen_masses.hpp"
 #include "screen_prepare.hpp"
 
@@ -205,6 +206,27 @@ void fill(const ScreenBounds& bounds, const int32_t* counts, const int64_t* star
   });
 }
 
+lmhead::ScreenDecided decide_one(const ScreenBounds& bounds, const lmhead::ScreenExact& exact,
+                                 int64_t k, int64_t most, double* values, int64_t* ids,
+                                 int threads) {
+  return decide(bounds, exact, k, most, values, ids, threads, [&](double limit) {
+    ScreenBounds with = bounds;
+    with.limits = &limit;
+    const int64_t blocks = screen_blocks(bounds.vocab);
+    std::vector<int32_t> counts(static_cast<size_t>(blocks));
+    count(with, counts.data(), threads);
+    std::vector<int64_t> starts(static_cast<size_t>(blocks));
+    int64_t total = 0;
+    for (int64_t i = 0; i < blocks; ++i) {
+      starts[static_cast<size_t>(i)] = total;
+      total += counts[static_cast<size_t>(i)];
+    }
+    std::vector<int64_t> words(static_cast<size_t>(total));
+    fill(with, counts.data(), starts.data(), words.data(), threads);
+    return words;
+  });
+}
+
 }  // namespace
 }  // namespace LMHEAD_ISA
 
@@ -217,6 +239,8 @@ const ScreenKernels LMHEAD_SCREEN = {
     LMHEAD_ISA::refine,
     LMHEAD_ISA::count,
     LMHEAD_ISA::fill,
+    LMHEAD_ISA::best,
+    LMHEAD_ISA::decide_one,
     LMHEAD_ISA::masses,
 };
 

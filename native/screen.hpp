@@ -74,6 +74,23 @@ struct ScreenBounds {
   int64_t rows, vocab;
 };
 
+// One hidden state and the stored weight, float32 or bits of bfloat16. A value is hidden · weight +
+// bias in float64.
+struct ScreenExact {
+  const void* hidden;   // (size,)
+  const void* weight;   // (vocab, size)
+  const double* bias;   // (vocab,) or null
+  double base;          // what approx lacks
+  int64_t size;
+  bool half;
+};
+
+struct ScreenDecided {
+  int64_t scored;  // words
+  bool decided;
+  bool sound;      // whether every exact value lay within its bounds
+};
+
 struct ScreenKernels {
   // From hidden states (rows, size).
   void (*prepare)(const ScreenBasis& basis, const double* hidden, int64_t rows,
@@ -98,9 +115,18 @@ struct ScreenKernels {
   void (*fill)(const ScreenBounds& bounds, const int32_t* counts, const int64_t* starts,
                int64_t* ids, int threads);
 
+  // Some k words of each row with the largest approx, ids ascending: (rows, k). k is at most the
+  // number of blocks.
+  void (*best)(const ScreenBounds& bounds, int64_t k, int64_t* ids, int threads);
+
+  // The k best words of one row, best first, the lowest id among equals. Undecided where more than
+  // `most` words are left, or a masked one is among the best. The bounds' limits are not used.
+  ScreenDecided (*decide)(const ScreenBounds& bounds, const ScreenExact& exact, int64_t k,
+                          int64_t most, double* values, int64_t* ids, int threads);
+
   // Σ exp(factor · (x_v - top)) over the words that are not masked, for every x_v within its bounds:
   // at least `lower` and at most `upper`, (rows, count). Of the bounds approx, words_e, words_n, e
-  // and n are used; `top` (rows,) is finite, factors are above 0.
+  // and n are used; `top` (rows,) is finite and no less than approx, factors are above 0.
   void (*masses)(const ScreenBounds& bounds, const float* top, const double* factors, int count,
                  double* lower, double* upper, int threads);
 };

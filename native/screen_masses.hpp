@@ -19,9 +19,12 @@ constexpr int64_t kMassPiece = 1 << 13;
 constexpr int64_t kTogether = 8 * kLanes;
 // More than the roundings of an exponent, relative to its parts: it is moved outwards by that.
 constexpr float kOutwards = 0x1p-19f;
-// More than the errors of exp and of a sum of eight in float32, relative to it; and what exp sets to
-// 0 at most.
-constexpr double kSumError = 0x1p-19, kLost = 1.3e-38;
+// More than the errors of exp, of what it is multiplied by and of a sum of eight in float32,
+// relative to it; and what exp sets to 0 at most, times that.
+constexpr double kSumError = 0x1p-19, kLost = 2.2e-38;
+// Up to kSeries, exp(x) <= 1 + x + x^2 / 2 + kThird x^3, since the rest by x^3 grows with x, and
+// exp(-x) >= 1 - x + x^2 / 2 - x^3 / 6 + kFourth x^4, since the rest by x^4 falls.
+constexpr float kSeries = 0.5f, kThird = 0.18978f, kFourth = 0.0378f;
 
 struct MassBounds {
   double lower[lmhead::kMassFactors] = {}, upper[lmhead::kMassFactors] = {};
@@ -39,14 +42,24 @@ MassBounds masses_of(const lmhead::ScreenBounds& bounds, const float* approx, fl
       const vf a = full ? load(approx + i) : load(approx + i, here, -__builtin_inff());
       const vf words_e = full ? load(bounds.words_e + i) : load(bounds.words_e + i, here, 0.0f);
       const vf words_n = full ? load(bounds.words_n + i) : load(bounds.words_n + i, here, 0.0f);
-      const vf off = a - top;
-      const vf radius = (words_e * e + words_n * n) * (1.0f + kOutwards) +
-                        (abs(a) + abs(off)) * kOutwards + 0x1p-100f;
       const vi masked = a == -__builtin_inff();
+      const vf off = a - top;
+      const vf radius = masked ? vf{}
+                               : (words_e * e + words_n * n) * (1.0f + kOutwards) +
+                                     (abs(a) + abs(off)) * kOutwards + 0x1p-100f;
       for (int f = 0; f < count; ++f) {
         const float factor = static_cast<float>(factors[f]);
-        lower[f] += masked ? vf{} : exp((off - radius) * factor);
-        upper[f] += masked ? vf{} : exp((off + radius) * factor);
+        const vf x = radius * factor;
+        if (any(x > kSeries)) {
+          lower[f] += masked ? vf{} : exp((off - radius) * factor);
+          upper[f] += masked ? vf{} : exp((off + radius) * factor);
+          continue;
+        }
+        // exp(-x) and exp(x) by their series, which bound them: one exp serves both.
+        const vf middle = masked ? vf{} : exp_down(off * factor), square = x * x;
+        const vf even = 1.0f + 0.5f * square, cube = square * x;
+        lower[f] += middle * ((even - x) + cube * (kFourth * x - 1.0f / 6.0f));
+        upper[f] += middle * ((even + x) + cube * kThird);
       }
     }
     for (int f = 0; f < count; ++f) {

@@ -67,21 +67,35 @@ inline float sum(vf v) {
   return total;
 }
 
-// exp(x) to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, exp(r) by a polynomial, times 2^n.
-// Below -87.3 the result is 0 (no denormals), above 88.7 it is inf. NaN stays NaN.
-inline vf exp(vf x) {
-  const vf clamped = x < -87.336f ? splat(-87.336f) : (x > 88.73f ? splat(88.73f) : x);
+// exp(r) of exp(x) = 2^n exp(r), |r| <= ln 2 / 2, to about 1 ulp. For -87.34 <= x <= 88.73.
+inline vf exp_rest(vf x, vf& n) {
   // Adding and subtracting 1.5 · 2^23 rounds to the nearest whole number.
   const vf magic = splat(12582912.0f);
-  const vf n = (clamped * 1.44269504f + magic) - magic;
-  const vf r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  n = (x * 1.44269504f + magic) - magic;
+  const vf r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
   vf p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  return p * (r * r) + r + 1.0f;
+}
+
+// exp(x) to about 1 ulp for x <= 0. Below -87.3 the result is 0. NaN stays NaN.
+inline vf exp_down(vf x) {
+  vf n, power;
+  const vf p = exp_rest(x < -87.336f ? splat(-87.336f) : x, n);
+  const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
+  std::memcpy(&power, &exponent, sizeof power);
+  return x < -87.336f ? splat(0.0f) : p * power;
+}
+
+// exp(x) to about 1 ulp. Below -87.3 the result is 0 (no denormals), above 88.7 it is inf. NaN stays
+// NaN.
+inline vf exp(vf x) {
+  vf n;
+  vf p = exp_rest(x < -87.336f ? splat(-87.336f) : (x > 88.73f ? splat(88.73f) : x), n);
   // 2^n in two steps, since n reaches 128.
   const vi whole = __builtin_convertvector(n, vi);
   const vi half = whole >> 1;

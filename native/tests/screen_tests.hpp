@@ -1,7 +1,11 @@
 // Certified decode against its slow twins: products of whole numbers, nibbles, selection.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "cases.hpp"
 #include "screen.hpp"
@@ -224,6 +228,61 @@ inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place plac
   }
 }
 
+// The best words in one call are those of all exact values; a state that does not belong to the
+// bounds is noticed.
+inline void run_decide(const Kernels& k, int64_t vocab, int64_t words, Place place, Tally& tally) {
+  tally.begin(label(k, "screen decide", {vocab, words}, "", place));
+  Random random(static_cast<uint32_t>(vocab + words));
+  const int64_t width = 37, blocks = lmhead::screen_blocks(vocab);
+  const auto some = [&](size_t) { return random.uniform(-1.0, 1.0); };
+  const auto n_words = static_cast<size_t>(vocab), n_best = static_cast<size_t>(words);
+  const Buffer<float> hidden(static_cast<size_t>(width), place, some);
+  const Buffer<float> weight(n_words * static_cast<size_t>(width), place, some);
+  const Buffer<double> bias(n_words, place, some);
+  const double base = 0.5, zero = 0.0, one = 1.0;
+  std::vector<std::pair<double, int64_t>> all;
+  for (size_t v = 0; v < n_words; ++v) {
+    double x = 0.0;
+    for (size_t i = 0; i < static_cast<size_t>(width); ++i)
+      x += static_cast<double>(hidden[i]) * weight[v * static_cast<size_t>(width) + i];
+    all.emplace_back(x + bias[v], -static_cast<int64_t>(v));
+  }
+  const Buffer<float> approx(n_words, place, [&](size_t v) {
+    return static_cast<float>(all[v].first - base + random.uniform(-0.09, 0.09));
+  });
+  const Buffer<float> off(n_words, place, [](size_t) { return 0.1f; });
+  const Buffer<float> block_off(static_cast<size_t>(blocks), place, [](size_t) { return 0.1f; });
+  const Buffer<float> top(static_cast<size_t>(blocks), place, [&](size_t block) {
+    const size_t first = block * lmhead::kScreenBlock;
+    const size_t last = std::min(n_words, first + lmhead::kScreenBlock);
+    return *std::max_element(approx.data() + first, approx.data() + last);
+  });
+  const ScreenBounds bounds{approx.data(),    top.data(), off.data(), off.data(), block_off.data(),
+                            block_off.data(), &one,       &zero,      nullptr,    1, vocab};
+  lmhead::ScreenExact exact{hidden.data(), weight.data(), bias.data(), base, width, false};
+  std::sort(all.begin(), all.end(), std::greater<>());
+  for (int threads : kThreads) {
+    const Buffer<double> values(n_best, place);
+    const Buffer<int64_t> ids(n_best, place);
+    const auto decide = [&](int64_t most) {
+      return k.screen->decide(bounds, exact, words, most, values.data(), ids.data(), threads);
+    };
+    const auto done = decide(vocab);
+    tally.expect(done.decided && done.sound && done.scored >= words, "the bounds do not decide");
+    tally.expect(values.intact() && ids.intact(), "decide wrote outside a buffer");
+    for (size_t i = 0; i < n_best; ++i)
+      tally.expect(ids[i] == -all[i].second && std::abs(values[i] - all[i].first) < 1e-12,
+                   "another word than the best");
+    const auto few = decide(words - 1);
+    tally.expect(!few.decided && few.sound, "more words than allowed were scored");
+  }
+  exact.base = 3.0;
+  const Buffer<double> values(n_best, place);
+  const Buffer<int64_t> ids(n_best, place);
+  tally.expect(!k.screen->decide(bounds, exact, words, vocab, values.data(), ids.data(), 1).sound,
+               "a value outside its bounds was not noticed");
+}
+
 // A prepared state stands for the state: its whole numbers are those of a naive rotation.
 inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_t>& sizes,
                         int64_t leading, Place place, Tally& tally) {
@@ -302,6 +361,7 @@ inline void run(const Kernels& k, Tally& tally) {
     for (int64_t vocab : {1, 255, 257, 1000})
       for (int64_t rows : {1, 5}) {
         run_selection(k, vocab, rows, place, tally);
+        run_decide(k, vocab, std::min<int64_t>(rows, lmhead::screen_blocks(vocab)), place, tally);
         run_masses(k, rows, vocab + 8192, place, tally);
         run_masses(k, rows, vocab, place, tally);
       }

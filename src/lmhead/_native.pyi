@@ -150,6 +150,44 @@ def screen_refine(
     values: Tensor,
     threads: int,
 ) -> None: ...
+def screen_best(approx: Tensor, block_max: Tensor, ids: Tensor, threads: int) -> None: ...
+def screen_decide_f32(
+    approx: Tensor,
+    block_max: Tensor,
+    words_e: Tensor,
+    words_n: Tensor,
+    block_e: Tensor,
+    block_n: Tensor,
+    e: Tensor,
+    n: Tensor,
+    base: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    most: int,
+    values: Tensor,
+    ids: Tensor,
+    threads: int,
+) -> tuple[int, bool, bool]: ...
+def screen_decide_bf16(
+    approx: Tensor,
+    block_max: Tensor,
+    words_e: Tensor,
+    words_n: Tensor,
+    block_e: Tensor,
+    block_n: Tensor,
+    e: Tensor,
+    n: Tensor,
+    base: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    most: int,
+    values: Tensor,
+    ids: Tensor,
+    threads: int,
+) -> tuple[int, bool, bool]: ...
+def screen_within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool: ...
 def screen_masses(
     approx: Tensor,
     words_e: Tensor,

@@ -6,6 +6,7 @@ Every cut works on the distribution that the stage before it left, and leaves a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -105,6 +106,16 @@ class TopP(_WithFloor):
             return few
         least = few.z.masked_fill(few.z == -math.inf, math.inf).amin(1)
         return self._above(whole, least / whole.beta)
+
+    def count(self, z: Sequence[float], total: float, call: Call) -> int:
+        """How many words of one row stay, given its best ones and the log of the mass of all."""
+        p = float(per_row(self.name, self.p, call)[0])
+        before = 0.0
+        for place, x in enumerate(z):
+            if before >= p and p < 1 and place >= self.min_tokens_to_keep:
+                return place
+            before += math.exp(x - total)
+        return len(z)
 
     def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
         """Where the mass before a word is below p; all of it is never reached."""

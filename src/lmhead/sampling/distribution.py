@@ -67,10 +67,10 @@ class Few:
     def keep(self, mask: Tensor) -> Few:
         """The words of a mask (B, K), in the same order."""
         mask = mask & (self.z > -math.inf)
-        width = rows.widest(mask.sum(1))
+        counts = mask.sum(1)
+        width = rows.widest(counts)
         z = self.z.masked_fill(~mask, -math.inf)
-        first = mask[:, :width]
-        if len(mask) == 1 and bool(first.all()):  # the best words, and no other
+        if _are_first(mask[:, :width], counts):
             return Few(self.ids[:, :width], z[:, :width])
         # Words that stay come first, in their order: a stable sort of the mask.
         order = (~mask).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
@@ -224,6 +224,13 @@ class Whole:
 _ROUNDING = 1e-9
 # Of the band that is tried first, in units of the logits: e^-6 of the best word and more.
 _NEAR = 6.0
+
+
+def _are_first(mask: Tensor, counts: Tensor) -> bool:
+    """Whether those of a mask (B, K), so many in each row, come before all others."""
+    if len(mask) == 1:
+        return bool(mask.all())
+    return torch.equal(mask, torch.arange(mask.shape[1], device=mask.device) < counts[:, None])
 
 
 def _deviation(n: Tensor, shift: Tensor, square: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from lmhead.sampling.run import active, run
-from lmhead.sampling.sampled import Sampled
 from lmhead.sampling.sampler import Sampler
 from lmhead.sampling.stage import Call
 from lmhead.screen.answers import Certificate, Interval, ScreenedSample
 from lmhead.screen.candidates import Candidates
-from lmhead.screen.sample import Row
+from lmhead.screen.masses import Range
+from lmhead.screen.sample import Draw, Row
 from lmhead.screen.states import usable
 from lmhead.sweep import Questions, Source, row_answers
 
@@ -35,7 +35,7 @@ def sample_rows(
             part = source if len(some) == source.rows else source.select(some)
             bias = screened.bias64(source.bias)
             batch.screen(Candidates(screened.copy, part, bias), some)
-    batch.dense(batch.fell.nonzero()[:, 0])
+    batch.dense()
     return batch.answer(exact=exact)
 
 
@@ -44,56 +44,60 @@ class _Batch:
 
     def __init__(self, source: Source, sampler: Sampler, call: Call) -> None:
         self.source, self.sampler, self.call = source, sampler, call
-        self.greedy = sampler.greedy_rows(call)
-        n = source.rows
-        self.token = torch.zeros(n, dtype=torch.int64)
-        self.log_prob = torch.zeros(2, n, dtype=torch.float64)
-        self.lse = torch.zeros(2, n, dtype=torch.float64)  # of the model's own distribution
-        self.rescored = torch.full((n,), source.vocab)
-        self.fell = torch.ones(n, dtype=torch.bool)
+        self.greedy = sampler.greedy_rows(call).tolist()
+        self.draws: list[Draw | None] = [None] * source.rows
+        self.fell = [True] * source.rows
         self.read = 0
 
     def screen(self, found: Candidates, rows: Tensor) -> None:
         """Rows of one pass over the copy."""
-        self.read += found.bytes_read
+        alone = found.rows == len(self.draws) == 1
+        self.read += 0 if alone else found.bytes_read
         for i, row in enumerate(rows.tolist()):
-            greedy = bool(self.greedy[row])
-            one = found.row(i)
-            stages = active(self.sampler.stages, greedy=greedy)
-            draw = Row(one, stages, self.call.select(torch.tensor([row])), greedy).draw()
+            one = found if alone else found.row(i)
+            call = self.call if alone else self.call.select(torch.tensor([row]))
+            stages = active(self.sampler.stages, greedy=self.greedy[row])
+            self.draws[row] = draw = Row(one, stages, call, self.greedy[row]).draw()
+            self.fell[row] = draw is None
             self.read += one.bytes_read
-            if draw is None:
-                continue
-            self.token[row], self.fell[row] = draw.token, False
-            self.log_prob[:, row] = torch.tensor(draw.log_prob, dtype=torch.float64)
-            self.lse[:, row] = torch.tensor(draw.lse, dtype=torch.float64)
-            self.rescored[row] = draw.rescored
 
-    def dense(self, rows: Tensor) -> None:
+    def dense(self) -> None:
         """Rows that the bounds did not decide: float64 logits of all words, one row at a time."""
-        for row in rows.tolist():
-            sampled, self.lse[:, row] = self._by_all_words(row)
-            self.token[row], self.log_prob[:, row] = sampled.token[0], sampled.log_prob[0]
-            self.read += self.source.weights[0].nbytes
+        for row, draw in enumerate(self.draws):
+            if draw is None:
+                self.draws[row] = self._by_all_words(row)
+                self.read += self.source.weights[0].nbytes
 
-    def _by_all_words(self, row: int) -> tuple[Sampled, Tensor]:
-        """What the sampler gives for the float64 logits of a row, and the log of their mass."""
+    def _by_all_words(self, row: int) -> Draw:
+        """What the sampler gives for the float64 logits of a row."""
         every = torch.arange(self.source.vocab)
         z = self.source.pairs(torch.full_like(every, row), every, max_bytes=_MAX_BYTES)
         one = torch.tensor([row])
-        sampled = run(z[None], self.sampler.stages, self.call.select(one), self.greedy[one])
-        return sampled, z.logsumexp(0)
+        greedy = torch.tensor([self.greedy[row]])
+        sampled = run(z[None], self.sampler.stages, self.call.select(one), greedy)
+        token, log_prob, lse = int(sampled.token), float(sampled.log_prob), float(z.logsumexp(0))
+        return Draw(token, float(z[token]), (log_prob,) * 2, (lse,) * 2, len(z))
 
     def answer(self, *, exact: bool) -> ScreenedSample:
         """The tokens, with intervals for their log-probabilities, or exact ones."""
-        rows = torch.arange(self.source.rows)
+        draws = [draw for draw in self.draws if draw is not None]
+        assert len(draws) == len(self.draws)
+        log_prob = _ends([draw.log_prob for draw in draws])
+        lse = _ends([draw.lse for draw in draws])
         if exact:
             answers, _ = row_answers(Questions(self.source))
             assert answers.lse is not None
-            self.lse = answers.lse.expand(2, -1)
-            for row in (self.log_prob[0] != self.log_prob[1]).nonzero()[:, 0].tolist():
-                self.log_prob[:, row] = self._by_all_words(row)[0].log_prob[0]
-        z = self.source.pairs(rows, self.token, max_bytes=_MAX_BYTES)
-        raw = Interval((z - self.lse[1]).clamp(max=0.0), (z - self.lse[0]).clamp(max=0.0))
-        certificate = Certificate(self.rescored, self.fell, self.read)
-        return ScreenedSample(self.token, Interval(*self.log_prob), raw, certificate)
+            lse = answers.lse.expand(2, -1)
+            for row in (log_prob[0] != log_prob[1]).nonzero()[:, 0].tolist():
+                log_prob[:, row] = self._by_all_words(row).log_prob[0]
+        z = torch.tensor([draw.z for draw in draws], dtype=torch.float64)
+        raw = Interval((z - lse[1]).clamp(max=0.0), (z - lse[0]).clamp(max=0.0))
+        rescored = torch.tensor([draw.rescored for draw in draws], dtype=torch.int64)
+        certificate = Certificate(rescored, torch.tensor(self.fell, dtype=torch.bool), self.read)
+        token = torch.tensor([draw.token for draw in draws], dtype=torch.int64)
+        return ScreenedSample(token, Interval(*log_prob), raw, certificate)
+
+
+def _ends(ranges: list[Range]) -> Tensor:
+    """Least and largest numbers, (2, N)."""
+    return torch.tensor(ranges, dtype=torch.float64).view(-1, 2).T

@@ -88,7 +88,7 @@ class Candidates:
 
     def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
         """`source` has B rows, all usable, and one weight; `bias` is its bias in float64."""
-        self.copy, self.source = copy, source
+        self.copy, self.source, self.bias = copy, source, bias
         self.pointwise: Pointwise = source.pointwise
         self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())
         self.states = States.of(copy, source.hiddens[0])
@@ -98,7 +98,7 @@ class Candidates:
     def row(self, index: int) -> Candidates:
         """What is known of one hidden state; nothing is read again."""
         one = Candidates.__new__(Candidates)
-        one.copy, one.pointwise = self.copy, self.pointwise
+        one.copy, one.pointwise, one.bias = self.copy, self.pointwise, self.bias
         some = torch.tensor([index])
         one.source, one._linear = self.source.select(some), self._linear.select(some)
         one.states = self.states.row(index)
@@ -125,6 +125,11 @@ class Candidates:
         return approx, radius * (1 + 2.0**-20) + size * 2.0**-20 + 2.0**-100
 
     @property
+    def top(self) -> Tensor:
+        """The largest of approx, (B,)."""
+        return self._top.amax(1)
+
+    @property
     def rows(self) -> int:
         """B."""
         return len(self.approx)
@@ -135,16 +140,21 @@ class Candidates:
             ids = self._top.argmax(1, keepdim=True) * BLOCK + torch.arange(BLOCK)
             place = self.approx.gather(1, ids.clamp_(max=self.copy.vocab - 1)).argmax(1)
             return Pairs(torch.ones_like(place), ids.gather(1, place[:, None])[:, 0])
-        if k > self._top.shape[1]:
-            ids = self.approx.topk(k, dim=1).indices.sort(dim=1).values
-            return Pairs(torch.full((self.rows,), k), ids.reshape(-1))
-        # At least k words reach the k-th largest of the blocks' maxima.
-        limits_ = self._top.topk(k, dim=1).values[:, -1].double()
-        zero = torch.zeros_like(limits_)
-        pairs = Pairs(*kernels.select(self.copy, self.approx, self._top, zero, zero, limits_))
-        if len(pairs.ids) > k * self.rows:
-            pairs = pairs.best(self.approx[pairs.rows, pairs.ids], k)
-        return pairs
+        ids = kernels.best(self.approx, self._top, k)
+        return Pairs(torch.full((self.rows,), k), ids.view(-1))
+
+    def at_once(self, k: int, most: int) -> kernels.Decided | None:
+        """The k best words where one call into the core finds them: see `kernels.decide`."""
+        source, states = self.source, self.states
+        if self.rows > 1 or self.copy.low is not None or not self.pointwise.is_identity:
+            return None
+        done = kernels.decide(
+            self.copy, states, self.approx, self._top, source.hiddens[0], source.weights[0],
+            self.bias, k, most,
+        )  # fmt: skip
+        if done is not None:
+            self.bytes_read += self.copy.n.nbytes * 2 + done.scored * source.weights[0][0].nbytes
+        return done
 
     def exact(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Float64 linear values and logits of some words, (M,) each, from the stored weight."""
@@ -167,10 +177,17 @@ class Candidates:
 
     def refined(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """What approx is with all eight bits, and how far it may be off: (M,) in float64 each."""
+        values = self._refined(pairs)
+        return values[0], values[1]
+
+    def holds(self, pairs: Pairs, x: Tensor) -> bool:
+        """Whether float64 linear values (M,) lie within their bounds."""
+        return kernels.within(self._refined(pairs), self.states.base, pairs.rows, x)
+
+    def _refined(self, pairs: Pairs) -> Tensor:
         if self.copy.low is not None:
             self.bytes_read += len(pairs.ids) * self.copy.low.shape[1]
-        values = kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)
-        return values[0], values[1]
+        return kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of all logits, (B, V) in float32, rounded outwards."""

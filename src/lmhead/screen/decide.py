@@ -29,6 +29,13 @@ class Found(NamedTuple):
 def decide(found: Candidates, k: int) -> Found:
     """The k best words of each row, for the rows that the bounds decide."""
     rows, vocab = found.rows, found.copy.vocab
+    most = max(256, 4 * k, vocab // 8)
+    if (one := found.at_once(k, most)) is not None:
+        _check_sound(one.sound)
+        decided = torch.tensor([one.decided])
+        some = slice(None) if one.decided else slice(0)
+        scored = torch.tensor([one.scored])
+        return Found(decided, one.values[some], one.ids[some], scored, found.bytes_read)
     pivots = found.best(k)
     x, z = found.exact(pivots)
     least = z.view(rows, k).amin(1)
@@ -38,13 +45,13 @@ def decide(found: Candidates, k: int) -> Found:
     if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
         pairs, limit, pivots, x, z = _second_pass(found, pairs, limit, k)
     # Where masked words come among the best k, nothing can be passed over.
-    few = pairs.counts <= max(256, 4 * k, vocab // 8)
+    few = pairs.counts <= most
     decided = few & (pairs.counts >= k) & (least > -math.inf)
     if not bool(decided.all()):
         pairs = pairs.keep(decided[pairs.rows])
     if not (bool(decided.all()) and torch.equal(pairs.ids, pivots.ids)):
         x, z = found.exact(pairs)
-    _check_bounds(found, pairs, x)
+    _check_sound(found.holds(pairs, x))
     rescored = pairs.counts
     if first is not pivots:
         again = torch.isin(first.rows * vocab + first.ids, pairs.rows * vocab + pairs.ids)
@@ -67,15 +74,11 @@ def _second_pass(
     return kept, limit, pivots, x, z
 
 
-def _check_bounds(found: Candidates, pairs: Pairs, x: Tensor) -> None:
+def _check_sound(sound: bool) -> None:
     """Every word that was scored exactly must lie within its bounds: a guard against a copy of
     another weight.
     """
-    approx, radius = found.refined(pairs)
-    base = found.states.base[pairs.rows]
-    slack = 2.0**-48 * (x.abs() + base.abs())
-    off = ~((x - base - approx).abs() <= radius + slack) & (x != approx)
-    if bool(off.any()):
+    if not sound:
         raise RuntimeError(
             "a logit lies outside its bounds: the copy does not belong to the weight as it is now; "
             "make another ScreenedHead"

@@ -7,6 +7,7 @@ partial sum fits into 32 bits, here because float64 holds them all.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,7 +143,87 @@ def _select(
     return torch.tensor(counts), torch.cat(found)
 
 
-def masses(copy: Copy, approx: Tensor, states: States, factors: Tensor) -> tuple[Tensor, Tensor]:
+def best(approx: Tensor, top: Tensor, k: int) -> Tensor:
+    """Some k words of each row with the largest approx, ids ascending: (B, V) gives (B, k).
+
+    Args:
+        approx: (B, V) float32.
+        top: (B, blocks), the largest of each block.
+        k: at least 1.
+    """
+    if native.core is None or k > top.shape[1]:
+        return approx.topk(k, dim=1).indices.sort(dim=1).values
+    ids = torch.empty(len(approx), k, dtype=torch.int64)
+    native.core.screen_best(approx, top, ids, native.threads() if len(approx) > 1 else 1)
+    return ids
+
+
+class Decided(NamedTuple):
+    """The best words of one row.
+
+    Attributes:
+        values: (1, k) in float64, best first; meaningless unless decided.
+        ids: (1, k), the lowest first among equals.
+        scored: how many words were scored exactly.
+        decided: whether the bounds decide.
+        sound: whether every exact value lay within its bounds.
+    """
+
+    values: Tensor
+    ids: Tensor
+    scored: int
+    decided: bool
+    sound: bool
+
+
+def decide(
+    copy: Copy, states: States, approx: Tensor, top: Tensor, hidden: Tensor, weight: Tensor,
+    bias: Tensor | None, k: int, most: int,
+) -> Decided | None:  # fmt: skip
+    """The k best of the words of one row, from bounds to exact values in one call.
+
+    Args:
+        copy: of the first pass alone, with all of its bits.
+        states: one hidden state.
+        approx: (1, V).
+        top: (1, blocks), the largest of each block.
+        hidden: (1, D).
+        weight: (V, D).
+        bias: (V,) in float64 or None.
+        k: at least 1.
+        most: words that may be scored.
+
+    Returns:
+        None if the core cannot do it; the steps one by one do the same.
+    """
+    core = native.for_pairs(hidden, weight)
+    if core is None or k > top.shape[1]:
+        return None
+    values, ids = torch.empty(1, k, dtype=torch.float64), torch.empty(1, k, dtype=torch.int64)
+    call = core.screen_decide_f32 if hidden.dtype == torch.float32 else core.screen_decide_bf16
+    given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, states.e, states.n)
+    exact = (states.base, native.bits(hidden), native.bits(weight), bias)
+    scored, decided, sound = call(*given, *exact, most, values, ids, native.threads())
+    return Decided(values, ids, scored, decided, sound)
+
+
+def within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool:
+    """Whether each x lies where `refine` has it, the base of its row added, roundings aside.
+
+    Shapes: values (2, M), base (B,), rows (M,), x (M,), in float64.
+    """
+    if native.core is not None:
+        return bool(native.core.screen_within(values, base, rows, x))
+    approx, radius = values
+    base = base[rows]
+    slack = 2.0**-48 * (x.abs() + base.abs())
+    off = ~((x - base - approx).abs() <= radius + slack) & (x != approx)
+    return not bool(off.any())
+
+
+def masses(
+    copy: Copy, approx: Tensor, top: Tensor, states: States, factors: Tensor
+) -> tuple[Tensor, Tensor]:
     """Bounds of log Σ exp(factor · x) over the words of one row that are not masked.
 
     Every x lies in approx ± (e · e_v + n · n_v + |approx| · SLACK + FLOOR).
@@ -150,13 +231,13 @@ def masses(copy: Copy, approx: Tensor, states: States, factors: Tensor) -> tuple
     Args:
         copy: gives e_v of the first pass and n_v.
         approx: (1, V) float32.
+        top: (1,), the largest of approx before some were masked, or more.
         states: e and n of one hidden state.
         factors: (M,) float64, above 0.
 
     Returns:
-        (M,) and (M,); -inf where all words are masked.
+        (M,) and (M,); where all words are masked the first is -inf.
     """
-    top = approx.amax(1)
     if float(top) == -math.inf:
         none = torch.full_like(factors, -math.inf)
         return none, none

@@ -39,7 +39,7 @@ def log_masses(found: Candidates, without: Tensor, betas: Sequence[float]) -> li
     left_out = approx[:, without]
     try:  # for a moment, these words are masked
         approx[:, without] = -math.inf
-        ends = list(kernels.masses(found.copy, approx, found.states, factors))
+        ends = list(kernels.masses(found.copy, approx, found.top, found.states, factors))
     finally:
         approx[:, without] = left_out
     if parts:

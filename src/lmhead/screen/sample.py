@@ -45,12 +45,14 @@ class Draw:
 
     Attributes:
         token: the id.
+        z: its logit, before any stage.
         log_prob: least and largest, in the distribution that it was drawn from.
         lse: least and largest log of the mass of all words, before any stage.
         rescored: how many words were scored exactly.
     """
 
     token: int
+    z: float
     log_prob: Range
     lse: Range
     rescored: int
@@ -189,31 +191,52 @@ class Row:
         # One pass over the bounds serves the cut and the model's own distribution.
         by_mass = not self.greedy and not isinstance(chain[0], _BY_PLACE)
         others = self._others(known.ids, [1.0, beta] if by_mass else [1.0])
-        lse = _plus(float(known.raw.logsumexp(0)), others[0])
+        lse = _plus(_log_sum(known.raw), others[0])
         if self.greedy:
-            return Draw(int(best.ids[0, 0]), (0.0, 0.0), lse, len(self.scored))
+            return self._drawn(int(best.ids[0, 0]), known, (0.0, 0.0), lse)
         scaled = best.scaled(torch.tensor([beta], dtype=torch.float64))
-        masses = (math.nan, math.nan)
+        masses: tuple[float, ...] = (math.nan,)
         if by_mass:
-            mine = float(torch.cat([scaled.z[0], beta * known.low]).logsumexp(0))
-            masses = _plus(mine, others[1])
-        draws = []
-        for mass in masses:
-            words: Distribution = Top(
-                scaled.ids, scaled.z, torch.tensor([mass], dtype=torch.float64)
-            )
-            for number, stage in enumerate(chain):
-                words = stage(words, self.call)
-                open_end = number == 0 and not everything and isinstance(stage, Cut)
-                if open_end and not isinstance(stage, _BY_PLACE) and words.n >= scaled.n:
-                    return None  # it might keep words beyond those that were scored
-            token, z = choose(words, self.call, greedy=False)
-            draws.append((int(token), float(z - words.lse)))
-        (first, low), (second, high) = draws
-        if first != second:
+            low = beta * known.low if len(known.low) else known.low
+            masses = _plus(_log_add(_log_sum(scaled.z), _log_sum(low)), others[1])
+        done = self._cut(scaled, masses, chain, everything=everything)
+        if done is None:
             return None
-        bounds = sorted((min(low, 0.0), min(high, 0.0)))
-        return Draw(first, (bounds[0], bounds[1]), lse, len(self.scored))
+        token, z = choose(*done, greedy=False)
+        tokens, log_probs = token.tolist(), (z - done[0].lse).clamp(max=0.0).tolist()
+        if tokens[0] != tokens[-1]:
+            return None
+        return self._drawn(tokens[0], known, (min(log_probs), max(log_probs)), lse)
+
+    def _drawn(self, token: int, known: _Known, log_prob: Range, lse: Range) -> Draw:
+        z = float(known.raw[known.ids.tolist().index(token)])
+        return Draw(token, z, log_prob, lse, len(self.scored))
+
+    def _cut(
+        self, words: Few, masses: Sequence[float], chain: list[Stage], *, everything: bool
+    ) -> tuple[Distribution, Call] | None:
+        """What the chain leaves of the best words, one row for each mass that all may have.
+
+        None where it might keep words beyond these; `everything` says that there are none.
+        """
+        first, n = chain[0], words.ids.shape[1]
+        if len(chain) == 1 and isinstance(first, TopP):
+            z = words.z[0].tolist()
+            counts = [first.count(z, mass, self.call) for mass in masses]
+            if counts[0] == counts[-1]:
+                here = slice(0, counts[0])
+                whole = counts[0] == n and not everything
+                return None if whole else (Few(words.ids[:, here], words.z[:, here]), self.call)
+        rows = torch.zeros(len(masses), dtype=torch.int64)
+        call = self.call.select(rows)
+        mass = torch.tensor(masses, dtype=torch.float64)
+        left: Distribution = Top(words.ids[rows], words.z[rows], mass)
+        for number, stage in enumerate(chain):
+            left = stage(left, call)
+            ends = number > 0 or everything or not isinstance(stage, Cut) or len(masses) == 1
+            if not ends and bool((left.n >= n).any()):
+                return None
+        return left, call
 
     def _others(self, ids: Tensor, betas: list[float]) -> list[Range]:
         """Per β the range of the log of the mass of all words but these."""
@@ -241,16 +264,26 @@ class Row:
         z = z[order]
         place = int((beta * z + gumbel(keys, words[None])[0]).argmax())
         rest, scaled_rest = self._others(edited.ids[0], [1.0, beta])
-        lse = _plus(float(self._before.logsumexp(0)), rest)
-        low, high = _plus(float((beta * edited.z[0]).logsumexp(0)), scaled_rest)
+        lse = _plus(_log_sum(self._before), rest)
+        low, high = _plus(_log_sum(beta * edited.z), scaled_rest)
         chosen = beta * float(z[place])
         bounds = (min(chosen - high, 0.0), min(chosen - low, 0.0))
-        return Draw(int(words[place]), bounds, lse, len(self.scored))
+        raw = torch.cat([self._before, z])[torch.cat([edited.ids[0], words]) == words[place]]
+        return Draw(int(words[place]), float(raw[0]), bounds, lse, len(self.scored))
 
 
 def _plus(known: float, others: Range) -> Range:
     """The log of a sum, from the log of what is known and a range of the log of the rest."""
     return _log_add(known, others[0]), _log_add(known, others[1])
+
+
+def _log_sum(z: Tensor) -> float:
+    """Log Σ exp z of a few numbers."""
+    values = z.flatten().tolist()
+    top = max(values, default=-math.inf)
+    if math.isinf(top):
+        return top
+    return top + math.log(math.fsum(math.exp(x - top) for x in values))
 
 
 def _log_add(a: float, b: float) -> float:

@@ -1,0 +1,131 @@
+"""The best words of one row in one call, and step by step: the same words, values and counts."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lmhead.sampling.cuts import TopP
+from lmhead.sampling.distribution import Few, Top
+from lmhead.sampling.sampler import Sampler
+from lmhead.screen import kernels
+from lmhead.screen.candidates import Candidates
+from lmhead.screen.copy import BLOCK, Copy, build
+from lmhead.screen.decide import decide
+from lmhead.screen.states import States
+from lmhead.sweep import Pointwise, Source, native
+from screen import heads
+
+
+def candidates(
+    weight: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, copy: Copy | None = None
+) -> Candidates:
+    source = Source((hidden,), (weight,), bias, Pointwise())
+    wide = None if bias is None else bias.double()
+    return Candidates(copy or build(weight), source, wide)
+
+
+@pytest.mark.parametrize("kind", ["plain", "outlier_columns", "twins"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 9])
+def test_one_call_and_many_steps(
+    monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype, biased: bool, k: int
+) -> None:
+    random = torch.Generator().manual_seed(k)
+    vocab = 9 * BLOCK + 5
+    if kind == "twins":
+        weight = heads.plain(7, 48, random)[torch.randint(7, (vocab,), generator=random)]
+    else:
+        weight = getattr(heads, kind)(vocab, 48, random)
+    weight = weight.to(dtype)
+    bias = heads.normal(vocab, random=random) if biased else None
+    if bias is not None:
+        bias[3] = -torch.inf
+    for hidden in heads.states(6, weight.float(), random).to(dtype):
+        found = candidates(weight, hidden[None], bias)
+        ours = decide(found, k)
+        with monkeypatch.context() as patch:
+            patch.setattr(Candidates, "at_once", lambda *_: None)
+            steps = decide(candidates(weight, hidden[None], bias), k)
+        assert bool(ours.decided) == bool(steps.decided)
+        if bool(ours.decided):
+            assert torch.equal(ours.ids, steps.ids)
+            assert torch.equal(ours.values, steps.values)
+            assert int(ours.rescored) >= k
+
+
+def test_a_copy_of_another_weight_is_noticed() -> None:
+    random = torch.Generator().manual_seed(1)
+    weight = heads.plain(BLOCK * 3, 32, random)
+    hidden = heads.states(1, weight, random)
+    found = candidates(weight + 0.5, hidden, None, copy=build(weight))
+    with pytest.raises(RuntimeError, match="outside its bounds"):
+        decide(found, 2)
+
+
+def test_masked_words_among_the_best_are_not_decided() -> None:
+    weight = heads.plain(BLOCK + 1, 8, torch.Generator().manual_seed(2))
+    bias = torch.full((len(weight),), -torch.inf)
+    bias[5] = 0.0
+    assert not bool(decide(candidates(weight, weight[:1], bias), 2).decided)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_best_of_the_approximate_ones(rows: int) -> None:
+    random = torch.Generator().manual_seed(rows)
+    approx = torch.randn(rows, 5 * BLOCK + 3, generator=random)
+    approx[:, 7] = approx[:, 700] = 4.0
+    padded = torch.nn.functional.pad(approx, (0, BLOCK - 3), value=-math.inf)
+    top = padded.view(rows, -1, BLOCK).amax(2).contiguous()
+    for k in (1, 2, 6):
+        ids = kernels.best(approx, top, k)
+        assert ids.shape == (rows, k)
+        assert bool((ids.diff(dim=1) > 0).all())
+        chosen = approx.gather(1, ids).sort(descending=True).values
+        assert torch.equal(chosen, approx.topk(k).values)
+
+
+@pytest.mark.parametrize("width", [1e-3, 0.2, 3.0])
+@pytest.mark.parametrize("factor", [0.4, 1.0, 2.5])
+def test_masses_hold_every_value_within_the_bounds(width: float, factor: float) -> None:
+    """By the series, where bounds are narrow, and by exp, where they are wide."""
+    random = torch.Generator().manual_seed(3)
+    weight = heads.plain(3 * BLOCK + 1, 16, random)
+    copy = build(weight)
+    states = States.of(copy, heads.states(1, weight, random))
+    approx, _ = kernels.products(copy, states, None)
+    approx[0, 11] = -torch.inf
+    unit = float((states.e * copy.first_e + states.n * copy.n).max())
+    object.__setattr__(states, "e", states.e * width / unit)
+    object.__setattr__(states, "n", states.n * width / unit)
+    factors = torch.tensor([factor, 1.0], dtype=torch.float64)
+    low, high = kernels.masses(copy, approx, approx.amax(1), states, factors)
+    radius = states.e * copy.first_e + states.n * copy.n
+    real = approx[0] > -torch.inf
+    for sign, ours in ((-1, low), (1, high)):
+        x = (approx[0].double() + sign * radius)[real]
+        wanted = torch.stack([(f * x).logsumexp(0) for f in factors])
+        assert bool((sign * (ours - wanted) >= 0).all())
+        # Beyond what is needed by the roundings of exponents, and where the series leave exp.
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("least", [1, 4])
+def test_the_count_of_a_nucleus_is_that_of_its_mask(p: float, least: int) -> None:
+    z = torch.randn(1, 40, dtype=torch.float64).sort(descending=True).values
+    total = z.logsumexp(1) + 0.1
+    call = Sampler(seed=0).call(z, None, None, None, None, None, None)
+    cut = TopP(p, min_tokens_to_keep=least)
+    words: Any = Top(torch.arange(40)[None], z, total)
+    mask = cut.stays(Few(words.ids, z), words, call)
+    assert cut.count(z[0].tolist(), float(total), call) == int(mask.sum())
+
+
+def test_both_ways_are_there() -> None:
+    """The one call is what serves a plain head, if there is a core."""
+    weight = heads.plain(BLOCK * 2, 8, torch.Generator().manual_seed(4))
+    found = candidates(weight, weight[:1], None)
+    assert (found.at_once(1, 256) is not None) == (native.core is not None)

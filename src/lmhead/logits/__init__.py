@@ -3,7 +3,10 @@
 In:  hidden states (..., D), the rows of a weight (V, D), a bias, an elementwise map.
 Out: answers, each from one sweep: a loss, log-probabilities, an argmax, a top-k, a sample.
 
-    lazy         the object: what it looks like, its questions
+    lazy         the object, from three parts, and its operators
+    unbuilt      what it is made of, what it looks like, and how all of it is built
+    shaped       its leading dimensions, type and place
+    answering    softmax, and the questions that a sweep answers
     rows         what decoding asks, row by row
     selection    logits[index]
     arithmetic   scale, shift, soft-capping, masks
@@ -11,7 +14,8 @@ Out: answers, each from one sweep: a loss, log-probabilities, an argmax, a top-k
     transposed   (N, V, L), as `F.cross_entropy` wants sequences
 """
 
-from lmhead.logits.lazy import LazyLogits, Screen
+from lmhead.logits.lazy import LazyLogits
 from lmhead.logits.rows import Rows
+from lmhead.logits.unbuilt import Screen
 
 __all__ = ["LazyLogits", "Rows", "Screen"]

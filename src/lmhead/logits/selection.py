@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lmhead.logits.lazy import LazyLogits
+if TYPE_CHECKING:
+    from lmhead.logits.lazy import LazyLogits
 
 
 def select(logits: LazyLogits, index: Any) -> Any:

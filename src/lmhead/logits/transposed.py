@@ -6,13 +6,14 @@ Torch wants the classes of a sequence there. Only the loss is lazy in this form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmhead.logits.lazy import LazyLogits
+if TYPE_CHECKING:
+    from lmhead.logits.shaped import Shaped
 
 
 class TransposedLogits:
@@ -20,7 +21,7 @@ class TransposedLogits:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, logits: LazyLogits) -> None:
+    def __init__(self, logits: Shaped) -> None:
         self.logits = logits
 
     @property

@@ -11,8 +11,9 @@ capping) needs all words: the tensor is built then, with a `PerformanceWarning`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,10 +22,13 @@ from lmhead import checks
 from lmhead.functional import Answers, TopK, check_loss, id_rows
 from lmhead.logits import LazyLogits
 from lmhead.logits.arithmetic import Expectation, clamp
-from lmhead.logits.lazy import Kind
+from lmhead.logits.unbuilt import Kind
 from lmhead.sweep import Pointwise
 from lmhead.sweep.eager import eager
 from lmhead.vocab.factors import Factors, Uniform, again
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class FactoredLogits(LazyLogits):
@@ -59,15 +63,14 @@ class FactoredLogits(LazyLogits):
         )
         self.factors = factors
 
-    def _with(self, **changes: Any) -> FactoredLogits:
-        fields: dict[str, Any] = {
+    def _fields(self) -> dict[str, Any]:
+        return {
             "hiddens": self._hiddens,
             "factors": self.factors,
             "dtype": self._dtype,
             "kind": self._kind,
             "row_shift": self._row_shift,
         }
-        return FactoredLogits(**(fields | changes))
 
     # What it looks like -------------------------------------------------------------------------
 
@@ -116,22 +119,8 @@ class FactoredLogits(LazyLogits):
             return log_p.exp()
         return self._shift(log_p) if self._kind == "logits" else log_p
 
-    def to(self, *args: Any, **kwargs: Any) -> FactoredLogits:
-        """Another type, or another device (which moves the hidden states and the weights)."""
-        wanted = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **kwargs)
-        if wanted.device == self.device:
-            return self if wanted.dtype == self.dtype else self._with(dtype=wanted.dtype)
-
-        def move(t: Tensor) -> Tensor:
-            return t.to(wanted.device)
-
-        moved = self.map_rows(move)
-        return moved._with(factors=self.factors.map(move), dtype=wanted.dtype)  # type: ignore[return-value]
-
-    def detach(self) -> FactoredLogits:
-        """The same logits, cut from the graph."""
-        cut = self.map_rows(Tensor.detach)
-        return cut._with(factors=self.factors.map(Tensor.detach))  # type: ignore[return-value]
+    def _map_all(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return self.map_rows(change)._with(factors=self.factors.map(change))
 
     def _combine(self, name: str, *args: Any) -> Any:
         """Arithmetic that stays lazy: a term per row, a limit that changes nothing, an entropy."""
@@ -180,18 +169,8 @@ class FactoredLogits(LazyLogits):
         Those that the factors do not shorten (rank, kl_to, perhaps entropy) read all words of a
         few rows at a time.
         """
-        if max_bytes is not None:
-            bounded = self._with(factors=self.factors.bounded(max_bytes))
-            return bounded.ask(
-                log_prob=log_prob,
-                rank=rank,
-                entropy=entropy,
-                logsumexp=logsumexp,
-                argmax=argmax,
-                top_k=top_k,
-                kl_to=kl_to,
-            )
-        factors, flat, lead = self.factors, self._flat(), self._lead
+        factors = self.factors if max_bytes is None else self.factors.bounded(max_bytes)
+        flat, lead = self._flat(), self._lead
         checks.check_whole("top_k", top_k, low=0, high=self.shape[-1])
         ids = id_rows("log_prob", log_prob, lead, self.shape[-1], flat)
         rank_ids = id_rows("rank", rank, lead, self.shape[-1], flat)
@@ -215,7 +194,7 @@ class FactoredLogits(LazyLogits):
             logsumexp=self._raw_lse().to(self.dtype) if logsumexp else None,
             argmax=best,
             top_k=top,
-            kl=None if kl_to is None else self._kl(kl_to),
+            kl=None if kl_to is None else self._with(factors=factors)._kl(kl_to),
         )
 
     def _kl(self, other: Any) -> Tensor:
@@ -279,19 +258,7 @@ class FactoredLogits(LazyLogits):
         """A range of words, computed."""
         return self.columns(torch.arange(self.shape[-1], device=self.device)[words])
 
-    @eager
-    def multinomial(
-        self,
-        num_samples: int,
-        replacement: bool = False,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Ids drawn from lazy probabilities, (..., num_samples)."""
-        if self._kind != "probs" or (num_samples > 1 and not replacement):
-            return self._build("multinomial()").multinomial(
-                num_samples, replacement, generator=generator
-            )
+    def _draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         n = self._lead.numel() * num_samples
 
         def uniform(_: int) -> Tensor:

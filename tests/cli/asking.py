@@ -1,0 +1,25 @@
+"""Ask a command, and take its answer as text or as JSON."""
+
+import json
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from lmhead.cli import main
+
+TEXT = "hello ab 你 cab hello\n"
+
+
+def run(*arguments: str, code: int = 0, **more: Any) -> Result:
+    result = CliRunner().invoke(main, arguments, **more)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def document(*arguments: str, **more: Any) -> dict[str, Any]:
+    result = run(*arguments, "--json", **more)
+    assert result.stderr == ""
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["schema"] == 1
+    assert found["command"] == arguments[0]
+    return found

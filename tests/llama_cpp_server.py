@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_writing
 import numpy as np
 import torch
 import xllamacpp
@@ -80,23 +81,13 @@ class TinyLlama(nn.Module):
     def save(self, path: Path) -> Path:
         """As GGUF, in float32."""
         writer = gguf.GGUFWriter(str(path), "llama")
-        writer.add_context_length(CONTEXT)
-        writer.add_embedding_length(SIZES.hidden_size)
-        writer.add_block_count(SIZES.num_hidden_layers)
-        writer.add_feed_forward_length(SIZES.intermediate_size)
-        writer.add_head_count(SIZES.num_attention_heads)
-        writer.add_head_count_kv(SIZES.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(SIZES.rms_norm_eps)
+        gguf_writing.add_sizes(writer, SIZES, context=CONTEXT)
         writer.add_rope_freq_base(SIZES.rope_theta)
         writer.add_rope_dimension_count(SIZES.head_size)
-        writer.add_vocab_size(VOCAB)
         _add_vocabulary(writer)
         for theirs, weight in self._weights().items():
             writer.add_tensor(f"{theirs}.weight", weight.detach().numpy().astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        gguf_writing.finish(writer)
         return path
 
     def _weights(self) -> dict[str, Tensor]:

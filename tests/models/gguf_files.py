@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import gguf_writing
 import numpy as np
 import pytest
 
@@ -43,14 +44,7 @@ def write(
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, **changes}
     model = hf_folders.make(arch, **sizes)
     config, writer = model.config, gguf.GGUFWriter(path, arch)
-    writer.add_context_length(64)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    gguf_writing.add_sizes(writer, config, context=64)
     tokens = words()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -76,10 +70,7 @@ def write(
             writer.add_tensor(_name(name), packed, raw_dtype=kind)
         else:
             writer.add_tensor(_name(name), array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_writing.finish(writer)
     return model
 
 

@@ -12,7 +12,8 @@ import click
 import numpy as np
 
 from lmhead import reference as ref
-from lmhead.cli._terminal import bar, center, left, signed_bar, table
+from lmhead.cli._telling import MARGIN, Telling
+from lmhead.cli._terminal import bar, center, cyan, left, signed_bar, table
 
 # A model of 6 words and 3 numbers, made up so that the sums can be followed by hand.
 HIDDEN = np.array([2.0, 1.0, -1.0])
@@ -35,16 +36,15 @@ SEED = 42
 LEARNING_RATE = 0.1
 TEMPERATURES = (0.5, 1.0, 2.0)
 
-_MARGIN = "     "
 _WORD = 8  # columns of the first column of every table
 _BAR = 30
 
 
-class Walk:
+class Walk(Telling):
     """The lines of the demo, one method per section, in one language."""
 
     def __init__(self, lang: str) -> None:
-        self.chinese = lang == "zh"
+        super().__init__(chinese=lang == "zh")
         self.words = WORDS[lang]
         self.logits = ref.head_logits(HIDDEN, WEIGHT)
         self.p = ref.softmax(self.logits)
@@ -64,24 +64,11 @@ class Walk:
 
     # Helpers
 
-    def say(self, english: str, chinese: str) -> str:
-        return chinese if self.chinese else english
-
-    def section(self, number: int, english: str, chinese: str) -> Iterator[str]:
-        yield ""
-        yield click.style(f"  {number}. {self.say(english, chinese)}", bold=True)
-        yield ""
-
-    def note(self, english: str, chinese: str) -> Iterator[str]:
-        """One or more lines of plain words under a section."""
-        for line in self.say(english, chinese).split("\n"):
-            yield (_MARGIN + line).rstrip()
-
     def table(self, heads: list[str], rows: list[list[str]], widths: list[int]) -> Iterator[str]:
         heading, *body = table([heads, *rows], [-_WORD, *widths])
-        yield click.style(_MARGIN + heading, dim=True)
+        yield click.style(MARGIN + heading, dim=True)
         for line in body:
-            yield _MARGIN + line
+            yield MARGIN + line
 
     def highlight(self, word: int) -> str:
         return click.style(self.words[word], fg="green", bold=True)
@@ -107,7 +94,7 @@ class Walk:
             "隐藏状态：读完“我爱”之后，模型知道的一切",
         )
         vector = "  ".join(f"{x:4.1f}" for x in HIDDEN)
-        yield f"{_MARGIN}h = [ {vector} ]     " + self.say(
+        yield f"{MARGIN}h = [ {vector} ]     " + self.say(
             "(3 numbers here; 576 in SmolLM2-135M)", "（这里 3 个数；SmolLM2-135M 有 576 个）"
         )
 
@@ -150,7 +137,7 @@ class Walk:
         shifted = self.logits - self.logits.max()
         e = np.exp(shifted)
         rows = [
-            [w, f"{z:.2f}", f"{s:.2f}", f"{x:.3f}", f"{p:.3f}", _cyan(bar(p, _BAR))]
+            [w, f"{z:.2f}", f"{s:.2f}", f"{x:.3f}", f"{p:.3f}", cyan(bar(p, _BAR))]
             for w, z, s, x, p in zip(self.words, self.logits, shifted, e, self.p, strict=True)
         ]
         total = [self.say("sum", "合计"), "", "", f"{e.sum():.3f}", f"{self.p.sum():.3f}", ""]
@@ -163,7 +150,7 @@ class Walk:
         )
         warmed = [ref.softmax(self.logits, temperature=t) for t in TEMPERATURES]
         rows = [
-            [word, *(f"{p[i]:6.3f} " + left(_cyan(bar(p[i], 12)), 14) for p in warmed)]
+            [word, *(f"{p[i]:6.3f} " + left(cyan(bar(p[i], 12)), 14) for p in warmed)]
             for i, word in enumerate(self.words)
         ]
         nats = [float(ref.entropy(self.logits / t)) for t in TEMPERATURES]
@@ -186,13 +173,13 @@ class Walk:
         assert best == int(ref.argmax(self.p))
         u = float(np.random.default_rng(SEED).random())
         drawn = int(ref.sample_inverse_cdf(self.p, u))
-        yield _MARGIN + self.say("Greedy:  I love ", "贪心：我爱") + self.highlight(best)
+        yield MARGIN + self.say("Greedy:  I love ", "贪心：我爱") + self.highlight(best)
         yield from self.note(
             "         The largest logit is the largest p, so argmax needs no softmax.",
             "      logit 最大的词就是概率最大的词，所以取 argmax 不必算 softmax。",
         )
         yield ""
-        yield _MARGIN + self.say("Sampled: I love ", "采样：我爱") + self.highlight(drawn)
+        yield MARGIN + self.say("Sampled: I love ", "采样：我爱") + self.highlight(drawn)
         yield from self.note(
             f"         Lay the p end to end and throw a dart: u = {u:.3f} (seed {SEED}).",
             f"      把概率首尾相接排成一条线，掷一支飞镖：u = {u:.3f}（种子 {SEED}）。",
@@ -204,8 +191,8 @@ class Walk:
             center(word, end - start - 1) + "│" if end > start else ""
             for word, start, end in zip(self.words, ends, ends[1:], strict=False)
         )
-        yield f"{_MARGIN}0 │{line} 1"
-        yield _MARGIN + "   " + " " * int(u * width) + _green("▲")
+        yield f"{MARGIN}0 │{line} 1"
+        yield MARGIN + "   " + " " * int(u * width) + _green("▲")
 
     def cross_entropy(self) -> Iterator[str]:
         yield from self.section(
@@ -219,7 +206,7 @@ class Walk:
             f'Say the text went on with "{word}". The model gave it p = {p:.4f}, so\n',
             f"假设原文的下一个词是“{word}”，模型给它的概率是 p = {p:.4f}，于是\n",
         )
-        yield f"{_MARGIN}loss = -log p = -log {p:.4f} = " + click.style(
+        yield f"{MARGIN}loss = -log p = -log {p:.4f} = " + click.style(
             f"{self.loss:.3f}", fg="yellow", bold=True
         )
         yield ""
@@ -282,7 +269,7 @@ class Walk:
         logits = ref.head_logits(HIDDEN, learned)
         after, loss = ref.softmax(logits), float(ref.cross_entropy(logits, TARGET))
         rows = [
-            [w, f"{a:.3f}", f"{b:.3f}", (_green if i == TARGET else _cyan)(bar(b, _BAR))]
+            [w, f"{a:.3f}", f"{b:.3f}", (_green if i == TARGET else cyan)(bar(b, _BAR))]
             for i, (w, a, b) in enumerate(zip(self.words, self.p, after, strict=True))
         ]
         rows.append(["loss", f"{self.loss:.3f}", f"{loss:.3f}", ""])
@@ -291,7 +278,7 @@ class Walk:
         yield ""
         best = int(ref.greedy(logits))
         yield (
-            _MARGIN
+            MARGIN
             + self.say(
                 f"The loss fell from {self.loss:.3f} to {loss:.3f}. The model now says: I love ",
                 f"损失从 {self.loss:.3f} 降到 {loss:.3f}，模型现在会说：我爱",
@@ -318,10 +305,6 @@ def _dot(h: ref.Array, row: ref.Array) -> str:
         for x, w in zip(h, row, strict=True)
     ]
     return "".join(terms).removeprefix("+ ")
-
-
-def _cyan(text: str) -> str:
-    return click.style(text, fg="cyan")
 
 
 def _green(text: str) -> str:

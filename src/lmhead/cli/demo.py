@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lmhead.cli._model import open_model
-from lmhead.cli._terminal import Progress, bar, left, printable, right
+from lmhead.cli._telling import MARGIN, Telling
+from lmhead.cli._terminal import Progress, bar, cyan, left, printable, right
 from lmhead.cli._tokens import legible
 from lmhead.cli.check import one_weight
 from lmhead.errors import ModelError
@@ -30,7 +32,6 @@ STORY = "Once upon a time, there was a"
 TOKENS = 40
 STEP = 512  # tokens of the training step
 _BAR = 30
-_MARGIN = "     "
 
 
 @click.command()
@@ -52,7 +53,7 @@ def command(toy: bool, lang: str, model: str | None) -> None:
       lmhead demo --model ./Qwen3-0.6B
       lmhead demo --toy
       lmhead demo --toy --lang zh
-    """  # noqa: D301
+    """
     if not toy and model is None:
         try:
             model = bundled.default_model()
@@ -81,27 +82,13 @@ def _echo(text: str) -> None:
     click.echo(printable(text), color=False if os.environ.get("NO_COLOR") else None)
 
 
-class Tour:
+class Tour(Telling):
     """The sections, each as lines, on one model and in one language."""
 
     def __init__(self, model: LanguageModel, *, chinese: bool) -> None:
         assert model.tokenizer is not None
-        self.model, self.chinese, self.tokenizer = model, chinese, model.tokenizer
-
-    def say(self, english: str, chinese: str) -> str:
-        """In the language."""
-        return chinese if self.chinese else english
-
-    def section(self, number: int, english: str, chinese: str) -> Iterator[str]:
-        """A heading."""
-        yield ""
-        yield click.style(f"  {number}. {self.say(english, chinese)}", bold=True)
-        yield ""
-
-    def note(self, english: str, chinese: str) -> Iterator[str]:
-        """Plain words, one or more lines."""
-        for line in self.say(english, chinese).split("\n"):
-            yield _MARGIN + line
+        super().__init__(chinese=chinese)
+        self.model, self.tokenizer = model, model.tokenizer
 
     def read(self, text: str) -> tuple[list[int], Any, Any]:
         """The ids of a text, its hidden states (T, D), and the cache."""
@@ -139,7 +126,7 @@ class Tour:
         for id, p in zip(ids.tolist(), shares, strict=True):
             shown = left(legible(self.tokenizer.token_bytes(id)) or f"<{id}>", 14)
             drawn = bar(p, _BAR)
-            yield f"{_MARGIN}{shown}{p:7.4f}" + ("  " + _cyan(drawn)) * bool(drawn)
+            yield f"{MARGIN}{shown}{p:7.4f}" + ("  " + cyan(drawn)) * bool(drawn)
         rest, entropy = 1 - sum(shares), float(answers.entropy) / math.log(2)
         yield ""
         yield from self.note(
@@ -162,7 +149,7 @@ class Tour:
             shown = left(legible(self.tokenizer.token_bytes(id)) or f"<{id}>", 14)
             place = right(self.say(f"#{rank + 1:,}", f"第 {rank + 1:,}"), 9)
             drawn = bar(cost / most, _BAR)
-            yield f"{_MARGIN}{shown}{cost:6.2f} bit{place}" + ("  " + _yellow(drawn)) * bool(drawn)
+            yield f"{MARGIN}{shown}{cost:6.2f} bit{place}" + ("  " + _yellow(drawn)) * bool(drawn)
         perplexity = 2 ** (sum(bits) / len(bits))
         yield ""
         yield from self.note(
@@ -194,7 +181,7 @@ class Tour:
         head.screened = None
         text = self.tokenizer.decode([*ids, *made])
         for line in _wrapped(text, 70):
-            yield _MARGIN + line
+            yield MARGIN + line
         full = TOKENS * head.weight.nbytes
         verdict = ("the same tokens", "逐词相同") if same else ("NOT the same tokens", "并不相同")
         yield ""
@@ -216,8 +203,8 @@ class Tour:
             "lmhead": self.say("lmhead", "lmhead"),
         }
         for kind, size in rows.items():
-            drawn = _cyan(bar(size / most, _BAR - 8))
-            yield f"{_MARGIN}{left(names[kind], 28)}{right(_mib(size), 10)}  {drawn}"
+            drawn = cyan(bar(size / most, _BAR - 8))
+            yield f"{MARGIN}{left(names[kind], 28)}{right(_mib(size), 10)}  {drawn}"
         how = (
             ("measured: the peak of this process", "实测：本进程的峰值增长")
             if measured
@@ -255,7 +242,7 @@ class Tour:
 
         found: dict[str, int] = {}
         for kind in ("dense", "lmhead"):
-            growth = peak_growth(lambda kind=kind: step(kind))  # type: ignore[misc]
+            growth = peak_growth(partial(step, kind))
             if growth is None or growth.temporary is None:
                 dense = 3 * STEP * head.vocab_size * weight.dtype.itemsize
                 return {"dense": dense, "lmhead": min(dense, DEFAULT_MAX_BYTES)}, False
@@ -274,7 +261,7 @@ class Tour:
             self.say("lmhead demo --toy", "lmhead demo --toy --lang zh"),
             self.say(f"lmhead explore {name}", f"lmhead explore {name} --lang zh"),
         ):
-            yield _MARGIN + "  " + click.style(line, fg="green")
+            yield MARGIN + "  " + click.style(line, fg="green")
         yield ""
 
 
@@ -286,10 +273,6 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _mib(size: float) -> str:
     return f"{size / 2**20:,.0f} MiB"
-
-
-def _cyan(text: str) -> str:
-    return click.style(text, fg="cyan")
 
 
 def _yellow(text: str) -> str:

@@ -95,7 +95,7 @@ def plain(config: TrainConfig, ids: Any, vocab: int, *, fused: bool) -> Step:
         logits = F.linear(model.hidden(batch.ids), weight)
         loss = F.cross_entropy(logits.view(-1, vocab), batch.targets.reshape(-1))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
         done += 1

@@ -158,7 +158,7 @@ def train(
         rows = train_ids[first + torch.arange(s.window + 1)]
         value = loss(model(rows[:, :-1]), model.head.weight, rows[:, 1:].flatten())
         optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(value)
         optimizer.step()
         warm_up.step()
         if step % s.every == 0 or step == s.steps:

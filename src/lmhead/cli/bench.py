@@ -101,7 +101,7 @@ def command() -> None:
       lmhead bench decode
       lmhead bench memory
       lmhead bench scaling --quick
-    """  # noqa: D301
+    """
 
 
 @command.command()
@@ -114,7 +114,7 @@ def loss(**options: Any) -> None:
       lmhead bench loss                            SmolLM2, N = 2048, float32
       lmhead bench loss --dtype bfloat16 --tokens 256
       lmhead bench loss --shape 32000x256 --quick --only lmhead --only eager
-    """  # noqa: D301
+    """
     _run_task(losses.TASK, **options)
 
 
@@ -127,7 +127,7 @@ def query(**options: Any) -> None:
     Examples:
       lmhead bench query
       lmhead bench query --shape gemma-3-270m --rounds 3
-    """  # noqa: D301
+    """
     _run_task(queries.TASK, **options)
 
 
@@ -155,7 +155,7 @@ def memory(
       lmhead bench memory
       lmhead bench memory --shape 131072x64 --tokens 8192
       lmhead bench memory --max-bytes 16777216
-    """  # noqa: D301
+    """
     from lmhead.bench import footprint
 
     check_out(output["out"])
@@ -185,7 +185,7 @@ def scaling(threads: int | None, rounds: int, quick: bool, **output: Any) -> Non
     Examples:
       lmhead bench scaling
       lmhead bench scaling --quick --no-plot
-    """  # noqa: D301
+    """
     from lmhead.bench import scaling
 
     check_out(output["out"])
@@ -209,7 +209,7 @@ def sample(vocab: int | None, threads: int | None, rounds: int, quick: bool, **o
     Examples:
       lmhead bench sample
       lmhead bench sample --vocab 49152 --threads 1
-    """  # noqa: D301
+    """
     from lmhead.bench import samples
 
     check_out(output["out"])
@@ -237,7 +237,7 @@ def decode(threads: int | None, rounds: int, quick: bool, **output: Any) -> None
     Examples:
       lmhead bench decode                 several GB of memory, a few minutes
       lmhead bench decode --quick
-    """  # noqa: D301
+    """
     from lmhead.bench import decode
 
     check_out(output["out"])

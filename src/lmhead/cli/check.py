@@ -71,7 +71,7 @@ def command(
       lmhead check smollm2
       lmhead check ./Qwen3-0.6B --tokens 8
       lmhead check model.gguf --json
-    """  # noqa: D301
+    """
     opened = open_model(model, download=download, threads=threads)
     one_weight(opened)
     head, hidden, targets = sample(opened, tokens)

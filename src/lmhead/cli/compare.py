@@ -74,7 +74,7 @@ def command(
       lmhead compare ./model ./model-quantized.gguf book.txt --fail-above 0.01
       lmhead compare smollm2 ./fine-tuned --text "The capital of France is Paris."
       lmhead compare smollm2 book.txt --sampler-a top_p=0.9 --sampler-b min_p=0.1
-    """  # noqa: D301
+    """
     samplers = (sampler_a is not None) or (sampler_b is not None)
     names, file = _names(arguments, text, samplers)
     if metric == "tv" and not samplers:

@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
     Examples:
       lmhead doctor
       lmhead doctor --json
-    """  # noqa: D301
+    """
     facts = examine()
     if as_json:
         named: dict[str, Any] = {re.sub("'s | ", "_", name): value for name, value in facts.items()}

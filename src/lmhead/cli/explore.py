@@ -49,7 +49,7 @@ def command(
       lmhead explore
       lmhead explore --lang zh
       lmhead explore ./model --port 8000 --no-browser
-    """  # noqa: D301
+    """
     try:
         with leaving_at_once():
             from lmhead.server import serve

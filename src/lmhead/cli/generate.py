@@ -64,7 +64,7 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
       lmhead generate "One, two," -p "A, b," --stop "." --json
       lmhead generate ./model "It was" --logprobs 3
       lmhead generate ./model "It was" --beams 4 --num-return 2
-    """  # noqa: D301
+    """
     where, first = split(arguments, "PROMPT")
     prompts = [read_prompt(first), *(checked_text(p, "--prompt") for p in options["more"])]
     given = given_options(options)

@@ -38,7 +38,7 @@ def command(
       lmhead inspect smollm2
       lmhead inspect ./Qwen3-0.6B --tokens 16384
       lmhead inspect model.gguf --json
-    """  # noqa: D301
+    """
     opened = open_model(model, download=download, threads=threads)
     facts = examine(opened, tokens)
     if as_json:

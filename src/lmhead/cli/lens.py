@@ -60,7 +60,7 @@ def command(
       lmhead lens smollm2 "The capital of France is" --target " Paris"
       lmhead lens smollm2 "one two three" --no-ranks
       lmhead lens ./model "你好" --json --top 5
-    """  # noqa: D301
+    """
     where, prompt = split(arguments, "PROMPT")
     text = read_prompt(prompt)
     if target is not None:

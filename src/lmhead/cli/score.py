@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ def command(
       lmhead score smollm2 book.txt --window 512 --stride 512
       lmhead score book.txt --json --tokens > tokens.json
       cat chapter*.txt | lmhead score ./model -
-    """  # noqa: D301
+    """
     where, file = _where(arguments, text)
     if file is not None:
         check_file(file)
@@ -120,7 +121,7 @@ def _check_window(model: LanguageModel, window: int | None, stride: int | None) 
         raise ValueError(f"--stride must be at most the window, {window}; got {stride}")
 
 
-class _View:
+class _View(ABC):
     """What is shown of every token, as it comes, and at the end."""
 
     def __init__(self, progress: Progress, size: int) -> None:
@@ -134,9 +135,9 @@ class _View:
             part = f", {self._bytes / self._size:.0%}" if self._size else ""
             self._progress(f"Scoring: {self._tokens:,} tokens{part}")
 
+    @abstractmethod
     def finish(self, model: LanguageModel, result: Score) -> None:
         """The whole."""
-        raise NotImplementedError
 
 
 class _JsonView(_View):

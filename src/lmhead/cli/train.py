@@ -94,7 +94,7 @@ def command(
       lmhead train --resume run
       lmhead train --resume run --steps 5000
       lmhead generate run "ROMEO:"
-    """  # noqa: D301
+    """
     given = {name: value for name, value in options.items() if value is not None}
     if (out is None) == (resume is None):
         raise click.UsageError("Give --out FOLDER for a new run, or --resume FOLDER to go on.")

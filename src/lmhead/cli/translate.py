@@ -74,7 +74,7 @@ def command(
       lmhead translate run "I love music." --n-best 3 --json
       lmhead translate run < sentences.txt > translations.txt
       lmhead translate run --bleu run/data/held_out.tsv
-    """  # noqa: D301
+    """
     if options["n_best"] > options["beams"]:
         raise click.UsageError(
             f"--n-best must be at most --beams, {options['beams']}; got {options['n_best']}"

@@ -24,7 +24,6 @@ SPELLINGS = {
     "typ_p": "typical_p",  # llama.cpp
     "min_keep": "min_tokens_to_keep",  # llama.cpp
     "temp": "temperature",  # llama.cpp
-    "logit_biases": "logit_bias",
 }
 
 

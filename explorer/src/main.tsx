@@ -4,6 +4,8 @@ import "./style/base.css";
 import "./style/frame.css";
 import "./style/learn.css";
 import "./style/next.css";
+import "./style/heat.css";
+import "./style/lens.css";
 
 const root = document.getElementById("app");
 if (root) render(<App />, root);

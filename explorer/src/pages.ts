@@ -3,6 +3,7 @@
 import type { JSX } from "preact";
 import type { Strings } from "./i18n";
 import { LearnPage } from "./learn";
+import { LensPage } from "./lens";
 import { NextPage } from "./next";
 
 export interface PageInfo {
@@ -16,4 +17,5 @@ export interface PageInfo {
 export const PAGES: readonly PageInfo[] = [
   { path: "/", name: "learn", needsModel: false, View: LearnPage },
   { path: "/next", name: "next", needsModel: true, View: NextPage },
+  { path: "/lens", name: "lens", needsModel: true, View: LensPage },
 ];

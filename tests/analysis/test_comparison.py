@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_models import tiny, write_model
 
-from lmhead.analysis import compare_models, compare_samplers
+from lmhead.analysis import DifferentWords, compare_models, compare_samplers
 from lmhead.models import LanguageModel, open_model
 from lmhead.sampling import Sampler
 
@@ -47,6 +47,10 @@ def test_two_models(pair: tuple[LanguageModel, LanguageModel]) -> None:
     order = kl.argsort(descending=True)[:4]
     assert [d.position - 1 for d in found.differences] == order.tolist()
     for difference, at in zip(found.differences, order.tolist(), strict=True):
+        assert difference.token.id == int(targets[at])
+        expected = [float(side[at, targets[at]]) for side in (p, q)]
+        assert difference.log_prob == pytest.approx(expected, rel=1e-5)
+        assert difference.total_variation is None
         assert difference.kl == pytest.approx(float(kl[at]), rel=1e-5)
         for (piece, share), side in zip(difference.best, (p, q), strict=True):
             assert piece.id == int(side[at].argmax())
@@ -75,6 +79,14 @@ def test_two_samplers(pair: tuple[LanguageModel, LanguageModel]) -> None:
     variation = (p - q).abs().sum(-1).mean() / 2
     assert found.total_variation == pytest.approx(float(variation), rel=1e-4)
     assert found.perplexity is None
+    assert pair[0].tokenizer is not None
+    targets = pair[0].tokenizer.encode("hello ab cab")[1:]
+    for place in found.differences:
+        at = place.position - 1
+        picked = [float(side[at, targets[at]].log()) for side in (p, q)]
+        assert place.log_prob == pytest.approx(picked, rel=1e-4)
+        varied = float((p[at] - q[at]).abs().sum()) / 2
+        assert place.total_variation == pytest.approx(varied, rel=1e-4)
 
 
 def test_a_word_that_one_side_rules_out(pair: tuple[LanguageModel, LanguageModel]) -> None:
@@ -84,6 +96,10 @@ def test_a_word_that_one_side_rules_out(pair: tuple[LanguageModel, LanguageModel
     assert found.kl == math.inf
     assert found.to_json()["kl"] is None
     assert 0 < (found.total_variation or 0) < 1
+    ruled_out = [place for place in found.differences if place.log_prob[1] == -math.inf]
+    assert ruled_out
+    assert all(place.to_json()["log_prob_b"] is None for place in ruled_out)
+    assert all(math.isfinite(place.log_prob[0]) for place in found.differences)
 
 
 def test_greedy_is_one_word(pair: tuple[LanguageModel, LanguageModel]) -> None:
@@ -101,8 +117,27 @@ def test_penalties_see_what_came_before(pair: tuple[LanguageModel, LanguageModel
 def test_other_tokens_are_refused(tmp_path: Path) -> None:
     one = open_model(write_model(tmp_path / "one"))
     two = open_model(write_model(tmp_path / "two", words=["x", "y"]))
-    with pytest.raises(ValueError, match="different vocabularies: token 259 is b' ' in one"):
+    with pytest.raises(
+        DifferentWords, match="different vocabularies: token 259 is b' ' in one"
+    ) as e:
         compare_models(one, two, TEXT)
+    assert (e.value.reason, e.value.place, e.value.found) == ("token", 259, (b" ", b"x"))
+
+
+def test_every_place_can_be_had(pair: tuple[LanguageModel, LanguageModel]) -> None:
+    found = compare_models(*pair, TEXT, window=16, worst=1000)
+    assert sorted(d.position for d in found.differences) == list(range(1, found.positions + 1))
+    assert math.fsum(d.kl for d in found.differences) == pytest.approx(found.kl * found.positions)
+
+
+def test_it_can_be_given_up(pair: tuple[LanguageModel, LanguageModel]) -> None:
+    def between() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        compare_models(*pair, TEXT, between=between)
+    with pytest.raises(InterruptedError):
+        compare_samplers(pair[0], Sampler(), Sampler(), TEXT, between=between)
 
 
 def test_too_short_a_text(pair: tuple[LanguageModel, LanguageModel]) -> None:

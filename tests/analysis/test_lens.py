@@ -23,9 +23,15 @@ def test_every_cell_is_the_head_on_its_layer(model: LanguageModel) -> None:
     found = logit_lens(model, "hello ab", top=3)
     layers = model.layers(torch.tensor([ids]))
     assert len(found.cells) == len(layers) == 3
-    for row, layer in zip(found.cells, layers, strict=True):
+
+    def log_probs(layer: torch.Tensor) -> torch.Tensor:
         z = layer[0].double() @ model.head.weight.double().T
-        p = (3.0 * (z / 3.0).tanh()).softmax(-1)
+        return (3.0 * (z / 3.0).tanh()).log_softmax(-1)
+
+    last = log_probs(layers[-1])
+    for row, layer in zip(found.cells, layers, strict=True):
+        p = log_probs(layer).exp()
+        kl = (p * (p.log() - last)).sum(-1)
         for i, cell in enumerate(row):
             best = p[i].topk(3)
             assert [piece.id for piece, _ in cell.best] == best.indices.tolist()
@@ -34,6 +40,9 @@ def test_every_cell_is_the_head_on_its_layer(model: LanguageModel) -> None:
             assert cell.target_p == pytest.approx(float(p[i, target]), rel=1e-5)
             assert cell.target_rank == int((p[i] > p[i, target]).sum())
             assert cell.entropy == pytest.approx(float(-(p[i] * p[i].log()).sum()), rel=1e-5)
+            assert cell.kl == pytest.approx(float(kl[i]), rel=1e-5, abs=1e-12)
+    assert all(cell.kl > 0.01 for row in found.cells[:-1] for cell in row)
+    assert all(0 <= cell.kl < 1e-12 for cell in found.cells[-1])
 
 
 def test_the_targets_are_what_follows(model: LanguageModel) -> None:
@@ -64,6 +73,21 @@ def test_json(model: LanguageModel) -> None:
     document = logit_lens(model, "ab", top=2).to_json()
     assert [layer["layer"] for layer in document["layers"]] == [0, 1, 2]
     cell = document["layers"][1]["cells"][0]
-    assert set(cell) == {"best", "entropy", "target_p", "target_rank"}
+    assert set(cell) == {"best", "entropy", "target_p", "target_rank", "kl"}
     assert set(cell["best"][0]) == {"id", "text", "bytes", "p"}
     assert math.isfinite(cell["entropy"])
+
+
+def test_it_can_be_given_up_between_layers(model: LanguageModel) -> None:
+    calls = 0
+
+    def between() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        logit_lens(model, "hello", between=between)
+    assert calls == 2
+    logit_lens(model, "hello", between=lambda: None)

@@ -9,12 +9,16 @@ Out: dataclasses with `.to_json()`.
     score       how well a model expects a text
     lens        what the head would say after each layer
     compare     two models, or two samplers, along a text
+    comparison  what that finds, place by place and in all
+    same_words  whether two models can be compared at all
     screened    generation through certified decode, with its report
 """
 
-from lmhead.analysis.compare import Comparison, Difference, compare_models, compare_samplers
+from lmhead.analysis.compare import compare_models, compare_samplers
+from lmhead.analysis.comparison import Comparison, Difference
 from lmhead.analysis.lens import Cell, Lens, logit_lens
 from lmhead.analysis.next_words import NextWords, Processed, next_words
+from lmhead.analysis.same_words import DifferentWords
 from lmhead.analysis.score import Score, ScoredToken, score
 from lmhead.analysis.screened import ScreenedSampler, ScreenReport
 from lmhead.analysis.tokens import Piece, Token
@@ -23,6 +27,7 @@ __all__ = [
     "Cell",
     "Comparison",
     "Difference",
+    "DifferentWords",
     "Lens",
     "NextWords",
     "Piece",

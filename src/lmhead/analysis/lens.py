@@ -1,16 +1,19 @@
 """`logit_lens`: what the head would say after each layer, at each position.
 
 In:  a model, a prompt.
-Out: `Lens`: a grid of layers x positions, in each cell the best words and where the target stands.
+Out: `Lens`: a grid of layers x positions, in each cell the best words, where the target stands, and
+     how far the layer still is from what the model says in the end.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lmhead import checks
 from lmhead.analysis.reading import Text, prompt_ids
@@ -27,20 +30,23 @@ class Cell:
         entropy: of the distribution, in nats.
         target_p: the probability of the target.
         target_rank: how many words come before the target; 0 if it is the best one.
+        kl: KL(this layer ‖ the last one) in nats; 0 in the last layer.
     """
 
     best: tuple[tuple[Piece, float], ...]
     entropy: float
     target_p: float
     target_rank: int
+    kl: float
 
     def to_json(self) -> dict[str, Any]:
-        """`best`, `entropy`, `target_p`, `target_rank`."""
+        """`best`, `entropy`, `target_p`, `target_rank`, `kl`."""
         return {
             "best": [{**piece.to_json(), "p": p} for piece, p in self.best],
             "entropy": finite(self.entropy),
             "target_p": self.target_p,
             "target_rank": self.target_rank,
+            "kl": finite(self.kl),
         }
 
 
@@ -75,7 +81,12 @@ class Lens:
 
 @torch.no_grad()
 def logit_lens(
-    model: LanguageModel, prompt: Text, *, top: int = 1, target: int | None = None
+    model: LanguageModel,
+    prompt: Text,
+    *,
+    top: int = 1,
+    target: int | None = None,
+    between: Callable[[], object] | None = None,
 ) -> Lens:
     """Read the hidden states of every layer with the head, as if each were the last.
 
@@ -87,6 +98,7 @@ def logit_lens(
         top: how many words per cell.
         target: the id of the word whose rank is asked for everywhere; None for the next token of
             the prompt, and the model's own answer at the end.
+        between: called before each layer is read with the head; what it raises ends the work.
     """
     checks.check_whole("top", top, low=1, high=model.head.vocab_size)
     if target is not None:
@@ -98,26 +110,39 @@ def logit_lens(
     else:
         wanted = [target] * len(ids)
     goal = torch.tensor(wanted)
+    cells = []
+    for layer in layers:
+        if between is not None:
+            between()
+        cells.append(_cells(model, layer[0], layers[-1][0], ids, goal, top))
     return Lens(
         prompt=tuple(pieces_of(model, ids)),
         targets=tuple(piece_of(model, w, id) for w, id in zip(wanted, ids, strict=True)),
-        cells=tuple(_cells(model, layer[0], ids, goal, top) for layer in layers),
+        cells=tuple(cells),
     )
 
 
 def _cells(
-    model: LanguageModel, hidden: torch.Tensor, ids: list[int], goal: torch.Tensor, top: int
+    model: LanguageModel,
+    hidden: Tensor,
+    last: Tensor,
+    ids: list[int],
+    goal: Tensor,
+    top: int,
 ) -> tuple[Cell, ...]:
+    """A row of the grid: the head on one layer's states (T, D), and on those of the last layer."""
+    final = model.head(last).double()
     answers = (
         model.head(hidden)
         .double()
-        .ask(top_k=top, logsumexp=True, entropy=True, log_prob=goal, rank=goal)
+        .ask(top_k=top, logsumexp=True, entropy=True, log_prob=goal, rank=goal, kl_to=final)
     )
     assert answers.top_k is not None
     assert answers.logsumexp is not None
     assert answers.entropy is not None
     assert answers.log_prob is not None
     assert answers.rank is not None
+    assert answers.kl is not None
     p = (answers.top_k.values - answers.logsumexp[:, None]).exp().tolist()
     words = answers.top_k.indices.tolist()
     return tuple(
@@ -129,6 +154,7 @@ def _cells(
             entropy=float(answers.entropy[i]),
             target_p=math.exp(float(answers.log_prob[i])),
             target_rank=int(answers.rank[i]),
+            kl=max(0.0, float(answers.kl[i])),
         )
         for i in range(len(ids))
     )

@@ -11,6 +11,8 @@ class Limits:
         body_bytes: of a request's body.
         body_seconds: for a body to arrive, whatever its size.
         prompt_tokens: of a prompt; a model's own `max_length` may be smaller.
+        lens_tokens: of a prompt that is looked at layer by layer.
+        compare_tokens: of a text along which two models or samplers are compared.
         waiting: requests for the worker at one time, the running one included.
         seconds: from the question to the answer; then the work is given up.
     """
@@ -18,5 +20,7 @@ class Limits:
     body_bytes: int = 1 << 20
     body_seconds: float = 10.0
     prompt_tokens: int = 4096
+    lens_tokens: int = 256
+    compare_tokens: int = 1024
     waiting: int = 8
     seconds: float = 60.0

@@ -2,16 +2,18 @@
 
 models   GET  /api/models, /api/vocabulary    names and sizes; the text of every token
 next     POST /api/next                       one row of logits behind a prompt
+lens     POST /api/lens                       layers x positions, read with the head
+compare  GET  /api/comparable, POST /api/compare    two models or samplers, along a text
 """
 
 from starlette.routing import Route
 
 from lmhead.server.desk import Desk
-from lmhead.server.endpoints import models, next
+from lmhead.server.endpoints import compare, lens, models, next
 
 __all__ = ["all_routes"]
 
 
 def all_routes(desk: Desk) -> list[Route]:
     """Of every page."""
-    return [route for page in (models, next) for route in page.routes(desk)]
+    return [route for page in (models, next, lens, compare) for route in page.routes(desk)]

@@ -1,0 +1,63 @@
+// The values of what the pointer is over, or the keyboard on: a small card beside it.
+//
+// It watches a container whose cells have `data-at`, and keeps its own state, so that moving the
+// pointer draws nothing but the card.
+
+import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+interface TipProps {
+  readonly within: { readonly current: HTMLElement | null };
+  readonly id: string;
+  /** What to say about the cell of a `data-at`; null for nothing. */
+  say(at: string): ComponentChildren;
+}
+
+const GAP = 8;
+
+export function Tip({ within, id, say }: TipProps): JSX.Element | null {
+  const [over, setOver] = useState<HTMLElement>();
+  const card = useRef<HTMLDivElement>(null);
+  const at = over?.isConnected ? over.dataset["at"] : undefined;
+
+  useEffect(() => {
+    const box = within.current;
+    if (!box) return;
+    const show = (event: Event): void => {
+      const cell = (event.target as Element).closest<HTMLElement>("[data-at]");
+      setOver(cell ?? undefined);
+    };
+    const hide = (): void => setOver(undefined);
+    const key = (event: KeyboardEvent): void => void (event.key === "Escape" && hide());
+    const pairs: [string, EventListener][] = [
+      ["pointerover", show],
+      ["focusin", show],
+      ["pointerleave", hide],
+      ["focusout", hide],
+      ["scroll", hide],
+      ["keydown", key as EventListener],
+    ];
+    pairs.forEach(([name, listen]) => box.addEventListener(name, listen));
+    addEventListener("scroll", hide, { passive: true });
+    return () => {
+      pairs.forEach(([name, listen]) => box.removeEventListener(name, listen));
+      removeEventListener("scroll", hide);
+    };
+  }, [within.current]);
+
+  useLayoutEffect(() => {
+    if (!over || !card.current) return;
+    const [cell, own] = [over.getBoundingClientRect(), card.current.getBoundingClientRect()];
+    const below = cell.bottom + GAP + own.height <= innerHeight;
+    const left = Math.min(cell.left, document.documentElement.clientWidth - own.width - GAP);
+    card.current.style.left = `${Math.max(GAP, left)}px`;
+    card.current.style.top = `${below ? cell.bottom + GAP : Math.max(GAP, cell.top - GAP - own.height)}px`;
+  });
+
+  const said = at === undefined ? null : say(at);
+  return said === null ? null : (
+    <div class="tip" role="tooltip" id={id} ref={card} data-tip={at}>
+      {said}
+    </div>
+  );
+}

@@ -1,0 +1,71 @@
+// One cell: its numbers, its best words, and how the column goes from layer to layer.
+
+import type { JSX } from "preact";
+import { fill, useStrings } from "../i18n";
+import { TokenText, visible } from "../next/tokens";
+import { Climb } from "./climb";
+import { layerName, type At } from "./grid";
+import { exact, MEASURES, valueOf, type Lens, type Measure, type Scale } from "./measures";
+
+interface CellProps {
+  readonly lens: Lens;
+  readonly scale: Scale;
+  readonly measure: Measure;
+  readonly at: At;
+  onSeek(id: number): void;
+}
+
+export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: CellProps): JSX.Element | null {
+  const { lens: s, common } = useStrings();
+  const cell = lens.layers[row]?.cells[column];
+  const target = lens.targets[column];
+  if (!cell || !target) return null;
+  const most = cell.best[0]?.p ?? 1;
+  return (
+    <aside class="panel cell" data-chart="cell" data-at={`${row}.${column}`} aria-label={s.chosen} aria-live="polite">
+      <h2>{layerName(row, lens.layers.length - 1, s)}</h2>
+      <p class="note">
+        {s.behind} <TokenText text={lens.prompt[column]?.text ?? ""} /> · {s.sought} <TokenText text={target.text} />
+      </p>
+      <table class="bars" data-chart="best">
+        <caption>{s.best}</caption>
+        <thead>
+          <tr>
+            <th scope="col">{common.word}</th>
+            <th scope="col" class="figure">{common.probability}</th>
+            <td class="bar" />
+          </tr>
+        </thead>
+        <tbody>
+          {cell.best.map((word) => (
+            <tr key={word.id} class={word.id === target.id ? "hit" : undefined} data-id={word.id} data-p={word.p}>
+              <th scope="row">
+                <button type="button" class="word" aria-label={fill(s.seekWord, { word: visible(word.text) })} onClick={() => onSeek(word.id)}>
+                  <TokenText text={word.text} />
+                </button>
+              </th>
+              <td class="figure">{exact(word.p, "p").slice(0, 6)}</td>
+              <td class="bar">
+                <div class="track" aria-hidden="true">
+                  <div class="fill plain" style={{ left: "0", width: `${(100 * word.p) / most}%` }} />
+                </div>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="note">{s.seekHint}</p>
+      <table class="facts" data-chart="facts">
+        <tbody>
+          {MEASURES.map((one) => (
+            <tr key={one} data-measure={one} data-value={valueOf(cell, one)}>
+              <th scope="row">{s.measures[one]}</th>
+              <td>{exact(valueOf(cell, one), one)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <Climb lens={lens} scale={scale} measure={measure} at={[row, column]} />
+    </aside>
+  );
+}

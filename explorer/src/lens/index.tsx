@@ -1,0 +1,94 @@
+// The page of the lens: what the head would say after each layer, at each position of a text.
+
+import type { JSX } from "preact";
+import { useContext, useMemo } from "preact/hooks";
+import { Legend } from "../heat/legend";
+import { fill, useStrings } from "../i18n";
+import { Models } from "../models";
+import { Choice, Switch } from "../ui/controls";
+import { whole } from "../ui/format";
+import { Prose } from "../ui/prose";
+import { change, flag, number, oneOf, text, useParam, type Codec } from "../url";
+import { CellPanel } from "./cell";
+import { Grid, type At } from "./grid";
+import { legendOf, MEASURES, scaleOf, type Measure } from "./measures";
+import { Numbers } from "./table";
+import { Target } from "./target";
+import { useLens } from "./useLens";
+
+/** Layer and position with a dot between them; null for the model's own answer, the last cell. */
+const place: Codec<At | null> = {
+  initial: null,
+  parse: (shown) => {
+    const [row, column] = /^(\d{1,4})\.(\d{1,4})$/.exec(shown)?.slice(1).map(Number) ?? [];
+    return row === undefined || column === undefined ? undefined : [row, column];
+  },
+  show: (value) => value?.join(".") ?? "",
+};
+
+export function LensPage(): JSX.Element {
+  const { lens: s } = useStrings();
+  const models = useContext(Models);
+  const known = models.map(({ name }) => name);
+  const [name] = useParam("model", oneOf(known[0] ?? "", known));
+  const [prompt] = useParam("prompt", text(s.sample));
+  const [target] = useParam("target", number(-1, 0, 2 ** 31));
+  const [measure, setMeasure] = useParam("by", oneOf<Measure>("p", MEASURES));
+  const [figures, setFigures] = useParam("figures", flag(true));
+  const [cell, setCell] = useParam("cell", place);
+  const sought = target < 0 ? null : Math.floor(target);
+  const { lens, waiting, failed } = useLens(name, prompt, sought);
+  const words = models.find((one) => one.name === name)?.vocab_size ?? 2;
+  const scale = useMemo(() => (lens ? scaleOf(lens, words) : undefined), [lens, words]);
+  const corner: At = [(lens?.layers.length ?? 1) - 1, (lens?.prompt.length ?? 1) - 1];
+  const inside = cell !== null && cell[0] <= corner[0] && cell[1] <= corner[1];
+  const at = inside ? cell : corner;
+  const seek = (id: number | null): void => change({ target: id === null ? null : String(id) });
+
+  return (
+    <div class="lens">
+      <header class="intro">
+        <h1>{s.title}</h1>
+        <Prose text={fill(s.lead, { model: name })} />
+      </header>
+      {models.length > 1 ? (
+        <Choice name="model" label={s.model} value={name} options={known.map((one) => [one, one] as const)} onChoose={(one) => change({ model: one, target: null, cell: null })} />
+      ) : null}
+      <form
+        class="prompt"
+        onSubmit={(event) => {
+          event.preventDefault();
+          change({ prompt: String(new FormData(event.currentTarget).get("prompt")), cell: null });
+        }}
+      >
+        <label for="prompt">{s.prompt}</label>
+        <textarea id="prompt" name="prompt" rows={2} key={prompt}>
+          {prompt}
+        </textarea>
+        <button type="submit">{s.look}</button>
+      </form>
+      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={waiting}>
+        {failed ? fill(s.failed, { message: failed }) : waiting ? s.waiting : ""}
+      </p>
+      {lens && scale ? (
+        <>
+          <div class="settings-row">
+            <Choice name="by" label={s.by} value={measure} options={MEASURES.map((one) => [one, s.measures[one]] as const)} onChoose={setMeasure} />
+            <Switch name="figures" label={s.figures} on={figures} onFlip={setFigures} />
+          </div>
+          <p class="note">{s.explain[measure]}</p>
+          <Legend title={s.legend} steps={legendOf(measure, scale)} notes={[s.hit]} />
+          <div class="look">
+            <div class="main">
+              <Grid lens={lens} scale={scale} measure={measure} figures={figures} chosen={at} onChoose={setCell} />
+              <p class="note">{fill(s.size, { layers: lens.layers.length, positions: whole(lens.prompt.length) })}</p>
+              <Numbers lens={lens} measure={measure} />
+              <Target model={name} word={sought === null ? undefined : lens.targets[0]} onSeek={seek} />
+            </div>
+            <CellPanel lens={lens} scale={scale} measure={measure} at={at} onSeek={seek} />
+          </div>
+        </>
+      ) : null}
+    </div>
+  );
+}

@@ -1,0 +1,60 @@
+// Which word is looked for: the one that follows, or one word everywhere, found by text or id.
+//
+// The texts of the vocabulary are asked for when somebody begins to search, not before.
+
+import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { vocabulary } from "../ask";
+import { fill, useStrings } from "../i18n";
+import { TokenText, visible } from "../next/tokens";
+import type { Word } from "./measures";
+import { search } from "./search";
+
+interface TargetProps {
+  readonly model: string;
+  /** The word that is looked for everywhere; undefined for what follows. */
+  readonly word: Word | undefined;
+  onSeek(id: number | null): void;
+}
+
+export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
+  const { lens: s } = useStrings();
+  const [sought, setSought] = useState("");
+  const [texts, setTexts] = useState<readonly string[]>();
+  useEffect(() => setTexts(undefined), [model]);
+  const load = (): void => {
+    if (!texts) vocabulary(model).then(setTexts, () => setTexts([]));
+  };
+  const found = sought && texts ? search(sought, texts) : [];
+  const seek = (id: number | null): void => {
+    setSought("");
+    onSeek(id);
+  };
+  return (
+    <div class="target" data-chart="target">
+      <p>
+        <span class="note">{s.seeking}</span>{" "}
+        {word ? <TokenText text={word.text} /> : <strong>{s.follows}</strong>}
+      </p>
+      {word ? (
+        <button type="button" data-do="follow" onClick={() => seek(null)}>
+          {s.seekFollowing}
+        </button>
+      ) : null}
+      <div class="number">
+        <label for="seek">{s.seek}</label>
+        <input id="seek" name="seek" type="search" value={sought} onFocus={load} onInput={(event) => setSought(event.currentTarget.value)} />
+      </div>
+      {sought && texts && !found.length ? <p class="note">{s.nothing}</p> : null}
+      {found.length ? (
+        <div class="controls buttons" data-chart="found">
+          {found.map((id) => (
+            <button key={id} type="button" class="found" data-id={id} aria-label={fill(s.seekWord, { word: visible(texts?.[id] ?? "") })} onClick={() => seek(id)}>
+              <TokenText text={texts?.[id] ?? ""} /> <small>{id}</small>
+            </button>
+          ))}
+        </div>
+      ) : null}
+    </div>
+  );
+}

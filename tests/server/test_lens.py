@@ -1,0 +1,153 @@
+"""POST /api/lens: the library's own numbers, bounds, and work that ends when nobody waits."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama2c_files import tiny_model
+
+from lmhead.analysis import logit_lens
+from lmhead.models import LanguageModel
+from lmhead.server import Limits
+from lmhead.server.endpoints import lens
+from lmhead.server.work import Gone
+from server.asking import ask, make_app, write_page
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def app(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    page = write_page(tmp_path_factory.mktemp("site") / "page")
+    return make_app(page, models={"tiny": model}, limits=Limits(lens_tokens=20))
+
+
+def test_the_numbers_are_the_library_s(app: Any, model: LanguageModel) -> None:
+    answer = ask(app, "POST", "/api/lens", json={"model": "tiny", "prompt": "hello 你", "top": 3})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == logit_lens(model, "hello 你", top=3).to_json()
+
+
+def test_ids_and_a_target_of_ones_own(app: Any, model: LanguageModel) -> None:
+    asked = {"model": "tiny", "ids": [260, 261], "target": 7}
+    found = ask(app, "POST", "/api/lens", json=asked).json()
+    assert found == logit_lens(model, [260, 261], top=8, target=7).to_json()
+    assert {target["id"] for target in found["targets"]} == {7}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "message"),
+    [
+        ({"model": "other", "prompt": "a"}, 404, "no model"),
+        ({"model": "tiny"}, 400, "prompt or ids"),
+        ({"model": "tiny", "ids": []}, 400, "at least one token"),
+        ({"model": "tiny", "ids": [5] * 21}, 400, "at most 20 tokens"),
+        (
+            {"model": "tiny", "prompt": "a", "top": 0},
+            400,
+            "top must be a whole number from 1 to 20",
+        ),
+        ({"model": "tiny", "prompt": "a", "top": 21}, 400, "top must be"),
+        ({"model": "tiny", "prompt": "a", "top": True}, 400, "top must be"),
+        ({"model": "tiny", "prompt": "a", "target": 300}, 400, "target must be"),
+        ({"model": "tiny", "prompt": "a", "target": "a"}, 400, "target must be"),
+        ({"model": "tiny", "prompt": "a", "file": "x"}, 400, "'file'"),
+    ],
+)
+def test_a_malformed_question_is_told_what_is_wrong(
+    app: Any, asked: dict[str, Any], status: int, message: str
+) -> None:
+    answer = ask(app, "POST", "/api/lens", json=asked)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
+
+
+JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["model", "prompt", "ids", "target", "top", "x"]), st.just("tiny") | JSON
+    )
+)
+def test_no_json_breaks_it(app: Any, asked: dict[str, Any]) -> None:
+    headers = {"content-type": "application/json"}
+    answer = ask(app, "POST", "/api/lens", content=json.dumps(asked).encode(), headers=headers)
+    assert answer.status_code in (200, 400, 404)
+
+
+def test_a_model_without_layers_says_so(page: Path, model: LanguageModel) -> None:
+    class Closed:
+        name, eos_token_ids, tokenizer = "closed", (), model.tokenizer
+        max_length, head = model.max_length, model.head
+
+        def layers(self, _: torch.Tensor) -> list[torch.Tensor]:
+            raise TypeError("the body of closed must have layers(ids), to be looked into")
+
+    app = make_app(page, models={"closed": Closed()})  # type: ignore[dict-item]
+    answer = ask(app, "POST", "/api/lens", json={"model": "closed", "prompt": "a"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "no_layers"
+
+
+def test_who_leaves_stops_the_work_between_two_layers(
+    page: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client goes when the first layer has been read; the second is never begun."""
+    reached, left, ended = threading.Event(), threading.Event(), threading.Event()
+    layers = 0
+
+    def watched(*args: Any, between: Any, **options: Any) -> Any:
+        def look() -> None:
+            nonlocal layers
+            between()
+            layers += 1
+            reached.set()
+            left.wait(5)
+
+        try:
+            return logit_lens(*args, between=look, **options)
+        except Gone:
+            ended.set()
+            raise
+
+    monkeypatch.setattr(lens, "logit_lens", watched)
+    app = make_app(page, models={"tiny": model})
+
+    async def main() -> None:
+        body = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
+        sent = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if not sent:
+                sent = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await asyncio.to_thread(reached.wait, 5)
+            return {"type": "http.disconnect"}
+
+        async def send(_: Any) -> None:
+            left.set()
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/api/lens",
+            "raw_path": b"/api/lens",
+            "query_string": b"",
+            "headers": [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json")],
+        }
+        await app(scope, receive, send)
+        assert await asyncio.to_thread(ended.wait, 5)
+
+    asyncio.run(main())
+    assert layers == 1

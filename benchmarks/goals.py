@@ -20,6 +20,7 @@ HALF = "loss-smollm2-256-bfloat16"
 MEMORY = "memory-float32"
 SCALING = "scaling"
 TRAINED = "wikitext-filter"
+VOCAB = "vocab-training"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,27 @@ def _trained(document: Document) -> float | None:
     return float(abs(last["filter"] / last["exact"] - 1))
 
 
+def _perplexity(kind: str) -> Callable[[Document], float | None]:
+    """Over that of the full head."""
+
+    def measure(document: Document) -> float | None:
+        found = {r["kind"]: r["perplexity"] for r in document["results"]}
+        return found[kind] / found["full"] if {kind, "full"} <= set(found) else None
+
+    return measure
+
+
+def _step(kind: str) -> Callable[[Document], float | None]:
+    """Time of a head's loss and gradients over that of the full head."""
+
+    def measure(document: Document) -> float | None:
+        found = [r.get("timing") for r in document["results"] if r["kind"] == kind]
+        faster = found[0]["training step"].get("faster") if found and found[0] else None
+        return None if faster is None else 1 / faster
+
+    return measure
+
+
 GOALS = (
     Goal("loss, exact / torch.compile", LOSS, _ratio("lmhead", "compile"), 0.85),
     Goal("loss, exact / eager torch", LOSS, _ratio("lmhead", "eager"), 0.70),
@@ -91,15 +113,33 @@ GOALS = (
     Goal("temporary memory / max_bytes, worst shape", MEMORY, _temporary, 1.0),
     Goal("time grows with V and N to the power", SCALING, _power, 1.05),
     Goal("trained with the filter, loss off by", TRAINED, _trained, 0.002),
+    Goal("adaptive head, perplexity / full", VOCAB, _perplexity("adaptive"), 1.05),
+    Goal("adaptive head, time / full", VOCAB, _step("adaptive"), 1 / 2.5),
+    Goal("hierarchical head, time / full", VOCAB, _step("hierarchical"), 1 / 5),
 )
 
 
 def lines(folder: Path) -> list[str]:
     """A table of the goals and what the files say."""
+    documents = {goal.file: _read(folder / f"{goal.file}.json") for goal in GOALS}
+    return _lines([(goal, documents[goal.file]) for goal in GOALS])
+
+
+def lines_of(document: Document, file: str) -> list[str]:
+    """The goals of one file, and what this document says."""
+    return _lines([(goal, document) for goal in GOALS if goal.file == file])
+
+
+def _read(path: Path) -> Document | None:
+    found: Document | None = None
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _lines(pairs: list[tuple[Goal, Document | None]]) -> list[str]:
     rows = []
-    for goal in GOALS:
-        path = folder / f"{goal.file}.json"
-        document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    for goal, document in pairs:
         value = None if document is None else goal.measure(document)
         met = "no file" if document is None else "not measured" if value is None else None
         met = met or ("yes" if value is not None and value <= goal.at_most else "NO")

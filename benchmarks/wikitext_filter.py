@@ -1,6 +1,6 @@
 """Does the gradient filter change what a model learns? Train from scratch on WikiText-2 and see.
 
-    python benchmarks/wikitext_filter.py --data FOLDER      (a quarter of an hour on two cores)
+    python -m benchmarks.wikitext_filter --data FOLDER      (a quarter of an hour on two cores)
 
 A small Transformer on words (V = 33,278), same seed, same batches, four losses:
 
@@ -18,62 +18,26 @@ the mass is a share of the mass. FOLDER has `train.txt` and `valid.txt`.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import lmhead
+from benchmarks.wikitext import ROOT, Body, Settings, add_options, learn, mean_loss, read
 from lmhead.bench.machine import describe
+from lmhead.bench.report import write_json
 
 THRESHOLD = 2.0**-12
 TAIL_MASS = 0.02
 CHUNK = 256  # tokens, as the filter has it
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of the model and its training."""
-
-    steps: int
-    every: int
-    batch: int
-    window: int
-    width: int
-    layers: int
-    rate: float
-    valid_tokens: int
-    seed: int
-
-
-class Model(nn.Module):
-    """Words and places, a causal Transformer, and a head's weight of its own."""
-
-    def __init__(self, vocab: int, s: Settings) -> None:
-        super().__init__()
-        self.words = nn.Embedding(vocab, s.width)
-        self.places = nn.Embedding(s.window, s.width)
-        layer = nn.TransformerEncoderLayer(
-            s.width, max(1, s.width // 32), 4 * s.width, 0.0, batch_first=True, norm_first=True
-        )
-        self.body = nn.TransformerEncoder(layer, s.layers, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(s.width)
-        self.head = lmhead.LMHead(s.width, vocab)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(s.window))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """(batch, window) ids to (batch · window, width) hidden states."""
-        x = self.words(ids) + self.places.weight
-        hidden: Tensor = self.norm(self.body(x, mask=self.mask, is_causal=True))
-        return hidden.flatten(0, 1)
 
 
 class ThresholdLoss(torch.autograd.Function):
@@ -130,79 +94,41 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def read(folder: Path) -> tuple[Tensor, Tensor, int]:
-    """Ids of the training and of the validation words, and the size of the vocabulary."""
-    ids: dict[str, int] = {}
-
-    def words(name: str) -> list[int]:
-        text = (folder / name).read_text(encoding="utf-8")
-        lines = ([*line.split(), "<eos>"] for line in text.splitlines())
-        return [ids.setdefault(word, len(ids)) for line in lines for word in line]
-
-    train, valid = words("train.txt"), words("valid.txt")
-    return torch.tensor(train), torch.tensor(valid), len(ids)
-
-
 def train(
     loss: Loss, train_ids: Tensor, valid_ids: Tensor, vocab: int, s: Settings
 ) -> list[dict[str, Any]]:
     """One training run: validation losses by steps."""
     torch.manual_seed(s.seed)
-    model = Model(vocab, s)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=s.rate, weight_decay=0.0)
-    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 50))
-    order = torch.Generator().manual_seed(s.seed)
+    body, head = Body(vocab, s), lmhead.LMHead(s.width, vocab)
+
+    def total(hidden: Tensor, targets: Tensor) -> Tensor:
+        return lmhead.linear_cross_entropy(hidden, head.weight, targets, reduction="sum")
+
     curve, start = [], time.perf_counter()
-    for step in range(1, s.steps + 1):
-        first = torch.randint(len(train_ids) - s.window, (s.batch, 1), generator=order)
-        rows = train_ids[first + torch.arange(s.window + 1)]
-        value = loss(model(rows[:, :-1]), model.head.weight, rows[:, 1:].flatten())
-        optimizer.zero_grad()
-        torch.autograd.backward(value)
-        optimizer.step()
-        warm_up.step()
+    steps = learn(body, head, lambda h, y: loss(h, head.weight, y), train_ids, s)
+    for step, value in steps:
         if step % s.every == 0 or step == s.steps:
-            point = {"step": step, "train": value.item(), "valid": validate(model, valid_ids, s)}
-            curve.append({**point, "seconds": time.perf_counter() - start})
-            print(
-                f"  step {step:5d}   train {point['train']:.4f}   valid {point['valid']:.4f}",
-                flush=True,
-            )
+            valid = mean_loss(body, total, valid_ids, s, s.valid_tokens)
+            seconds = time.perf_counter() - start
+            curve.append({"step": step, "train": value, "valid": valid, "seconds": seconds})
+            print(f"  step {step:5d}   train {value:.4f}   valid {valid:.4f}", flush=True)
     return curve
 
 
-@torch.no_grad()
-def validate(model: Model, ids: Tensor, s: Settings) -> float:
-    """Mean loss of the validation words, the same for all."""
-    windows = min(s.valid_tokens, len(ids) - 1) // s.window
-    inputs = ids[: windows * s.window].view(windows, s.window)
-    targets = ids[1 : windows * s.window + 1].view(windows, s.window)
-    total = 0.0
-    for x, y in zip(torch.split(inputs, s.batch), torch.split(targets, s.batch), strict=True):
-        hidden = model(x)
-        sum_ = lmhead.linear_cross_entropy(hidden, model.head.weight, y.flatten(), reduction="sum")
-        total += float(sum_)
-    return total / targets.numel()
-
-
 def main() -> None:
-    here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, default=here.parents[1] / "shared/data/wikitext-2")
-    parser.add_argument("--out", type=Path, default=here / "results" / "wikitext-filter.json")
+    out = ROOT / "benchmarks" / "results" / "wikitext-filter.json"
+    parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--variant", action="append", choices=LOSSES, help="all by default")
     parser.add_argument("--threads", type=int)
-    for name, value in asdict(Settings(400, 50, 16, 64, 128, 2, 1e-3, 20_000, 0)).items():
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=type(value), default=value, help=f"default {value}")
+    add_options(parser, Settings(400, 50, 16, 64, 128, 2, 1e-3, 20_000, 0))
     given = vars(parser.parse_args())
     folder, out, variants, threads = (given.pop(x) for x in ("data", "out", "variant", "threads"))
-    if not (folder / "train.txt").is_file() or not (folder / "valid.txt").is_file():
-        parser.error(f"--data must be a folder with train.txt and valid.txt; got {folder}")
     if threads:
         torch.set_num_threads(threads)
     settings = Settings(**given)
-    train_ids, valid_ids, vocab = read(folder)
+    train_ids, valid_ids, frequencies = read(parser, folder)
+    vocab = len(frequencies)
     print(f"{len(train_ids):,} words to train on, V = {vocab:,}, log V = {math.log(vocab):.2f}")
     curves: dict[str, list[dict[str, Any]]] = {}
     for name in variants or LOSSES:
@@ -216,8 +142,7 @@ def main() -> None:
             **describe(torch.get_num_threads()),
             "curves": curves,
         }
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_json(document, out)
     best = curves.get("exact")
     for name, curve in curves.items():
         last = curve[-1]["valid"]

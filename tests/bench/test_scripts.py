@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import __main__ as standard  # noqa: E402
-from benchmarks import goals, vocab_heads, wikitext_filter  # noqa: E402
+from benchmarks import goals, wikitext_filter  # noqa: E402
 from lmhead.cli.bench import command  # noqa: E402
 
 sys.path.remove(str(ROOT))
@@ -99,26 +99,3 @@ def test_training_runs_and_writes(
     assert list(document["curves"]) == ["exact", "filter", "threshold", "dropped"]
     assert [point["step"] for point in document["curves"]["exact"]] == [2, 4]
     assert "valid" in capsys.readouterr().out
-
-
-def test_heads_for_huge_vocabularies_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in (("train", "a b a c a d e f g h"), ("valid", "b a z a")):
-        (tmp_path / f"{name}.txt").write_text("\n".join([text] * 20), encoding="utf-8")
-    call = "--batch 2 --window 4 --width 32 --layers 1 --steps 2 --every 1 --samples 3"
-    call += " --valid-tokens 40 --sizes 50 90 --scaling-width 8 --head full --head adaptive"
-    out = tmp_path / "heads.json"
-    monkeypatch.setattr(vocab_heads, "memory", lambda *_: None)
-    arguments = ["x", "--data", str(tmp_path), "--out", str(out), *call.split()]
-    monkeypatch.setattr(sys, "argv", arguments)
-    vocab_heads.main()
-    document = json.loads(out.read_text(encoding="utf-8"))
-    first, second = document["training"]["results"]
-    assert first["perplexity"] == pytest.approx(second["perplexity"], rel=0.5)
-    assert [goal["goal"].split()[0] for goal in document["training"]["goals"]] == ["adaptive"] * 2
-    assert len(document["scaling"]["points"]) == 2 * 5 * 3
-    assert {p.suffix for p in tmp_path.glob("heads.*")} == {".json", ".png", ".svg"}
-    monkeypatch.setattr(sys, "argv", ["x", "--data", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit):
-        vocab_heads.main()

@@ -22,9 +22,11 @@ def results_folder(out: Path | None) -> Path | None:
 
 
 def write_json(document: Document, path: Path) -> None:
-    """The document as a file that reads well in a diff."""
+    """The document as a file that reads well in a diff; there whole, or as it was before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_json(document) + "\n", encoding="utf-8")
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(to_json(document) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def to_json(document: Document) -> str:

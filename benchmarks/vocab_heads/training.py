@@ -46,7 +46,7 @@ class HeadSettings(Settings):
     samples: int
 
 
-DEFAULTS = HeadSettings(700, 100, 16, 64, 256, 2, 2e-3, 20_000, 0, 1024)
+DEFAULTS = HeadSettings(500, 100, 16, 64, 256, 2, 2e-3, 20_000, 0, 1024)
 
 
 def train(

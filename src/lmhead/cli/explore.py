@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     envvar="LMHEAD_KEY",
     help="What every request must show; needed for a host that other machines can reach.",
 )
+@click.option(
+    "--run",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Watch the run of `lmhead train --out FOLDER`, begun or not.",
+)
 @click.option("--no-browser", is_flag=True, help="Only say the address.")
 @model_options
 def command(
@@ -35,6 +41,7 @@ def command(
     host: str,
     port: int,
     key: str | None,
+    run: Path | None,
     no_browser: bool,
     download: bool,
     threads: int | None,
@@ -49,6 +56,7 @@ def command(
       lmhead explore
       lmhead explore --lang zh
       lmhead explore ./model --port 8000 --no-browser
+      lmhead explore --run ./run
     """
     try:
         with leaving_at_once():
@@ -64,7 +72,16 @@ def command(
         model = open_model(where, download=download, threads=threads)
         opened[_name(model.name or Path(where).name, opened)] = model
     try:
-        serve(opened, host=host, port=port, key=key, lang=lang, browser=not no_browser, said=_say)
+        serve(
+            opened,
+            host=host,
+            port=port,
+            key=key,
+            lang=lang,
+            browser=not no_browser,
+            run=run,
+            said=_say,
+        )
     except FileNotFoundError as error:
         raise click.ClickException(f"{error}.") from None
 

@@ -33,6 +33,7 @@ def create_app(
     key: str | None = None,
     limits: Limits | None = None,
     page: Path | None = None,
+    run: Path | None = None,
 ) -> ASGIApp:
     """An ASGI application that serves the page and answers about these models.
 
@@ -42,10 +43,11 @@ def create_app(
         key: a secret that every request must show; None for none.
         limits: how much may be asked.
         page: the folder of the built page; that of the package if not given.
+        run: the folder of a training run to watch, which may not have begun yet.
     """
     limits = limits or Limits()
     worker = Worker(limits)
-    desk = Desk(models, worker, limits)
+    desk = Desk(models, worker, limits, None if run is None else run.resolve())
     files = serve_files(read_page(page_folder() if page is None else page), PAGES)
 
     @asynccontextmanager

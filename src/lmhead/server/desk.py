@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -51,10 +52,16 @@ def answering(endpoint: Endpoint) -> Endpoint:
 
 
 class Desk:
-    """The models by name, the worker, and how a question is read."""
+    """The models by name, the folder of a run, the worker, and how a question is read."""
 
-    def __init__(self, models: Mapping[str, LanguageModel], worker: Worker, limits: Limits) -> None:
-        self.models, self.worker, self.limits = dict(models), worker, limits
+    def __init__(
+        self,
+        models: Mapping[str, LanguageModel],
+        worker: Worker,
+        limits: Limits,
+        run: Path | None = None,
+    ) -> None:
+        self.models, self.worker, self.limits, self.run = dict(models), worker, limits, run
 
     async def read(self, request: Request, known: set[str]) -> dict[str, Any]:
         """The body: a JSON object with these fields and no others."""

@@ -7,6 +7,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from urllib.parse import urlencode
 
 import uvicorn
@@ -27,6 +28,7 @@ def serve(
     lang: str | None = None,
     browser: bool = True,
     limits: Limits | None = None,
+    run: Path | None = None,
     said: Callable[[str], None] = print,
 ) -> None:
     """Serve until interrupted.
@@ -39,6 +41,7 @@ def serve(
         lang: the page's language; the browser's if not given.
         browser: whether to open the page.
         limits: how much may be asked.
+        run: the folder of a training run to watch.
         said: is told the address, once it can be opened.
 
     Raises:
@@ -53,7 +56,7 @@ def serve(
     query = {k: v for k, v in (("key", key), ("lang", lang)) if v}
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{bound}/" + (f"?{urlencode(query)}" if query else "")
-    app = create_app(models, hosts=own_names(host, bound), key=key, limits=limits)
+    app = create_app(models, hosts=own_names(host, bound), key=key, limits=limits, run=run)
     server = _Server(
         uvicorn.Config(
             app,

@@ -6,6 +6,7 @@ import "./style/learn.css";
 import "./style/next.css";
 import "./style/heat.css";
 import "./style/lens.css";
+import "./style/compare.css";
 
 const root = document.getElementById("app");
 if (root) render(<App />, root);

@@ -2,6 +2,7 @@
 
 import type { JSX } from "preact";
 import type { Strings } from "./i18n";
+import { ComparePage } from "./compare";
 import { LearnPage } from "./learn";
 import { LensPage } from "./lens";
 import { NextPage } from "./next";
@@ -18,4 +19,5 @@ export const PAGES: readonly PageInfo[] = [
   { path: "/", name: "learn", needsModel: false, View: LearnPage },
   { path: "/next", name: "next", needsModel: true, View: NextPage },
   { path: "/lens", name: "lens", needsModel: true, View: LensPage },
+  { path: "/compare", name: "compare", needsModel: true, View: ComparePage },
 ];

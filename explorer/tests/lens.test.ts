@@ -68,8 +68,8 @@ test("arrows stay inside the grid; Home and End go to its sides, with Ctrl to it
 });
 
 test("a shade has no share outside 0 and 1", () => {
-  const shares = [-1, 0, 0.61, 0.81, 2, NaN].map((share) => shade(share));
-  expect(shares.map(({ style }) => style["--heat"])).toEqual(["0.0%", "0.0%", "61.0%", "81.0%", "100.0%", "0.0%"]);
+  const shares = [-1, 0, 0.61, 0.84, 2, NaN].map((share) => shade(share));
+  expect(shares.map(({ style }) => style["--heat"])).toEqual(["0.0%", "0.0%", "61.0%", "84.0%", "100.0%", "0.0%"]);
   expect(shares.map((one) => one.class)).toEqual([
     "heat cool", "heat cool", "heat cool high", "heat cool high deep", "heat cool high deep", "heat cool",
   ]);

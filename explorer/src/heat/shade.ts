@@ -10,8 +10,8 @@ export interface Shade {
 }
 
 /** From here on the ink changes, where the ground is light, and where it is dark. */
-export const DEEP = 0.8;
-export const HIGH = 0.6;
+export const DEEP = 0.83;
+export const HIGH = 0.59;
 
 export function shade(share: number, tone: Tone = "cool"): Shade {
   const clean = Number.isFinite(share) ? Math.min(Math.max(share, 0), 1) : 0;

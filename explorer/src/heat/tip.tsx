@@ -17,6 +17,7 @@ const GAP = 8;
 
 export function Tip({ within, id, say }: TipProps): JSX.Element | null {
   const [over, setOver] = useState<HTMLElement>();
+  const [, draw] = useState(0);
   const card = useRef<HTMLDivElement>(null);
   const at = over?.isConnected ? over.dataset["at"] : undefined;
 
@@ -28,20 +29,21 @@ export function Tip({ within, id, say }: TipProps): JSX.Element | null {
       setOver(cell ?? undefined);
     };
     const hide = (): void => setOver(undefined);
+    const follow = (): void => draw((n) => n + 1); // the cell has moved
     const key = (event: KeyboardEvent): void => void (event.key === "Escape" && hide());
     const pairs: [string, EventListener][] = [
       ["pointerover", show],
       ["focusin", show],
       ["pointerleave", hide],
       ["focusout", hide],
-      ["scroll", hide],
+      ["scroll", follow],
       ["keydown", key as EventListener],
     ];
     pairs.forEach(([name, listen]) => box.addEventListener(name, listen));
-    addEventListener("scroll", hide, { passive: true });
+    addEventListener("scroll", follow, { passive: true });
     return () => {
       pairs.forEach(([name, listen]) => box.removeEventListener(name, listen));
-      removeEventListener("scroll", hide);
+      removeEventListener("scroll", follow);
     };
   }, [within.current]);
 

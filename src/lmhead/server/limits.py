@@ -20,7 +20,7 @@ class Limits:
     body_bytes: int = 1 << 20
     body_seconds: float = 10.0
     prompt_tokens: int = 4096
-    lens_tokens: int = 256
+    lens_tokens: int = 128
     compare_tokens: int = 1024
     waiting: int = 8
     seconds: float = 60.0

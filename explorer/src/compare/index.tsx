@@ -1,0 +1,104 @@
+// The page that puts two models, or two samplers, side by side: on one next word, or along a text.
+
+import type { JSX } from "preact";
+import { useContext } from "preact/hooks";
+import { fill, useStrings } from "../i18n";
+import { Models } from "../models";
+import { Choice } from "../ui/controls";
+import { Prose } from "../ui/prose";
+import { change, oneOf, text, useParam } from "../url";
+import { AlongResult } from "./along";
+import { DifferentNote } from "./different";
+import { PromptResult } from "./prompt";
+import { ModelSide, SamplerSide } from "./side";
+import { libraryOptions, swapped } from "./sides";
+import { useAlong, useRows } from "./useCompare";
+import { useSampler } from "./useSampler";
+
+const MOST_CHARACTERS = 6000; // what an address can hold, whatever the language
+
+export function ComparePage(): JSX.Element {
+  const { comparing: s } = useStrings();
+  const models = useContext(Models);
+  const known = models.map(({ name }) => name);
+  const [first = "", second = first] = known;
+  const [wanted, setWhat] = useParam("what", oneOf(second === first ? "samplers" : "models", ["models", "samplers"] as const));
+  const what = known.length > 1 ? wanted : "samplers";
+  const [where, setWhere] = useParam("where", oneOf("prompt", ["prompt", "text"] as const));
+  const [a] = useParam("a", oneOf(first, known));
+  const [b] = useParam("b", oneOf(second, known));
+  const [prompt] = useParam("prompt", text(s.promptSample));
+  const [along] = useParam("text", text(s.textSample));
+  const one = useSampler("a");
+  const two = useSampler("b");
+  const samplers = what === "samplers";
+  const onText = where === "text";
+
+  const other = samplers ? a : b;
+  const rows = useRows(!onText, a, other, prompt);
+  const question = samplers
+    ? { a, sampler_a: libraryOptions(one.options), sampler_b: libraryOptions(two.options), text: along }
+    : { a, b, text: along };
+  const walked = useAlong(onText ? question : undefined);
+  const { waiting, failed } = onText ? walked : rows;
+  const different = [onText ? walked.found : rows.found].find((found) => found?.comparable === false);
+  const swap = (): void => change(samplers ? swapped(one.options, two.options) : { a: b, b: a });
+
+  return (
+    <div class="compare">
+      <header class="intro">
+        <h1>{s.title}</h1>
+        <Prose text={s.lead} />
+      </header>
+      <div class="settings-row">
+        {known.length > 1 ? (
+          <Choice name="what" label={s.what} value={what} options={[["models", s.models], ["samplers", s.samplers]] as const} onChoose={setWhat} />
+        ) : null}
+        <Choice name="where" label={s.where} value={where} options={[["prompt", s.onPrompt], ["text", s.onText]] as const} onChoose={setWhere} />
+        {samplers && known.length > 1 ? (
+          <Choice name="model" label={s.model} value={a} options={known.map((name) => [name, name] as const)} onChoose={(name) => change({ a: name })} />
+        ) : null}
+      </div>
+      {known.length > 1 ? null : <p class="note">{s.one}</p>}
+      <div class="sides">
+        {samplers ? (
+          <>
+            <SamplerSide side="a" sampler={one} />
+            <SamplerSide side="b" sampler={two} />
+          </>
+        ) : (
+          <>
+            <ModelSide side="a" value={a} known={known} onChoose={(name) => change({ a: name })} />
+            <ModelSide side="b" value={b} known={known} onChoose={(name) => change({ b: name })} />
+          </>
+        )}
+      </div>
+      <button type="button" class="quiet swap" data-do="swap" onClick={swap}>
+        {s.swap}
+      </button>
+      <form
+        class="prompt"
+        key={where}
+        onSubmit={(event) => {
+          event.preventDefault();
+          const said = String(new FormData(event.currentTarget).get("said"));
+          change(onText ? { text: said, at: null } : { prompt: said });
+        }}
+      >
+        <label for="said">{onText ? s.text : s.prompt}</label>
+        <textarea id="said" name="said" rows={onText ? 4 : 2} maxLength={MOST_CHARACTERS} key={onText ? along : prompt}>
+          {onText ? along : prompt}
+        </textarea>
+        <button type="submit">{s.go}</button>
+      </form>
+      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={waiting}>
+        {failed ? fill(s.failed, { message: failed }) : waiting ? s.waiting : ""}
+      </p>
+      {different?.comparable === false ? <DifferentNote different={different} /> : null}
+      {!onText && rows.found?.comparable && rows.found.models.join() === [a, other].join() ? (
+        <PromptResult model={a} found={rows.found} options={samplers ? [one.options, two.options] : undefined} />
+      ) : null}
+      {onText && walked.found?.comparable ? <AlongResult found={walked.found} samplers={walked.found.perplexity === null} /> : null}
+    </div>
+  );
+}

@@ -1,0 +1,116 @@
+// What the server says: rows of logits behind a prompt, or a comparison along a text.
+
+import { useEffect, useState } from "preact/hooks";
+import { next, post, type Token } from "../ask";
+import { Row } from "../next/row";
+
+/** Two models whose words are not the same: where they part. */
+export interface Different {
+  readonly comparable: false;
+  readonly reason: "sizes" | "token" | "cut";
+  readonly place: number | null;
+  readonly a: number | string;
+  readonly b: number | string;
+}
+
+type Best = Token & { readonly p: number };
+
+/** One position of a text; log-probabilities and divergences are null where they are infinite. */
+export interface Place {
+  readonly position: number;
+  readonly token: Token;
+  readonly log_prob_a: number | null;
+  readonly log_prob_b: number | null;
+  readonly kl: number | null;
+  readonly total_variation: number | null;
+  readonly best_a: Best;
+  readonly best_b: Best;
+}
+
+export interface Along {
+  readonly comparable: true;
+  readonly positions: number;
+  readonly kl: number | null;
+  readonly max_kl: number | null;
+  readonly total_variation: number | null;
+  readonly agreement: number;
+  readonly perplexity: readonly [number | null, number | null] | null;
+  readonly first: Token;
+  readonly places: readonly Place[];
+}
+
+/** Rows of one model, or of two. */
+export interface Rows {
+  readonly comparable: true;
+  readonly models: readonly [string, string];
+  readonly prompt: readonly Token[];
+  readonly rows: readonly [Row, Row];
+}
+
+export interface Asked<T> {
+  readonly found: T | Different | undefined;
+  readonly waiting: boolean;
+  readonly failed: string | undefined;
+}
+
+const REST_MS = 300;
+
+/** Behind a prompt: asked when models or prompt change; sliders ask nobody. */
+export function useRows(on: boolean, a: string, b: string, prompt: string): Asked<Rows> {
+  return useAsked(on ? JSON.stringify([a, b, prompt]) : undefined, 0, (signal) => rows(a, b, prompt, signal));
+}
+
+/** Along a text: asked when a slider has come to rest. */
+export function useAlong(question: object | undefined): Asked<Along> {
+  const key = question && JSON.stringify(question);
+  return useAsked(key, REST_MS, async (signal) => {
+    const response = await post("/api/compare", question ?? {}, signal);
+    return (await response.json()) as Along | Different;
+  });
+}
+
+async function rows(a: string, b: string, prompt: string, signal: AbortSignal): Promise<Rows | Different> {
+  if (a !== b) {
+    const query = new URLSearchParams({ a, b });
+    const response = await fetch(`/api/comparable?${query}`, { signal });
+    const said = (await response.json()) as Different | { comparable: true } | { error: { message: string } };
+    if ("error" in said) throw new Error(said.error.message);
+    if (!said.comparable) return said;
+  }
+  const one = await next({ model: a, prompt }, signal);
+  if (a === b) {
+    const row = new Row(one.logits);
+    return { comparable: true, models: [a, b], prompt: one.prompt, rows: [row, row] };
+  }
+  const two = await next({ model: b, prompt }, signal);
+  const [mine, yours] = [one.prompt, two.prompt].map((tokens) => tokens.map(({ id }) => id)) as [number[], number[]];
+  const place = mine.findIndex((id, at) => id !== yours[at]);
+  if (place >= 0 || mine.length !== yours.length) {
+    const at = place >= 0 ? place : mine.length;
+    return { comparable: false, reason: "cut", place: at, a: mine[at] ?? "—", b: yours[at] ?? "—" };
+  }
+  return { comparable: true, models: [a, b], prompt: one.prompt, rows: [new Row(one.logits), new Row(two.logits)] };
+}
+
+/** Ask when the key changes and has rested; what was asked before is given up. */
+function useAsked<T>(key: string | undefined, rest: number, ask: (signal: AbortSignal) => Promise<T | Different>): Asked<T> {
+  const [asked, setAsked] = useState<Asked<T>>({ found: undefined, waiting: true, failed: undefined });
+  useEffect(() => {
+    if (key === undefined) return setAsked({ found: undefined, waiting: false, failed: undefined });
+    const stop = new AbortController();
+    setAsked(({ found }) => ({ found, waiting: true, failed: undefined }));
+    const begin = (): void =>
+      void ask(stop.signal).then(
+        (found) => setAsked({ found, waiting: false, failed: undefined }),
+        (error: Error) => {
+          if (!stop.signal.aborted) setAsked({ found: undefined, waiting: false, failed: error.message });
+        },
+      );
+    const timer = window.setTimeout(begin, rest);
+    return () => {
+      clearTimeout(timer);
+      stop.abort();
+    };
+  }, [key]);
+  return asked;
+}

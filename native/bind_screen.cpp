@@ -1,46 +1,17 @@
 // The kernels of certified decode, as Python sees them: see bind.cpp and screen.hpp.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
-#include <optional>
-#include <stdexcept>
 #include <tuple>
 #include <type_traits>
 #include <vector>
 
-#include "kernels.hpp"
+#include "bind.hpp"
 #include "screen.hpp"
 
-namespace nb = nanobind;
-
 namespace lmhead {
-const Kernels* chosen_kernels();  // bind.cpp
-}
-
 namespace {
-
-template <class T, int N>
-using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-template <class T, int N>
-using Maybe = std::optional<Array<T, N>>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
-template <class A>
-bool has_shape(const A& a, size_t rows, size_t columns) {
-  return a.shape(0) == rows && a.shape(1) == columns;
-}
-
-template <class A>
-int64_t length(const A& a, size_t dim = 0) {
-  return static_cast<int64_t>(a.shape(dim));
-}
 
 lmhead::ScreenStates to_states(const Array<const int16_t, 2>& main,
                                const Array<const int16_t, 2>& lead,
@@ -63,7 +34,7 @@ void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
              Array<const double, 2> hidden, Array<int16_t, 2> main, Array<int16_t, 2> lead,
              Array<double, 2> numbers, int threads) {
   const size_t rows = hidden.shape(0), size = mean.size(), width = signs.size();
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(hidden.shape(1) == size && basis.shape(1) == size && size <= width,
           "hidden, basis and mean must have the same width");
   require(has_shape(main, rows, width) && has_shape(lead, rows, basis.shape(0)) &&
@@ -99,7 +70,7 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
               Array<float, 2> approx, Array<float, 2> block_max, int threads) {
   const auto given = to_states(states, lead_states, state_scales, lead_state_scales);
   const size_t vocab = scales.size(), width = states.shape(1), leading = lead.shape(1);
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(whole.has_value() != nibbles.has_value(), "whole or nibbles, not both");
   require(whole ? has_shape(*whole, vocab, width) : has_shape(*nibbles, vocab, width / 2),
           "the copy must have one row per word, as wide as the states");
@@ -131,7 +102,7 @@ void refine(Maybe<const uint8_t, 2> nibbles, Array<const float, 1> scales,
             Array<const int64_t, 1> rows, Array<const int64_t, 1> ids, Array<double, 2> values,
             int threads) {
   const size_t vocab = scales.size(), width = states.shape(1), count = states.shape(0);
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(width > 0 && width % 64 == 0, "width must be a multiple of 64");
   require(!nibbles || has_shape(*nibbles, vocab, width / 2), "nibbles must be (words, width / 2)");
   require(has_shape(approx, count, vocab), "approx must be (states, words)");
@@ -166,7 +137,7 @@ int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
                Array<int64_t, 1> counts, Array<int64_t, 1> ids, int threads) {
   const size_t rows = approx.shape(0), vocab = approx.shape(1);
   const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(has_shape(block_max, rows, blocks), "block_max must be (rows, blocks)");
   require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
   require(block_e.size() == blocks && block_n.size() == blocks, "one entry per block");
@@ -202,7 +173,7 @@ void best(Array<const float, 2> approx, Array<const float, 2> block_max, Array<i
           int threads) {
   const size_t rows = approx.shape(0), vocab = approx.shape(1), k = ids.shape(1);
   const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(has_shape(block_max, rows, blocks), "block_max must be (rows, blocks)");
   require(ids.shape(0) == rows && k >= 1 && k <= blocks, "ids must be (rows, k), k of the blocks");
   lmhead::ScreenBounds bounds{};
@@ -222,7 +193,7 @@ std::tuple<int64_t, bool, bool> decide(
     Array<double, 2> values, Array<int64_t, 2> ids, int threads) {
   const size_t vocab = approx.shape(1), k = ids.shape(1);
   const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(approx.shape(0) == 1 && has_shape(block_max, 1, blocks), "one row");
   require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
   require(block_e.size() == blocks && block_n.size() == blocks, "one entry per block");
@@ -266,7 +237,7 @@ void masses(Array<const float, 2> approx, Array<const float, 1> words_e,
             Array<const float, 1> top, Array<const double, 1> factors, Array<double, 2> lower,
             Array<double, 2> upper, int threads) {
   const size_t rows = approx.shape(0), vocab = approx.shape(1), count = factors.size();
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
   require(e.size() == rows && n.size() == rows && top.size() == rows, "one entry per row");
   require(count <= lmhead::kMassFactors, "too many factors");
@@ -281,9 +252,6 @@ void masses(Array<const float, 2> approx, Array<const float, 1> words_e,
                                            static_cast<int>(count), lower.data(), upper.data(),
                                            threads);
 }
-
-auto tensor(const char* name) { return nb::arg(name).noconvert(); }
-auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
 
 }  // namespace
 
@@ -319,3 +287,5 @@ void bind_screen(nb::module_& m) {
         tensor("e"), tensor("n"), tensor("top"), tensor("factors"), tensor("lower"),
         tensor("upper"), arg("threads"));
 }
+
+}  // namespace lmhead

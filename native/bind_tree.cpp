@@ -1,46 +1,20 @@
 // The kernels on trees of decisions, as Python sees them: see bind.cpp and tree.hpp.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-
-#include <optional>
-#include <stdexcept>
-
-#include "kernels.hpp"
+#include "bind.hpp"
 #include "tree.hpp"
 
-namespace nb = nanobind;
-
 namespace lmhead {
-const Kernels* chosen_kernels();  // bind.cpp
-}
-
 namespace {
-
-template <class T, int N>
-using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-template <class T, int N>
-using Maybe = std::optional<Array<T, N>>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
-void check_numbers(const Array<const int64_t, 1>& numbers, size_t limit, const char* what) {
-  for (size_t i = 0; i < numbers.size(); ++i)
-    require(numbers.data()[i] >= 0 && numbers.data()[i] < static_cast<int64_t>(limit), what);
-}
 
 template <class T>
 void sums(Array<const double, 1> factors, Array<const T, 2> from, Array<const int64_t, 1> a,
           Array<const int64_t, 1> b, Array<float, 2> to, int threads) {
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(factors.size() == a.size() && b.size() == a.size(), "one entry per pair");
   require(from.shape(1) == to.shape(1), "from and to must have the same width");
-  check_numbers(a, from.shape(0), "a must be rows of from");
-  check_numbers(b, to.shape(0), "b must be rows of to");
+  require_below(a, from.shape(0), "a must be rows of from");
+  require_below(b, to.shape(0), "b must be rows of to");
   const nb::gil_scoped_release release;
-  const auto* tree = lmhead::chosen_kernels()->tree;
+  const auto* tree = chosen_kernels()->tree;
   const auto d = static_cast<int64_t>(to.shape(1)), pairs = static_cast<int64_t>(a.size());
   const auto size = static_cast<int64_t>(to.shape(0));
   if constexpr (sizeof(T) == 4) {
@@ -53,8 +27,8 @@ void sums(Array<const double, 1> factors, Array<const T, 2> from, Array<const in
 }
 
 // The sizes of a tree; its nodes are checked where the search comes across them.
-lmhead::WordTree to_tree(const Array<const int64_t, 1>& start, const Array<const int64_t, 1>& child,
-                         int64_t vocab) {
+WordTree to_tree(const Array<const int64_t, 1>& start, const Array<const int64_t, 1>& child,
+                 int64_t vocab) {
   const auto forks = static_cast<int64_t>(start.size()) - 1;
   const auto edges = static_cast<int64_t>(child.size());
   require(vocab >= 1 && edges == (forks ? vocab + forks - 1 : 0),
@@ -67,7 +41,7 @@ template <class T>
 void best(Array<const T, 2> hidden, Array<const T, 2> weight, Maybe<const T, 1> bias,
           Array<const int64_t, 1> start, Array<const int64_t, 1> child, int64_t vocab,
           Array<double, 2> values, Array<int64_t, 2> ids, Array<int64_t, 1> opened, int threads) {
-  require(threads >= 1, "threads must be at least 1");
+  require_threads(threads);
   require(start.size() >= 1, "start must have an entry per fork, and one more");
   const auto tree = to_tree(start, child, vocab);
   const size_t rows = hidden.shape(0), k = values.shape(1);
@@ -80,7 +54,7 @@ void best(Array<const T, 2> hidden, Array<const T, 2> weight, Maybe<const T, 1> 
           "values and ids must be (rows, k), opened (rows,)");
   {
     const nb::gil_scoped_release release;
-    const auto* kernels = lmhead::chosen_kernels()->tree;
+    const auto* kernels = chosen_kernels()->tree;
     const T* shift = bias ? bias->data() : nullptr;
     const auto n = static_cast<int64_t>(rows), d = static_cast<int64_t>(hidden.shape(1));
     const auto few = static_cast<int64_t>(k);
@@ -105,7 +79,7 @@ void paths(Array<const int64_t, 1> parent, Array<const int64_t, 1> branches, int
           "parent and branches must have one entry per node");
   require(words.size() == ends.size(), "one end per word");
   require(fork.size() == branch.size(), "fork and branch must be of one length");
-  check_numbers(words, static_cast<size_t>(vocab), "words must be in the vocabulary");
+  require_below(words, static_cast<size_t>(vocab), "words must be in the vocabulary");
   int64_t last = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
     require(ends.data()[i] >= last, "ends must not fall");
@@ -113,14 +87,11 @@ void paths(Array<const int64_t, 1> parent, Array<const int64_t, 1> branches, int
   }
   require(last == static_cast<int64_t>(fork.size()), "fork must have one entry per decision");
   const nb::gil_scoped_release release;
-  require(lmhead::tree_paths(parent.data(), branches.data(), vocab, nodes - vocab, words.data(),
-                             ends.data(), static_cast<int64_t>(words.size()), fork.data(),
-                             branch.data()),
+  require(tree_paths(parent.data(), branches.data(), vocab, nodes - vocab, words.data(),
+                     ends.data(), static_cast<int64_t>(words.size()), fork.data(),
+                     branch.data()),
           "paths must be as long as ends says");
 }
-
-auto tensor(const char* name) { return nb::arg(name).noconvert(); }
-auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
 
 template <class T>
 void bind(nb::module_& m, const char* sums_name, const char* best_name) {
@@ -140,3 +111,5 @@ void bind_tree(nb::module_& m) {
   bind<float>(m, "tree_sums_f32", "tree_best_f32");
   bind<uint16_t>(m, "tree_sums_bf16", "tree_best_bf16");
 }
+
+}  // namespace lmhead

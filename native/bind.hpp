@@ -1,0 +1,67 @@
+// What the files that bind kernels to Python share: how tensors cross, and how they are checked.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "kernels.hpp"
+
+namespace lmhead {
+
+namespace nb = nanobind;
+
+// The kernels that Python has chosen; bind.cpp.
+const Kernels* chosen_kernels();
+
+// A view of a tensor, never a copy.
+template <class T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Maybe = std::optional<Array<T, N>>;
+
+// Not converted: a copy would be written to in place of the tensor.
+inline auto tensor(const char* name) { return nb::arg(name).noconvert(); }
+inline auto maybe(const char* name) { return nb::arg(name).noconvert().none(); }
+
+template <class A>
+auto pointer(const std::optional<A>& array) -> decltype(array->data()) {
+  return array ? array->data() : nullptr;
+}
+
+template <class A>
+int64_t length(const A& array, size_t dim = 0) {
+  return static_cast<int64_t>(array.shape(dim));
+}
+
+template <class A>
+bool has_shape(const A& array, size_t rows, size_t columns) {
+  return array.shape(0) == rows && array.shape(1) == columns;
+}
+
+template <class A, class B>
+bool same_shape(const A& a, const B& b) {
+  return has_shape(a, b.shape(0), b.shape(1));
+}
+
+inline void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+template <class A>
+void require_size(const std::optional<A>& array, size_t size, const char* what) {
+  require(!array || array->size() == size, what);
+}
+
+inline void require_threads(int threads) { require(threads >= 1, "threads must be at least 1"); }
+
+// Every one of `numbers` from 0 to `limit`, without the limit.
+inline void require_below(const Array<const int64_t, 1>& numbers, size_t limit, const char* what) {
+  for (size_t i = 0; i < numbers.size(); ++i)
+    require(numbers.data()[i] >= 0 && numbers.data()[i] < static_cast<int64_t>(limit), what);
+}
+
+}  // namespace lmhead

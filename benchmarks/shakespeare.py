@@ -1,6 +1,6 @@
 """Does the head change what a small model learns? Characters of Shakespeare, three losses.
 
-    python benchmarks/shakespeare.py --data input.txt      (ten minutes on two cores)
+    python benchmarks/shakespeare.py --data input.txt      (ten minutes or more for each loss)
 
 The preset shakespeare-char: 4 layers, 4 heads, 128 wide, 64 characters, 12 rows, 2000 steps. Same
 seed, same batches:

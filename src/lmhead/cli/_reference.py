@@ -31,6 +31,7 @@ from.
 | 3 | a model or a file that cannot be read |
 | 4 | a threshold failed (`--fail-above`) |
 | 130 | interrupted |
+| 143 | ended by SIGTERM, after a checkpoint (`lmhead train`) |
 
 Where a command takes `[MODEL]`, it may be left out: the default is `smollm2` if it is installed,
 else `tiny`, which comes with lmhead.

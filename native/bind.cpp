@@ -138,13 +138,6 @@ void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const 
                       static_cast<int64_t>(ids.size()), from.data(), threads);
 }
 
-void widen(Array<const uint16_t, 2> from, Array<float, 2> to, int threads) {
-  require_threads(threads);
-  require(same_shape(from, to), "from and to must have the same shape");
-  const nb::gil_scoped_release release;
-  chosen->widen(from.data(), to.data(), static_cast<int64_t>(to.size()), threads);
-}
-
 float threshold(Array<const float, 1> x, double mass) {
   const nb::gil_scoped_release release;
   return lmhead::tail_threshold(x.data(), static_cast<int64_t>(x.size()), mass);
@@ -186,7 +179,6 @@ NB_MODULE(_native, m) {
         tensor("ids"), tensor("out"), arg("threads"));
   m.def("scatter_add", &scatter_add, tensor("into"), tensor("ids"), tensor("from_"),
         arg("threads"));
-  m.def("widen", &widen, tensor("from_"), tensor("to"), arg("threads"));
   m.def("tail_threshold", &threshold, tensor("x"), arg("mass"));
   m.def("use", &use, arg("name"));
   m.def("instruction_sets", &instruction_sets);

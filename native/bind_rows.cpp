@@ -74,13 +74,13 @@ void row_kth(Array<const float, 2> z, Array<const int64_t, 1> k, Array<float, 1>
 
 void row_reach(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
                Array<const double, 1> centre, Array<const double, 1> width,
-               Array<const double, 1> limit, bool count, Array<double, 1> radius, int threads) {
+               Array<const double, 1> limit, Array<double, 1> radius, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), beta, max, centre, width, limit, radius);
   const nb::gil_scoped_release release;
   kernels().reach(z.data(), rows, vocab, beta.data(), max.data(), centre.data(), width.data(),
-                  limit.data(), count, radius.data(), threads);
+                  limit.data(), radius.data(), threads);
 }
 
 void row_band(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
@@ -176,7 +176,7 @@ void bind_rows(nb::module_& m) {
         arg("threads"));
   m.def("row_kth", &row_kth, tensor("z"), tensor("k"), tensor("value"), arg("threads"));
   m.def("row_reach", &row_reach, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),
-        tensor("width"), tensor("limit"), arg("count"), tensor("radius"), arg("threads"));
+        tensor("width"), tensor("limit"), tensor("radius"), arg("threads"));
   m.def("row_band", &row_band, tensor("z"), tensor("lo"), tensor("hi"), tensor("counts"),
         tensor("ids"), tensor("values"), arg("threads"));
   m.def("row_nucleus", &row_nucleus, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),

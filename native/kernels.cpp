@@ -272,14 +272,6 @@ void scatter_add(float* into, int64_t d, const int64_t* ids, int64_t n, const fl
   });
 }
 
-void widen(const uint16_t* from, float* to, int64_t n, int threads) {
-  constexpr int64_t kBlock = 1 << 15;
-  parallel_for(ceil_div(n, kBlock), threads, [&](int64_t block) {
-    const int64_t end = std::min(n, (block + 1) * kBlock);
-    for (int64_t i = block * kBlock; i < end; ++i) to[i] = value(from[i]);
-  });
-}
-
 }  // namespace
 }  // namespace LMHEAD_ISA
 
@@ -297,7 +289,6 @@ const Kernels LMHEAD_TABLE = {
     LMHEAD_ISA::pairs<float>,
     LMHEAD_ISA::pairs<uint16_t>,
     LMHEAD_ISA::scatter_add,
-    LMHEAD_ISA::widen,
     &LMHEAD_ROWS,
     &LMHEAD_TREE,
 };

@@ -81,9 +81,6 @@ struct Kernels {
   void (*scatter_add)(float* into, int64_t d, const int64_t* ids, int64_t n, const float* from,
                       int threads);
 
-  // bfloat16 to float32.
-  void (*widen)(const uint16_t* from, float* to, int64_t n, int threads);
-
   const RowKernels* rows;
   const TreeKernels* tree;
 };

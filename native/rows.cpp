@@ -155,8 +155,8 @@ void kth(const float* z, int64_t rows, int64_t vocab, const int64_t* k, float* v
 
 // reach of a few rows; `bins` has room for the histograms of their pieces.
 void reach_some(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
-                const double* centre, const double* width, const double* limit, bool count,
-                double* radius, std::vector<double>& bins, int threads) {
+                const double* centre, const double* width, const double* limit, double* radius,
+                std::vector<double>& bins, int threads) {
   const int64_t per_row = pieces(vocab);
   std::fill(bins.begin(), bins.begin() + rows * per_row * kBins, 0.0);
   each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
@@ -169,8 +169,7 @@ void reach_some(const float* z, int64_t rows, int64_t vocab, const double* beta,
         const vd off = v - centre[row];
         vd step = (off < 0.0 ? -off : off) * per_step;
         step = step < kBins - 1.0 ? step : vd{} + (kBins - 1.0);  // a NaN too
-        const vd far = (v - max[row]) * b;
-        const vd mass = count ? (v == -kFar ? vd{} : vd{} + 1.0) : exp(far);
+        const vd mass = exp((v - max[row]) * b);
         for (int k = 0; k < kHalf; ++k) mine[static_cast<int64_t>(step[k])] += mass[k];
       }
     }
@@ -189,14 +188,14 @@ void reach_some(const float* z, int64_t rows, int64_t vocab, const double* beta,
 }
 
 void reach(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
-           const double* centre, const double* width, const double* limit, bool count,
-           double* radius, int threads) {
+           const double* centre, const double* width, const double* limit, double* radius,
+           int threads) {
   const int64_t per_row = pieces(vocab);
   const int64_t some = std::min(rows, std::max<int64_t>(1, kHistograms / std::max<int64_t>(1, per_row)));
   std::vector<double> bins(static_cast<size_t>(some * per_row * kBins));
   for (int64_t row = 0; row < rows; row += some)
     reach_some(z + row * vocab, std::min(some, rows - row), vocab, beta + row, max + row,
-               centre + row, width + row, limit + row, count, radius + row, bins, threads);
+               centre + row, width + row, limit + row, radius + row, bins, threads);
 }
 
 }  // namespace

@@ -31,11 +31,11 @@ struct RowKernels {
               int threads);
 
   // The radius, rounded up, around `centre` within which the words that are nearest to it have
-  // together at least `limit` of mass (or number, if `count`); inf if they never have. Found by a
-  // histogram of β |z - centre| in steps of `width`.
+  // together at least `limit` of mass; inf if they never have. Found by a histogram of
+  // β |z - centre| in steps of `width`.
   void (*reach)(const float* z, int64_t rows, int64_t vocab, const double* beta, const double* max,
-                const double* centre, const double* width, const double* limit, bool count,
-                double* radius, int threads);
+                const double* centre, const double* width, const double* limit, double* radius,
+                int threads);
 
   // The words with lo <= z <= hi that are not masked: how many, and if these fit in `width`, which,
   // best first, lowest id first among equals.

@@ -92,23 +92,6 @@ void run_scatter_add(const Kernels& k, Tally& tally) {
       }
 }
 
-// All 65536 bfloat16 numbers, bit by bit: NaNs and infinities as well.
-void run_widen(const Kernels& k, Tally& tally) {
-  for (Place place : {Place::tight, Place::padded})
-    for (int64_t n : {0, 1, 31, 33, 65536, 70001}) {
-      tally.begin(label(k, "widen", {n, 1}, "", place));
-      const auto count = static_cast<size_t>(n);
-      const Buffer<uint16_t> from(count, place, [](size_t i) { return static_cast<uint16_t>(i); });
-      for (int threads : kThreads) {
-        const Buffer<float> to(count, place);
-        k.widen(from.data(), to.data(), n, threads);
-        std::vector<float> want;
-        for (size_t i = 0; i < count; ++i) want.push_back(twin::from_bf16(from[i]));
-        tally.expect(to.same(want) && to.intact(), "a number is not the same");
-      }
-    }
-}
-
 // Whole multiples of 2^-20: all sums are exact, and so is the threshold.
 void run_tail_threshold(Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
@@ -174,7 +157,6 @@ int main() {
         },
         twin::from_bf16, tally, k.pairs_bf16);
     run_scatter_add(k, tally);
-    run_widen(k, tally);
     function_tests::run(k, tally);
   }
   return tally.end() ? 0 : 1;

@@ -141,32 +141,29 @@ inline void check_reach(const Kernels& k, Shape shape, const Buffer<float>& z,
     sums.push_back(twin_sums(row_of(z, shape.words, static_cast<int64_t>(i)), beta[i]));
   const Buffer<double> max(rows, place, [&](size_t i) { return sums[i].max; });
   const Buffer<double> centre(rows, place, [&](size_t i) { return sums[i].max - i % 3; });
-  for (bool count : {false, true})
-    for (double share : {0.0, 0.4, 0.999, 1.5}) {
-      const Buffer<double> limit(rows, place, [&](size_t i) {
-        return share * (count ? sums[i].count : sums[i].mass);
-      });
-      const Buffer<double> radius(rows, place);
-      k.rows->reach(z.data(), shape.tokens, shape.words, beta.data(), max.data(), centre.data(),
-                    width.data(), limit.data(), count, radius.data(), 2);
-      tally.expect(radius.intact(), "reach wrote outside a buffer");
-      for (size_t i = 0; i < rows; ++i) {
-        if (!std::isfinite(sums[i].max)) continue;
-        double inside = 0.0, nearer = 0.0;
-        for (float v : row_of(z, shape.words, static_cast<int64_t>(i))) {
-          if (v == -HUGE_VALF) continue;
-          const double mass = count ? 1.0 : std::exp(beta[i] * (v - sums[i].max));
-          const double far = std::abs(v - centre[i]);
-          if (far <= radius[i]) inside += mass;
-          if (far <= radius[i] - 2.1 * step / beta[i]) nearer += mass;
-        }
-        const auto row = std::to_string(i);
-        if (share > 1.0) tally.expect(std::isinf(radius[i]), "reach found too much, row " + row);
-        if (std::isinf(radius[i])) continue;  // or the words are out of sight
-        tally.expect(inside >= limit[i] * (1 - 1e-12), "reach is too short, row " + row);
-        if (share > 0.0) tally.expect(nearer < limit[i], "reach is too far, row " + row);
+  for (double share : {0.0, 0.4, 0.999, 1.5}) {
+    const Buffer<double> limit(rows, place, [&](size_t i) { return share * sums[i].mass; });
+    const Buffer<double> radius(rows, place);
+    k.rows->reach(z.data(), shape.tokens, shape.words, beta.data(), max.data(), centre.data(),
+                  width.data(), limit.data(), radius.data(), 2);
+    tally.expect(radius.intact(), "reach wrote outside a buffer");
+    for (size_t i = 0; i < rows; ++i) {
+      if (!std::isfinite(sums[i].max)) continue;
+      double inside = 0.0, nearer = 0.0;
+      for (float v : row_of(z, shape.words, static_cast<int64_t>(i))) {
+        if (v == -HUGE_VALF) continue;
+        const double mass = std::exp(beta[i] * (v - sums[i].max));
+        const double far = std::abs(v - centre[i]);
+        if (far <= radius[i]) inside += mass;
+        if (far <= radius[i] - 2.1 * step / beta[i]) nearer += mass;
       }
+      const auto row = std::to_string(i);
+      if (share > 1.0) tally.expect(std::isinf(radius[i]), "reach found too much, row " + row);
+      if (std::isinf(radius[i])) continue;  // or the words are out of sight
+      tally.expect(inside >= limit[i] * (1 - 1e-12), "reach is too short, row " + row);
+      if (share > 0.0) tally.expect(nearer < limit[i], "reach is too far, row " + row);
     }
+  }
 }
 
 // The words of a band, best first: minus the logit, and the id.

@@ -70,20 +70,11 @@ def scatter_arguments() -> dict[str, Any]:
     }
 
 
-def widen_arguments() -> dict[str, Any]:
-    return {
-        "from_": torch.zeros(3, 4, dtype=torch.uint16),
-        "to": torch.ones(3, 4),
-        "threads": 1,
-    }
-
-
 ARGUMENTS = {
     "softmax": softmax_arguments,
     "gradient": gradient_arguments,
     "pairs_f32": pairs_arguments,
     "scatter_add": scatter_arguments,
-    "widen": widen_arguments,
 }
 TENSORS = [
     (function, name)
@@ -204,7 +195,6 @@ def test_results_are_written_where_they_were_asked_for(core: ModuleType) -> None
         "gradient": ("z", "columns", "rows"),
         "pairs_f32": ("out",),
         "scatter_add": ("into",),
-        "widen": ("to",),
     }
     for function, names in written.items():
         torch.manual_seed(0)

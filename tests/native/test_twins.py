@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from types import ModuleType
 
 import pytest
 import torch
@@ -224,10 +223,3 @@ def test_pair_products(without: Twin[Tensor], width: int, dtype: torch.dtype) ->
         kernels.pair_products(hidden, weight, all_rows, two, 2**20),
         kernels.pair_products(hidden, weight, all_rows, last, 2**20),
     )
-
-
-def test_widen(core: ModuleType) -> None:
-    bits = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(256, 256)
-    wide = torch.empty(256, 256)
-    core.widen(bits, wide, 1)
-    assert torch.equal(wide.view(torch.int32), bits.view(torch.bfloat16).float().view(torch.int32))

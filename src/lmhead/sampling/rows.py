@@ -89,7 +89,7 @@ def reach(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tenso
         radius = torch.empty_like(beta)
         width = torch.full_like(beta, _STEP)
         given = views(z, beta, largest, centre, width, limit)
-        core.row_reach(*given, False, radius, native.threads())
+        core.row_reach(*given, radius, native.threads())
         return radius
     z = z.double()
     distance = (z - centre[:, None]).abs().masked_fill(z == -math.inf, math.inf)

@@ -3,8 +3,8 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Language, LANGUAGES, preferredLanguage, type Lang } from "./i18n";
-import { Models } from "./models";
 import { models, type Model } from "./ask";
+import { Models, Version } from "./models";
 import { PAGES } from "./pages";
 import { Choice } from "./ui/controls";
 import { change, names, oneOf, useAddress, useParam } from "./url";
@@ -18,7 +18,16 @@ export function App(): JSX.Element {
   const [theme, setTheme] = useParam("theme", oneOf(system, ["light", "dark"] as const));
   const { strings, tag } = LANGUAGES[lang];
   const [given, setGiven] = useState<readonly Model[]>();
-  useEffect(() => void models().then(setGiven, () => setGiven([])), []);
+  const [version, setVersion] = useState("");
+  useEffect(() => {
+    models().then(
+      (found) => {
+        setVersion(found.lmhead);
+        setGiven(found.models);
+      },
+      () => setGiven([]),
+    );
+  }, []);
   const open = PAGES.filter((page) => !page.needsModel || given?.length);
   const page = open.find(({ path }) => path === location.pathname);
   // Until the models are known, a page that needs one is not yet decided; then it gives way to Learn.
@@ -75,7 +84,9 @@ export function App(): JSX.Element {
         </div>
       </header>
       <main id="content" tabIndex={-1}>
-        <Models.Provider value={given ?? []}>{shown ? <shown.View key={shown.path} /> : null}</Models.Provider>
+        <Version.Provider value={version}>
+          <Models.Provider value={given ?? []}>{shown ? <shown.View key={shown.path} /> : null}</Models.Provider>
+        </Version.Provider>
       </main>
       <footer>{strings.frame.offline}</footer>
     </Language.Provider>

@@ -2,7 +2,10 @@
 
 export interface Model {
   readonly name: string;
+  /** How it was given to `lmhead explore`: a name or a path that opens it again. */
+  readonly given: string;
   readonly vocab_size: number;
+  readonly hidden_size: number;
   readonly max_length: number | null;
   readonly text: boolean;
 }
@@ -10,6 +13,7 @@ export interface Model {
 export interface Token {
   readonly id: number;
   readonly text: string;
+  readonly bytes: readonly number[];
 }
 
 export interface Answer {
@@ -18,15 +22,55 @@ export interface Answer {
 }
 
 /** What the server said no with. */
-export class Refused extends Error {}
-
-export async function models(): Promise<readonly Model[]> {
-  return ((await (await asked("/api/models")).json()) as { models: Model[] }).models;
+export class Refused extends Error {
+  constructor(
+    message: string,
+    readonly code: string,
+  ) {
+    super(message);
+  }
 }
 
+/** The models, and the version of the lmhead that has them. */
+export async function models(): Promise<{ readonly lmhead: string; readonly models: readonly Model[] }> {
+  return (await (await asked("/api/models")).json()) as { lmhead: string; models: Model[] };
+}
+
+/** The text of every token, by id. */
 export async function vocabulary(model: string): Promise<readonly string[]> {
-  const query = new URLSearchParams({ model });
-  return (await (await asked(`/api/vocabulary?${query}`)).json()) as string[];
+  return (await vocabularies(model)).texts;
+}
+
+/** The token of an id; its bytes too. */
+export async function pieces(model: string, ids: readonly number[]): Promise<readonly Token[]> {
+  const { texts, odd } = await vocabularies(model);
+  return ids.map((id) => {
+    const text = texts[id] ?? "";
+    return { id, text, bytes: odd.get(id) ?? [...new TextEncoder().encode(text)] };
+  });
+}
+
+interface Vocabulary {
+  readonly texts: readonly string[];
+  /** The bytes of tokens where they are not those of the text. */
+  readonly odd: ReadonlyMap<number, readonly number[]>;
+}
+
+const asking = new Map<string, Promise<Vocabulary>>();
+
+/** Asked once for each model. */
+function vocabularies(model: string): Promise<Vocabulary> {
+  const found = asking.get(model);
+  if (found) return found;
+  const made = asked(`/api/vocabulary?${new URLSearchParams({ model })}`)
+    .then((answer) => answer.json() as Promise<(string | [string, number[]])[]>)
+    .then((entries) => ({
+      texts: entries.map((entry) => (typeof entry === "string" ? entry : entry[0])),
+      odd: new Map(entries.flatMap((entry, id) => (typeof entry === "string" ? [] : [[id, entry[1]] as const]))),
+    }));
+  made.catch(() => asking.delete(model)); // to be asked again
+  asking.set(model, made);
+  return made;
 }
 
 export async function next(
@@ -49,6 +93,6 @@ export function post(path: string, question: object, signal: AbortSignal): Promi
 async function asked(path: string, init?: RequestInit): Promise<Response> {
   const response = await fetch(path, init);
   if (response.ok) return response;
-  const body = (await response.json().catch(() => null)) as { error?: { message?: string } } | null;
-  throw new Refused(body?.error?.message ?? response.statusText);
+  const body = (await response.json().catch(() => null)) as { error?: { message?: string; code?: string } } | null;
+  throw new Refused(body?.error?.message ?? response.statusText, body?.error?.code ?? "");
 }

@@ -7,6 +7,7 @@ import "./style/next.css";
 import "./style/heat.css";
 import "./style/lens.css";
 import "./style/compare.css";
+import "./style/export.css";
 
 const root = document.getElementById("app");
 if (root) render(<App />, root);

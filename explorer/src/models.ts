@@ -4,3 +4,6 @@ import { createContext } from "preact";
 import type { Model } from "./ask";
 
 export const Models = createContext<readonly Model[]>([]);
+
+/** Of the lmhead that serves the page. */
+export const Version = createContext("");

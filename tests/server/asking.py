@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,18 @@ def make_app(page: Path, *, models: dict[str, LanguageModel] | None = None, **op
 
 
 def ask(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
-    """One request, as from the server's own page."""
+    """One request, as from the server's own page.
+
+    In a thread of its own: a browser driven by Playwright keeps this one's event loop.
+    """
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
             return await client.request(method, path, **options)
 
-    return asyncio.run(run())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, run()).result()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama2c_files import tiny_model
 
+import lmhead
 from lmhead.analysis.reading import read_hidden
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
@@ -42,10 +43,10 @@ def next_row(app: Any, **asked: Any) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def test_models_are_listed_without_paths(app: Any) -> None:
+    sizes = {"vocab_size": 300, "hidden_size": 16, "max_length": 64, "text": True}
     assert ask(app, "GET", "/api/models").json() == {
-        "models": [
-            {"name": "tiny", "vocab_size": 300, "hidden_size": 16, "max_length": 64, "text": True}
-        ]
+        "lmhead": lmhead.__version__,
+        "models": [{"name": "tiny", "given": "tiny", **sizes}],
     }
 
 
@@ -65,6 +66,9 @@ def test_the_vocabulary_has_a_text_for_every_id(app: Any) -> None:
     texts = ask(app, "GET", "/api/vocabulary?model=tiny").json()
     assert len(texts) == 300
     assert texts[259:263] == [" ", "a", "b", "c"]
+    assert texts[2] == ["<eos>", []]  # a mark has a name, and no bytes
+    assert texts[3 + 0x41] == "A"
+    assert texts[3 + 0xE4] == ["\ufffd", [0xE4]]
 
 
 @pytest.mark.parametrize(

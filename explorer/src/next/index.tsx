@@ -6,10 +6,12 @@ import { fill, useStrings } from "../i18n";
 import { Models } from "../models";
 import { gumbels } from "../math/philox";
 import { Choice, Slider, WholeNumber } from "../ui/controls";
+import { Exports } from "../ui/export";
 import { fixed, whole } from "../ui/format";
 import { number, oneOf, text, useParam, wholes } from "../url";
 import { Find } from "./find";
 import { RankCurve } from "./curve";
+import { nextDocument, nextLines, nextTables, type Shown } from "./export";
 import { Ranked } from "./ranked";
 import type { Order, Settings } from "./row";
 import { Stages } from "./stages";
@@ -17,7 +19,7 @@ import { TokenText } from "./tokens";
 import { useNext } from "./useNext";
 
 export function NextPage(): JSX.Element {
-  const { next: s } = useStrings();
+  const { next: s, exports } = useStrings();
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [name, setName] = useParam("model", oneOf(known[0] ?? "", known));
@@ -43,6 +45,10 @@ export function NextPage(): JSX.Element {
   const noise = useMemo(() => gumbels(Math.floor(seed), position, size), [seed, position, size]);
   const say = (id: number): string => texts?.[id] ?? String(id);
   const take = (id: number): void => setMore([...more, id]);
+  const drawn = useMemo(() => processed?.draw(noise) ?? 0, [processed, noise]);
+  const shown: Shown | undefined = reading &&
+    processed &&
+    model && { model, text: prompt, taken: more.length, prompt: reading.prompt, row: reading.row, processed, settings, seed: Math.floor(seed), top, drawn };
 
   return (
     <div class="next">
@@ -96,7 +102,7 @@ export function NextPage(): JSX.Element {
               <WholeNumber name="seed" label={s.seed} value={seed} low={0} high={Number.MAX_SAFE_INTEGER} onSet={(x) => setSeed(x, true)} />
               <Stages row={reading.row} processed={processed} />
               <dl class="orders" data-chart="says">
-                {([[s.greedy, 0], [s.sampled, processed.draw(noise)]] as const).map(([who, place]) => (
+                {([[s.greedy, 0], [s.sampled, drawn]] as const).map(([who, place]) => (
                   <div key={who}>
                     <dt>{who}</dt>
                     <dd data-id={reading.row.ids[place]}>
@@ -129,6 +135,16 @@ export function NextPage(): JSX.Element {
               </div>
             </div>
           </div>
+          {shown ? (
+            <Exports
+              name="next"
+              title={s.title}
+              document={() => nextDocument(shown)}
+              tables={() => nextTables(shown, say, s)}
+              charts='[data-chart="ranked"], .curve svg'
+              lines={(where) => nextLines(shown, where(name), exports.anew)}
+            />
+          ) : null}
         </>
       ) : null}
     </div>

@@ -68,9 +68,11 @@ def command(
             f"{error.name} is not installed; pip install 'lmhead[explore]' brings it."
         ) from None
     opened: dict[str, LanguageModel] = {}
+    given: dict[str, str] = {}
     for where in models:
         model = open_model(where, download=download, threads=threads)
-        opened[_name(model.name or Path(where).name, opened)] = model
+        name = _name(model.name or Path(where).name, opened)
+        opened[name], given[name] = model, where
     try:
         serve(
             opened,
@@ -80,6 +82,7 @@ def command(
             lang=lang,
             browser=not no_browser,
             run=run,
+            given=given,
             said=_say,
         )
     except FileNotFoundError as error:

@@ -34,6 +34,7 @@ def create_app(
     limits: Limits | None = None,
     page: Path | None = None,
     run: Path | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> ASGIApp:
     """An ASGI application that serves the page and answers about these models.
 
@@ -44,10 +45,12 @@ def create_app(
         limits: how much may be asked.
         page: the folder of the built page; that of the package if not given.
         run: the folder of a training run to watch, which may not have begun yet.
+        given: by name, what opens a model again (`lmhead.open_model(...)`), for the lines that
+            the page lets be copied; the name itself if not given.
     """
     limits = limits or Limits()
     worker = Worker(limits)
-    desk = Desk(models, worker, limits, None if run is None else run.resolve())
+    desk = Desk(models, worker, limits, None if run is None else run.resolve(), given)
     files = serve_files(read_page(page_folder() if page is None else page), PAGES)
 
     @asynccontextmanager

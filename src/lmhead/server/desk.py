@@ -52,7 +52,7 @@ def answering(endpoint: Endpoint) -> Endpoint:
 
 
 class Desk:
-    """The models by name, the folder of a run, the worker, and how a question is read."""
+    """The models, how each was given, the folder of a run, the worker; how a question is read."""
 
     def __init__(
         self,
@@ -60,8 +60,10 @@ class Desk:
         worker: Worker,
         limits: Limits,
         run: Path | None = None,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         self.models, self.worker, self.limits, self.run = dict(models), worker, limits, run
+        self.given = dict(given or {})
 
     async def read(self, request: Request, known: set[str]) -> dict[str, Any]:
         """The body: a JSON object with these fields and no others."""

@@ -29,6 +29,7 @@ def serve(
     browser: bool = True,
     limits: Limits | None = None,
     run: Path | None = None,
+    given: Mapping[str, str] | None = None,
     said: Callable[[str], None] = print,
 ) -> None:
     """Serve until interrupted.
@@ -42,6 +43,7 @@ def serve(
         browser: whether to open the page.
         limits: how much may be asked.
         run: the folder of a training run to watch.
+        given: by name, what opens a model again; the name itself if not given.
         said: is told the address, once it can be opened.
 
     Raises:
@@ -56,7 +58,9 @@ def serve(
     query = {k: v for k, v in (("key", key), ("lang", lang)) if v}
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{bound}/" + (f"?{urlencode(query)}" if query else "")
-    app = create_app(models, hosts=own_names(host, bound), key=key, limits=limits, run=run)
+    app = create_app(
+        models, hosts=own_names(host, bound), key=key, limits=limits, run=run, given=given
+    )
     server = _Server(
         uvicorn.Config(
             app,

@@ -1,7 +1,8 @@
 """Which models there are, and the text of their tokens.
 
-GET /api/models                    names and sizes
-GET /api/vocabulary?model=NAME     the text of every token, by id
+GET /api/models                    names and sizes, and the version of lmhead
+GET /api/vocabulary?model=NAME     the text of every token, by id; [text, bytes] where the bytes of
+                                   the token are not those of the text
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from lmhead import __version__
 from lmhead.analysis.tokens import piece_of
 from lmhead.models import LanguageModel
 from lmhead.server.desk import Desk, answering
@@ -28,6 +30,7 @@ def routes(desk: Desk) -> list[Route]:
         found = [
             {
                 "name": name,
+                "given": desk.given.get(name, name),
                 "vocab_size": model.head.vocab_size,
                 "hidden_size": model.head.hidden_size,
                 "max_length": model.max_length,
@@ -35,7 +38,7 @@ def routes(desk: Desk) -> list[Route]:
             }
             for name, model in desk.models.items()
         ]
-        return JSONResponse({"models": found})
+        return JSONResponse({"lmhead": __version__, "models": found})
 
     async def vocabulary(request: Request) -> Response:
         name, model = desk.model(request.query_params.get("model"))
@@ -50,10 +53,12 @@ def routes(desk: Desk) -> list[Route]:
 
 
 def _texts(model: LanguageModel, ticket: Ticket) -> bytes:
-    """A list of texts as JSON; a token that is no text has its name."""
-    texts = []
+    """A list of texts as JSON; a token that is no text has its name, and its bytes beside it."""
+    texts: list[str | list[str | list[int]]] = []
     for id in range(model.head.vocab_size):
         if id % 1024 == 0:
             ticket.check()
-        texts.append(piece_of(model, id).to_json()["text"])
+        said = piece_of(model, id).to_json()
+        same = said["text"].encode("utf-8") == bytes(said["bytes"])
+        texts.append(said["text"] if same else [said["text"], said["bytes"]])
     return json.dumps(texts, ensure_ascii=True).encode("ascii")

@@ -1,0 +1,36 @@
+// Files made in the page: a picture as SVG or PNG, and the browser's own way to save them.
+
+import { picture } from "./picture";
+
+// What XML cannot hold in any form.
+const NO_XML = /[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+const [SCALE, MOST_PIXELS, MOST_SIDE] = [2, 1 << 27, 16_384]; // what browsers allow of a canvas
+
+export function svgText(charts: readonly Element[], title: string): string {
+  return new XMLSerializer().serializeToString(picture(charts, title)).replace(NO_XML, "\ufffd");
+}
+
+/** The picture at twice its size, or as large as a canvas can be. */
+export async function png(charts: readonly Element[], title: string): Promise<Blob> {
+  const image = new Image();
+  // As data:, which the content security policy allows of pictures; blob: it does not.
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(charts, title))}`;
+  await image.decode();
+  const { naturalWidth: width, naturalHeight: height } = image;
+  const scale = Math.min(SCALE, MOST_SIDE / Math.max(width, height), Math.sqrt(MOST_PIXELS / (width * height)));
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [Math.floor(width * scale), Math.floor(height * scale)];
+  canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done, failed) =>
+    canvas.toBlob((blob) => (blob ? done(blob) : failed(new Error("the picture is too large"))), "image/png"),
+  );
+}
+
+export function save(name: string, content: string | Blob, type: string): void {
+  const blob = typeof content === "string" ? new Blob([content], { type: `${type};charset=utf-8` }) : content;
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // a slow disk may still be reading
+}

@@ -1,0 +1,230 @@
+// What is on the page, drawn again as SVG that stands alone: no style sheet, no script, no fonts.
+//
+// In:  elements, as the browser has laid them out. Out: one <svg> with all of them below each other.
+//
+// Boxes become rectangles, texts become <text> at their own baselines and widths, and an <svg> is
+// copied with its computed styles as attributes. All text goes in as text nodes.
+
+const SVG = "http://www.w3.org/2000/svg";
+const [PADDING, GAP] = [16, 24];
+const STYLES = [
+  "fill",
+  "fill-opacity",
+  "stroke",
+  "stroke-width",
+  "stroke-dasharray",
+  "stroke-linecap",
+  "stroke-linejoin",
+  "stroke-opacity",
+  "opacity",
+  "font-family",
+  "font-size",
+  "font-style",
+  "font-weight",
+  "text-anchor",
+  "dominant-baseline",
+];
+
+export function picture(charts: readonly Element[], title: string): SVGSVGElement {
+  const folded = charts.map(unfold);
+  try {
+    return drawing(charts, title);
+  } finally {
+    folded.forEach((fold) => fold());
+  }
+}
+
+/** Shows all of a chart that scrolls, for as long as it is measured; gives what puts it back. */
+function unfold(chart: Element): () => void {
+  if (!(chart instanceof HTMLElement)) return () => undefined;
+  const { scrollLeft, scrollTop, style } = chart;
+  const { maxHeight } = style;
+  style.maxHeight = "none";
+  chart.scrollTo({ left: 0, top: 0, behavior: "instant" });
+  return () => {
+    style.maxHeight = maxHeight;
+    chart.scrollTo({ left: scrollLeft, top: scrollTop, behavior: "instant" });
+  };
+}
+
+function drawing(charts: readonly Element[], title: string): SVGSVGElement {
+  const boxes = charts.map((chart) => {
+    const { left, top, width, height } = chart.getBoundingClientRect();
+    return new DOMRect(left, top, Math.max(width, chart.scrollWidth), Math.max(height, chart.scrollHeight));
+  });
+  const width = Math.max(...boxes.map((box) => box.width), 1) + 2 * PADDING;
+  const height = boxes.reduce((sum, box) => sum + box.height + GAP, 2 * PADDING - GAP);
+  const root = make("svg", { viewBox: `0 0 ${num(width)} ${num(height)}`, width, height, role: "img" }) as SVGSVGElement;
+  root.append(Object.assign(make("title", {}), { textContent: title }));
+  const ground = getComputedStyle(document.body).backgroundColor;
+  root.append(make("rect", { width, height, fill: ground }));
+  let top = PADDING;
+  charts.forEach((chart, at) => {
+    const box = boxes[at] as DOMRect;
+    const group = make("g", { transform: `translate(${num(PADDING - box.left)} ${num(top - box.top)})` });
+    draw(chart, group, "");
+    root.append(group);
+    top += box.height + GAP;
+  });
+  return root;
+}
+
+/** An element and what is in it, at its place in the window. */
+function draw(element: Element, into: Element, lines: string): void {
+  const style = getComputedStyle(element);
+  if (!seen(element, style)) return;
+  if (element instanceof SVGSVGElement) return void into.append(copied(element));
+  let group = into;
+  if (style.opacity !== "1") into.append((group = make("g", { opacity: style.opacity })));
+  box(element, style, group);
+  if (/hidden|clip/.test(style.overflowX) && element.scrollWidth > element.clientWidth) {
+    const { left, top, width, height } = element.getBoundingClientRect();
+    const place = { x: left, y: top, width, height, viewBox: [left, top, width, height].map(num).join(" ") };
+    group.append((group = make("svg", place)));
+  }
+  const struck = style.textDecorationLine === "none" ? lines : style.textDecorationLine;
+  for (const child of element.childNodes) {
+    if (child instanceof Text) text(child, style, struck, group);
+    else if (child instanceof Element) draw(child, group, struck);
+  }
+}
+
+function seen(element: Element, style: CSSStyleDeclaration): boolean {
+  if (element instanceof HTMLElement && element.matches(".unseen, input, textarea, select, [data-picture=none]")) return false;
+  return style.visibility === "visible" && (style.display === "contents" || element.checkVisibility({ contentVisibilityAuto: true }));
+}
+
+/** Background and borders; of an inline element one box per line. */
+function box(element: Element, style: CSSStyleDeclaration, into: Element): void {
+  const fill = clear(style.backgroundColor) ? /rgba?\([^)]*\)/.exec(style.backgroundImage)?.[0] : style.backgroundColor;
+  const sides = (["Top", "Right", "Bottom", "Left"] as const).map((side) => ({
+    width: style[`border${side}Style`] === "none" ? 0 : parseFloat(style[`border${side}Width`]),
+    colour: style[`border${side}Color`],
+    dashes: style[`border${side}Style`] === "dashed" ? "3 3" : undefined,
+  }));
+  if (!fill && sides.every(({ width, colour }) => width === 0 || clear(colour))) return;
+  for (const { left: x, top: y, width, height, right, bottom } of element.getClientRects()) {
+    if (width === 0 || height === 0) continue;
+    const rx = Math.min(parseFloat(style.borderTopLeftRadius) || 0, width / 2, height / 2) || undefined;
+    const [first] = sides;
+    if (first?.width && sides.every((side) => side.width === first.width && side.colour === first.colour)) {
+      const inset = first.width / 2;
+      const inner = { x: x + inset, y: y + inset, width: width - first.width, height: height - first.width, rx };
+      into.append(make("rect", { ...inner, fill: fill ?? "none", stroke: first.colour, "stroke-width": first.width }));
+      continue;
+    }
+    if (fill) into.append(make("rect", { x, y, width, height, rx, fill }));
+    const ends = [[x, y, right, y], [right, y, right, bottom], [x, bottom, right, bottom], [x, y, x, bottom]] as const;
+    sides.forEach(({ width: thick, colour, dashes }, at) => {
+      if (!thick || clear(colour)) return;
+      const [x1, y1, x2, y2] = ends[at] as readonly [number, number, number, number];
+      into.append(make("line", { x1, y1, x2, y2, stroke: colour, "stroke-width": thick, "stroke-dasharray": dashes }));
+    });
+  }
+}
+
+function text(node: Text, style: CSSStyleDeclaration, lines: string, into: Element): void {
+  const ascent = ascentOf(style);
+  for (const { shown, box } of pieces(node)) {
+    const line = make("text", {
+      x: box.left,
+      y: box.top + ascent(box.height),
+      textLength: box.width,
+      lengthAdjust: "spacingAndGlyphs",
+      fill: style.color,
+      "font-family": style.fontFamily,
+      "font-size": style.fontSize,
+      "font-weight": style.fontWeight === "400" ? undefined : style.fontWeight,
+      "font-style": style.fontStyle === "normal" ? undefined : style.fontStyle,
+      "text-decoration": lines || undefined,
+      "xml:space": "preserve",
+    });
+    line.textContent = shown;
+    into.append(line);
+  }
+}
+
+/** The text of a node as it stands on each line. */
+function pieces(node: Text): { shown: string; box: DOMRect }[] {
+  const whole = node.data;
+  if (!whole.trim()) return [];
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  const boxes = [...range.getClientRects()].filter((box) => box.width > 0);
+  if (boxes.length === 1) return [{ shown: collapsed(whole), box: boxes[0] as DOMRect }];
+  const found: { shown: string; box: DOMRect }[] = [];
+  let at = 0;
+  for (const c of whole) {
+    range.setStart(node, at);
+    range.setEnd(node, (at += c.length));
+    const box = range.getBoundingClientRect();
+    if (box.width === 0) continue;
+    const last = found.at(-1);
+    if (last && Math.abs(last.box.top - box.top) < 2) {
+      const left = Math.min(last.box.left, box.left);
+      last.box = new DOMRect(left, last.box.top, Math.max(last.box.right, box.right) - left, last.box.height);
+      last.shown += c;
+    } else found.push({ shown: c, box });
+  }
+  return found.filter(({ shown }) => shown.trim());
+}
+
+function collapsed(shown: string): string {
+  return shown.replace(/[\n\r\t]+/g, " ");
+}
+
+const fonts = new Map<string, readonly [number, number]>();
+
+/** Where the baseline is in a box of text, from its top. */
+function ascentOf(style: CSSStyleDeclaration): (height: number) => number {
+  const font = `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+  let sizes = fonts.get(font);
+  if (!sizes) {
+    const context = document.createElement("canvas").getContext("2d") as CanvasRenderingContext2D;
+    context.font = font;
+    const { fontBoundingBoxAscent: up, fontBoundingBoxDescent: down } = context.measureText("x");
+    fonts.set(font, (sizes = [up, down]));
+  }
+  const [up, down] = sizes;
+  return (height) => (height - up - down) / 2 + up;
+}
+
+/** An <svg> of the page, with what the style sheet says written into it. */
+function copied(original: SVGSVGElement): Element {
+  const { left, top, width, height } = original.getBoundingClientRect();
+  const copy = plain(original);
+  for (const [name, value] of Object.entries({ x: left, y: top, width, height })) copy.setAttribute(name, num(value));
+  return copy;
+}
+
+const KEPT = /^(class|style|id|tabindex|role|aria-.*|data-.*|on.*|href|xlink:href)$/i;
+
+function plain(original: Element): Element {
+  const copy = make(original.localName, {});
+  for (const { name, value } of original.attributes) if (!KEPT.test(name)) copy.setAttribute(name, value);
+  const style = getComputedStyle(original);
+  for (const name of STYLES) {
+    const value = style.getPropertyValue(name);
+    if (value) copy.setAttribute(name, value);
+  }
+  for (const child of original.childNodes) {
+    if (child instanceof Text) copy.append(child.data);
+    else if (child instanceof SVGElement && !/^(script|foreignObject|a|style)$/.test(child.localName)) copy.append(plain(child));
+  }
+  return copy;
+}
+
+function clear(colour: string): boolean {
+  return colour === "transparent" || /(,|\/)\s*0\)$/.test(colour);
+}
+
+function make(name: string, attributes: Record<string, string | number | undefined>): Element {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes))
+    if (value !== undefined) element.setAttribute(key, typeof value === "number" ? num(value) : value);
+  return element;
+}
+
+function num(x: number): string {
+  return String(Math.round(x * 100) / 100);
+}

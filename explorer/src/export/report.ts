@@ -1,0 +1,89 @@
+// A report as one HTML file: tables, pictures and how to make it again. No script, nothing loaded.
+
+import type { Cell, Table } from "./csv";
+
+export interface Report {
+  readonly title: string;
+  readonly lang: string;
+  /** Of the page as it is shown, so that the pictures sit well: names of custom properties. */
+  readonly colours: Readonly<Record<string, string>>;
+  /** SVG, made by `svgText`. */
+  readonly pictures: readonly string[];
+  readonly tables: readonly Table[];
+  readonly lines: readonly (readonly [string, string])[];
+  readonly foot: string;
+}
+
+// Should anything slip through: this page may run and load nothing.
+const POLICY = "default-src 'none'; style-src 'unsafe-inline'";
+const STYLE = `
+body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem; background: var(--ground); color: var(--ink);
+  font: 1rem/1.6 system-ui, "Noto Sans", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif; }
+h1, h2 { line-height: 1.25; font-weight: 600; }
+h2 { margin-top: 2.5rem; font-size: 1.25rem; }
+figure { margin: 1.5rem 0; }
+svg { max-width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9375rem; }
+th, td { padding: 0.2rem 1.25rem 0.2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { color: var(--soft); font-weight: 400; }
+td { white-space: pre-wrap; overflow-wrap: anywhere; }
+td.n { text-align: right; white-space: nowrap; }
+pre { padding: 0.9rem 1rem; border: 1px solid var(--line); border-radius: 8px; background: var(--panel); white-space: pre-wrap;
+  overflow-wrap: anywhere; font: 0.8125rem/1.6 ui-monospace, Menlo, Consolas, monospace; }
+footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
+@media print { body { max-width: none; padding: 0; } }
+`;
+
+export function reportText(report: Report): string {
+  const { title, lang, colours, pictures, tables, lines, foot } = report;
+  const root = Object.entries(colours).map(([name, value]) => `${name}: ${value.replace(/[^\w#(),.%\s-]/g, "")};`);
+  return [
+    "<!doctype html>",
+    `<html lang="${escaped(lang)}">`,
+    "<head>",
+    '<meta charset="utf-8">',
+    `<meta http-equiv="Content-Security-Policy" content="${POLICY}">`,
+    '<meta name="viewport" content="width=device-width, initial-scale=1">',
+    `<title>${escaped(title)}</title>`,
+    `<style>:root { ${root.join(" ")} }${STYLE}</style>`,
+    "</head>",
+    "<body>",
+    `<h1>${escaped(title)}</h1>`,
+    ...pictures.map((svg) => `<figure>${svg}</figure>`),
+    ...tables.map(tableText),
+    ...lines.map(([name, code]) => `<h2>${escaped(name)}</h2>\n<pre><code>${escaped(code)}</code></pre>`),
+    `<footer>${escaped(foot)}</footer>`,
+    "</body>",
+    "</html>",
+    "",
+  ].join("\n");
+}
+
+function tableText({ title, columns, rows }: Table): string {
+  const head = columns.map((column) => `<th scope="col">${escaped(column)}</th>`).join("");
+  const body = rows.map((row) => `<tr>${row.map(cell).join("")}</tr>`).join("\n");
+  return `<h2>${escaped(title)}</h2>
+<div class="wide"><table><thead><tr>${head}</tr></thead>
+<tbody>
+${body}
+</tbody></table></div>`;
+}
+
+function cell(value: Cell): string {
+  if (typeof value !== "number") return `<td>${escaped(String(value ?? ""))}</td>`;
+  return `<td class="n">${Number.isFinite(value) ? value : "–"}</td>`;
+}
+
+const ENTITIES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
+
+/** Text that is no markup, in an element or in an attribute; a mark of direction is shown by its number. */
+export function escaped(text: string): string {
+  return text
+    .replace(/[&<>"']/g, (c) => ENTITIES[c] ?? c)
+    .replace(/[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (c) => `⟨${code(c)}⟩`);
+}
+
+function code(c: string): string {
+  return c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
+}

@@ -1,0 +1,99 @@
+// What a page exports, as text: JSON, CSV, lines of a shell and of Python, the report.
+import { expect, test } from "vitest";
+import { csvText } from "../src/export/csv";
+import { documentText, jsonText } from "../src/export/json";
+import { commandLine, pyOptions, pyText, shell, speakable } from "../src/export/quote";
+import { escaped, reportText } from "../src/export/report";
+import { options, steps } from "../src/next/export";
+import { Row } from "../src/next/row";
+
+test("a document begins as those of the command line do, and holds finite numbers alone", () => {
+  const text = documentText("next", "1.2.3", { p: NaN, most: -Infinity, tokens: [{ id: 1, bytes: [104, 105] }], none: [], gone: undefined });
+  expect(JSON.parse(text)).toEqual({
+    command: "next",
+    schema: 1,
+    lmhead: "1.2.3",
+    p: null,
+    most: null,
+    tokens: [{ id: 1, bytes: [104, 105] }],
+    none: [],
+  });
+  expect(text).toContain('\n  "tokens": [\n    {"id": 1, "bytes": [104, 105]}\n  ]');
+});
+
+test("JSON has no character that a terminal would obey", () => {
+  const hostile = "\u001b[2J\u009b\u202e\u2066é你";
+  const text = jsonText({ hostile });
+  expect(JSON.parse(text)).toEqual({ hostile });
+  expect(text).not.toMatch(/[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066]/);
+  expect(text).toContain("é你");
+});
+
+test("CSV: RFC 4180, and no cell is a formula", () => {
+  const rows = [
+    ["=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(1)", "＝1"],
+    ["-0.5", "+3e-7", -0.25, 1e-9, NaN],
+    ['say "hi"', "a,b", "line\nend", " space ", "\tx"],
+    [null, undefined, true, "", "你"],
+  ];
+  expect(csvText({ columns: ["a", "b", "c", "d", "e"], rows })).toBe(
+    [
+      "a,b,c,d,e",
+      "'=HYPERLINK(1),'+1+1,'-2+3,'@SUM(1),'＝1",
+      "-0.5,+3e-7,-0.25,1e-9,",
+      '"say ""hi""","a,b","line\nend"," space ",\'\tx',
+      ",,true,,你",
+      "",
+    ].join("\r\n"),
+  );
+});
+
+test("words of a shell", () => {
+  expect(shell("tiny")).toBe("tiny");
+  expect(shell("")).toBe("''");
+  expect(shell("it's $HOME `x` !")).toBe("'it'\\''s $HOME `x` !'");
+  expect(shell("a\nb\\c'\u001b")).toBe("$'a\\nb\\\\c\\'\\033'");
+  expect(shell("\u202e")).toBe("$'\\342\\200\\256'");
+  expect(speakable("a\0")).toBe(false);
+  expect(commandLine("next", "tiny", "a b", ["--top 3"])).toBe("lmhead next tiny --top 3 'a b'");
+  expect(commandLine("next", "tiny", "-x", [])).toBe("lmhead next tiny -- -x");
+  expect(commandLine("next", "tiny", "-", [])).toBe("printf %s - | lmhead next tiny -");
+});
+
+test("strings and options of Python", () => {
+  expect(pyText('a"b\\\n\u001b\u202e你')).toBe('"a\\"b\\\\\\n\\u001b\\u202e你"');
+  expect(pyOptions({ temperature: 2, top_k: 40, order: "hf" }, ["top_k"])).toBe('temperature=2.0, top_k=40, order="hf"');
+});
+
+test("a report escapes what it is given, and says that nothing may run", () => {
+  const hostile = `</script><img src=x onerror='alert(1)'>"\u202e`;
+  const text = reportText({
+    title: hostile,
+    lang: "en",
+    colours: { "--ink": "#fff; } </style><script>" },
+    pictures: ["<svg></svg>"],
+    tables: [{ title: hostile, columns: [hostile], rows: [[hostile, 0.5, NaN, null]] }],
+    lines: [[hostile, hostile]],
+    foot: hostile,
+  });
+  expect(text).not.toMatch(/<script|<img|\u202e/);
+  expect(text).toContain("default-src 'none'");
+  expect(text).toContain('<td class="n">0.5</td>');
+  expect(escaped("<&>\"'")).toBe("&lt;&amp;&gt;&quot;&#39;");
+});
+
+test("the steps of a sampler add up", () => {
+  const row = new Row(Float32Array.from({ length: 50 }, (_, id) => Math.sin(id * id) * 4));
+  for (const order of ["hf", "llama.cpp"] as const) {
+    const settings = { temperature: 0.7, topK: 20, topP: 0.9, minP: 0.05, order };
+    const done = steps({ row, settings });
+    const end = row.process(settings);
+    expect(done.map(({ stage }) => stage)).toEqual(
+      order === "hf" ? ["logits", "temperature", "top_k", "top_p", "min_p"] : ["logits", "top_k", "top_p", "min_p", "temperature"],
+    );
+    expect(done.at(-1)).toMatchObject({ words: end.words, entropy: end.entropy, best_prob: end.p(0) });
+    expect(done.reduce((sum, { cut }) => sum + Number(cut), end.words)).toBe(50);
+    expect(options({ settings, seed: 3 })).toEqual({ temperature: 0.7, top_k: 20, top_p: 0.9, min_p: 0.05, order, seed: 3 });
+  }
+  expect(options({ settings: { temperature: 1, topK: 0, topP: 1, minP: 0, order: "llama.cpp" }, seed: 3 })).toEqual({});
+});

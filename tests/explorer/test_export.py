@@ -1,0 +1,244 @@
+"""What a page lets be taken along: the numbers are the library's, and no file obeys a token."""
+
+import csv
+import io
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from playwright.sync_api import Page, expect
+from server.asking import running
+
+from explorer.sites import FORMULA, HOSTILE, saved, site_models
+from explorer.test_python import run
+from lmhead import Sampler
+from lmhead.analysis import NextWords, next_words
+from lmhead.cli import _json
+from lmhead.explorer import page_folder
+from lmhead.models import LanguageModel
+
+SVG = "{http://www.w3.org/2000/svg}"
+SAMPLED = "prompt=hello+ab&t=0.8&k=20&p=0.9&m=0.01&seed=5&top=12"
+OPTIONS = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, LanguageModel], Any]:
+    return site_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def models(opened: tuple[dict[str, LanguageModel], Any]) -> dict[str, LanguageModel]:
+    return opened[0]
+
+
+@pytest.fixture(scope="module")
+def address(opened: tuple[dict[str, LanguageModel], Any]) -> Iterator[str]:
+    models, given = opened
+    with running(page_folder(), models=models, given=given) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def here(page: Page, address: str) -> Iterator[Page]:
+    page.route(f"{address}/**", lambda route: route.continue_())
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
+    yield page
+    page.goto("about:blank")
+    page.unroute(f"{address}/**")
+
+
+def show(page: Page, address: str, query: str) -> None:
+    page.goto(f"{address}/next?{query}")
+    page.wait_for_selector(".exports")
+    page.wait_for_load_state("networkidle")
+
+
+def assert_near(got: Any, want: Any, where: str = "") -> None:
+    """The same tree, numbers to 1e-6."""
+    if isinstance(want, dict):
+        assert isinstance(got, dict), where
+        assert list(got) == list(want), where
+        for key in want:
+            assert_near(got[key], want[key], f"{where}.{key}")
+    elif isinstance(want, list):
+        assert len(got) == len(want), where
+        for at, (one, other) in enumerate(zip(got, want, strict=True)):
+            assert_near(one, other, f"{where}[{at}]")
+    elif isinstance(want, float):
+        assert got == pytest.approx(want, abs=1e-6, rel=1e-6), where
+    else:
+        assert got == want, where
+
+
+@pytest.mark.parametrize(
+    ("query", "prompt", "top", "options"),
+    [
+        (SAMPLED, "hello ab", 12, OPTIONS),
+        (f"{SAMPLED}&order=llama.cpp", "hello ab", 12, {**OPTIONS, "order": "llama.cpp"}),
+        ("prompt=你好+hello&top=300", "你好 hello", 300, None),
+    ],
+)
+def test_json_is_the_command_s(
+    here: Page,
+    address: str,
+    models: dict[str, LanguageModel],
+    query: str,
+    prompt: str,
+    top: int,
+    options: dict[str, Any] | None,
+) -> None:
+    show(here, address, query)
+    sampler = Sampler(**options) if options else None
+    want = next_words(models["tiny"], prompt, top=top, sampler=sampler)
+    got = json.loads(saved(here, "json").read_text())
+    sizes = {"name": "tiny", "vocab_size": 300, "hidden_size": 16, "max_length": 64}
+    assert_near(got, {**_json.head("next"), "model": sizes, **want.to_json()})
+    expect(here.locator('[data-chart="exported"]')).to_have_text("Saved as lmhead-next.json.")
+
+
+def test_csv_has_every_word_and_no_formula(here: Page, address: str) -> None:
+    show(here, address, "model=hostile&prompt=a&top=300")
+    text = saved(here, "csv").read_bytes().decode("utf-8")
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [int(row["rank"]) for row in rows] == list(range(300))
+    assert sum(float(row["p"]) for row in rows) == pytest.approx(1, abs=1e-6)
+    texts = {row["text"] for row in rows}
+    assert texts >= {HOSTILE[0], f"'{FORMULA}"}
+    assert FORMULA not in texts
+
+
+@pytest.mark.parametrize(("theme", "top"), [("light", 300), ("dark", 40)])
+def test_pictures_stand_alone(here: Page, address: str, theme: str, top: int) -> None:
+    show(here, address, f"model=hostile&prompt=a&top={top}&theme={theme}")
+    path = saved(here, "svg")
+    tree = ElementTree.fromstring(path.read_text())
+    names = {element.tag.removeprefix(SVG) for element in tree.iter()}
+    assert names <= {"svg", "title", "rect", "g", "text", "line", "path"}
+    texts = {"".join(element.itertext()) for element in tree.iter(f"{SVG}text")}
+    if top == 300:
+        assert {"<img␣src=x␣onerror=alert(1)>", "⟨202E⟩gnp"} <= texts
+    written = path.read_text()
+    assert not re.search(r'\s(class|style)=|var\(|href|url\(|="NaN', written)
+    width, height = (float(tree.attrib[side]) for side in ("width", "height"))
+    picture = saved(here, "png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    scale = 2 if top == 40 else 16_384 / height  # what a canvas can be
+    size = struct.unpack(">2I", picture[16:24])
+    assert size == pytest.approx((scale * width, scale * height), abs=2)
+    assert len(picture) > 1000 * top  # one with nothing on it is far smaller
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_report_is_a_page_of_its_own(here: Page, address: str, lang: str) -> None:
+    show(here, address, f"model=hostile&top=300&lang={lang}&prompt=<script>alert(3)</script>&t=0.5")
+    path = saved(here, "html")
+    text = path.read_text()
+    assert not re.search(r"<script|<img|javascript:|https?://(?!www\.w3\.org/2000/svg)", text)
+    here.goto("about:blank")
+    asked: list[str] = []
+    here.on("request", lambda request: asked.append(request.url))
+    here.set_content(text)
+    assert asked == []
+    expect(here.locator("table")).to_have_count(2)
+    expect(here.locator("tbody tr")).to_have_count(300 + 2)
+    expect(here.locator("figure > svg")).to_have_count(2)
+    expect(here.get_by_text(HOSTILE[0], exact=True)).to_have_count(1)
+    assert here.locator("script, img, iframe, link").count() == 0
+    # The model is named without the folders of this machine.
+    assert "tiny.bin" in text
+    assert str(path.parent) not in text
+    assert "/tmp" not in text
+
+
+def copied(page: Page, kind: str) -> str:
+    page.locator(f'[data-export="{kind}"]').click()
+    expect(page.locator('[data-chart="exported"]')).to_have_text("Copied.")
+    text: str = page.evaluate("() => navigator.clipboard.readText()")
+    assert text == page.locator(f'[data-line="{kind}"]').text_content()
+    page.evaluate("() => navigator.clipboard.writeText('')")
+    return text
+
+
+def page_words(page: Page) -> list[tuple[int, Any]]:
+    found: list[tuple[int, float]] = page.locator('[data-chart="ranked"] tbody tr').evaluate_all(
+        "rows => rows.map(row => [Number(row.dataset.id), Number(row.dataset.processed)])"
+    )
+    return [(id, pytest.approx(p, abs=1e-6)) for id, p in found]
+
+
+def shell(line: str) -> str:
+    """What a line prints, with this package's own command."""
+    command = f'lmhead() {{ {sys.executable} -c "from lmhead.cli import main; main()" "$@"; }}'
+    ran = subprocess.run(
+        ["bash", "-c", f"{command}\n{line}"], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        SAMPLED,
+        'model=hostile&top=9&prompt=it\'s+"a"+$HOME+`ls`+\\%0Aline%1B[2J%E2%80%AE+!%25',
+        "prompt=-x&t=1.5&order=llama.cpp&top=5",
+        "prompt=-",
+        "prompt=hello&more=262,259,263&p=0.5",
+    ],
+)
+def test_copied_lines_run_and_give_the_page_s_numbers(here: Page, address: str, query: str) -> None:
+    show(here, address, query)
+    want = page_words(here)
+    (found,) = run(copied(here, "python"), {})
+    assert isinstance(found, NextWords)
+    assert [(token.piece.id, token.processed_p) for token in found.tokens] == want
+    line = copied(here, "command")
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", line)
+    printed = json.loads(shell(line.replace("lmhead next", "lmhead next --json", 1)))
+    if "more" not in query:
+        assert [(token["id"], token["processed_p"]) for token in printed["tokens"]] == want
+
+
+def test_lines_can_be_taken_without_a_clipboard_and_by_keyboard(here: Page, address: str) -> None:
+    here.goto(f"{address}/next?prompt=a")
+    here.wait_for_selector(".exports")
+    here.evaluate("() => Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    here.locator('[data-export="python"]').focus()
+    here.keyboard.press("Enter")
+    marked = here.evaluate("() => String(getSelection())")
+    assert marked.strip() == here.locator('[data-line="python"]').text_content()
+    here.locator('[data-export="json"]').focus()
+    with here.expect_download() as download:
+        here.keyboard.press("Space")
+    assert Path(download.value.path()).stat().st_size > 500
+
+
+def test_a_text_that_no_shell_can_say_has_no_command(here: Page, address: str) -> None:
+    show(here, address, "prompt=a%00b")
+    expect(here.locator('[data-export="command"]')).to_be_disabled()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_nothing_is_cut(here: Page, address: str, width: int, lang: str) -> None:
+    here.set_viewport_size({"width": width, "height": 900})
+    show(here, address, f"model=hostile&lang={lang}&prompt={'a<b>' * 10}")
+    here.locator(".exports summary").click()
+    outside = here.evaluate(
+        "() => [...document.querySelectorAll('.exports *')].filter(e => e.getBoundingClientRect()"
+        ".right > document.documentElement.clientWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert outside == []
+
+
+def test_the_schema_is_the_command_line_s() -> None:
+    source = Path(__file__).parents[2] / "explorer" / "src" / "export" / "json.ts"
+    assert f"SCHEMA = {_json.SCHEMA};" in source.read_text()

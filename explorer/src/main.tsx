@@ -4,6 +4,7 @@ import "./style/base.css";
 import "./style/frame.css";
 import "./style/learn.css";
 import "./style/next.css";
+import "./style/text.css";
 import "./style/heat.css";
 import "./style/lens.css";
 import "./style/compare.css";

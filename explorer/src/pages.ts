@@ -6,6 +6,7 @@ import { ComparePage } from "./compare";
 import { LearnPage } from "./learn";
 import { LensPage } from "./lens";
 import { NextPage } from "./next";
+import { TextPage } from "./text";
 
 export interface PageInfo {
   readonly path: string;
@@ -18,6 +19,7 @@ export interface PageInfo {
 export const PAGES: readonly PageInfo[] = [
   { path: "/", name: "learn", needsModel: false, View: LearnPage },
   { path: "/next", name: "next", needsModel: true, View: NextPage },
+  { path: "/text", name: "text", needsModel: true, View: TextPage },
   { path: "/lens", name: "lens", needsModel: true, View: LensPage },
   { path: "/compare", name: "compare", needsModel: true, View: ComparePage },
 ];

@@ -2,6 +2,7 @@
 import { expect, test } from "vitest";
 import { csvText } from "../src/export/csv";
 import { documentText, jsonText } from "../src/export/json";
+import { common } from "../src/export/picture";
 import { commandLine, pyOptions, pyText, shell, speakable } from "../src/export/quote";
 import { escaped, reportText } from "../src/export/report";
 import { options, steps } from "../src/next/export";
@@ -96,4 +97,10 @@ test("the steps of a sampler add up", () => {
     expect(options({ settings, seed: 3 })).toEqual({ temperature: 0.7, top_k: 20, top_p: 0.9, min_p: 0.05, order, seed: 3 });
   }
   expect(options({ settings: { temperature: 1, topK: 0, topP: 1, minP: 0, order: "llama.cpp" }, seed: 3 })).toEqual({});
+});
+
+test("mixed colours are written as every reader of SVG knows them", () => {
+  expect(common("color(srgb 1 0.5 0)")).toBe("rgb(255, 128, 0)");
+  expect(common("color(srgb 0.1 1.2 -1e-7 / 0.25)")).toBe("rgba(26, 255, 0, 0.25)");
+  expect(common("rgb(1, 2, 3)")).toBe("rgb(1, 2, 3)");
 });

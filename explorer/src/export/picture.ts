@@ -56,7 +56,7 @@ function drawing(charts: readonly Element[], title: string): SVGSVGElement {
   const height = boxes.reduce((sum, box) => sum + box.height + GAP, 2 * PADDING - GAP);
   const root = make("svg", { viewBox: `0 0 ${num(width)} ${num(height)}`, width, height, role: "img" }) as SVGSVGElement;
   root.append(Object.assign(make("title", {}), { textContent: title }));
-  const ground = getComputedStyle(document.body).backgroundColor;
+  const ground = common(getComputedStyle(document.body).backgroundColor);
   root.append(make("rect", { width, height, fill: ground }));
   let top = PADDING;
   charts.forEach((chart, at) => {
@@ -96,10 +96,11 @@ function seen(element: Element, style: CSSStyleDeclaration): boolean {
 
 /** Background and borders; of an inline element one box per line. */
 function box(element: Element, style: CSSStyleDeclaration, into: Element): void {
-  const fill = clear(style.backgroundColor) ? /rgba?\([^)]*\)/.exec(style.backgroundImage)?.[0] : style.backgroundColor;
+  const [striped] = /(rgba?|color)\([^)]*\)/.exec(style.backgroundImage) ?? [];
+  const fill = clear(style.backgroundColor) ? striped && common(striped) : common(style.backgroundColor);
   const sides = (["Top", "Right", "Bottom", "Left"] as const).map((side) => ({
     width: style[`border${side}Style`] === "none" ? 0 : parseFloat(style[`border${side}Width`]),
-    colour: style[`border${side}Color`],
+    colour: common(style[`border${side}Color`]),
     dashes: style[`border${side}Style`] === "dashed" ? "3 3" : undefined,
   }));
   if (!fill && sides.every(({ width, colour }) => width === 0 || clear(colour))) return;
@@ -131,7 +132,7 @@ function text(node: Text, style: CSSStyleDeclaration, lines: string, into: Eleme
       y: box.top + ascent(box.height),
       textLength: box.width,
       lengthAdjust: "spacingAndGlyphs",
-      fill: style.color,
+      fill: common(style.color),
       "font-family": style.fontFamily,
       "font-size": style.fontSize,
       "font-weight": style.fontWeight === "400" ? undefined : style.fontWeight,
@@ -205,13 +206,21 @@ function plain(original: Element): Element {
   const style = getComputedStyle(original);
   for (const name of STYLES) {
     const value = style.getPropertyValue(name);
-    if (value) copy.setAttribute(name, value);
+    if (value) copy.setAttribute(name, common(value));
   }
   for (const child of original.childNodes) {
     if (child instanceof Text) copy.append(child.data);
     else if (child instanceof SVGElement && !/^(script|foreignObject|a|style)$/.test(child.localName)) copy.append(plain(child));
   }
   return copy;
+}
+
+/** A colour as every reader of SVG knows it: browsers give mixed ones as color(srgb 1 0.5 0). */
+export function common(colour: string): string {
+  const parts = /^color\(srgb ([\d.e-]+) ([\d.e-]+) ([\d.e-]+)(?: \/ ([\d.e-]+))?\)$/.exec(colour);
+  if (!parts) return colour;
+  const rgb = parts.slice(1, 4).map((part) => Math.round(255 * Math.min(1, Math.max(0, Number(part)))));
+  return parts[4] === undefined ? `rgb(${rgb.join(", ")})` : `rgba(${[...rgb, parts[4]].join(", ")})`;
 }
 
 function clear(colour: string): boolean {

@@ -11,6 +11,7 @@ class Limits:
         body_bytes: of a request's body.
         body_seconds: for a body to arrive, whatever its size.
         prompt_tokens: of a prompt; a model's own `max_length` may be smaller.
+        text_tokens: of a text that is scored.
         lens_tokens: of a prompt that is looked at layer by layer.
         compare_tokens: of a text along which two models or samplers are compared.
         waiting: requests for the worker at one time, the running one included.
@@ -20,6 +21,7 @@ class Limits:
     body_bytes: int = 1 << 20
     body_seconds: float = 10.0
     prompt_tokens: int = 4096
+    text_tokens: int = 8192
     lens_tokens: int = 128
     compare_tokens: int = 1024
     waiting: int = 8

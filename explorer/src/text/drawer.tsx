@@ -1,0 +1,118 @@
+// One token opened: what the model held possible at its place, and where the token itself was.
+
+import type { JSX } from "preact";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { next, vocabulary } from "../ask";
+import { fill, useStrings } from "../i18n";
+import { chance } from "../next/ranked";
+import { Row } from "../next/row";
+import { visible } from "../next/tokens";
+import { whole } from "../ui/format";
+import { Figures } from "./figures";
+import { fits } from "./keep";
+import { everyToken, windowStart, type Score } from "./score";
+import { spell, textOf } from "./spell";
+
+const [TOP, BEFORE] = [10, 24];
+
+interface DrawerProps {
+  readonly model: string;
+  readonly score: Score;
+  readonly position: number;
+  onClose(): void;
+}
+
+interface Found {
+  readonly row: Row;
+  readonly texts: readonly string[];
+}
+
+export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.Element {
+  const { text: s, common, next: words } = useStrings();
+  const [found, setFound] = useState<Found>();
+  const [failed, setFailed] = useState("");
+  const tokens = useMemo(() => everyToken(score), [score]);
+  const spelled = useMemo(() => spell(tokens), [tokens]);
+  const token = score.tokens[position - 1];
+
+  useEffect(() => {
+    const stop = new AbortController();
+    setFailed("");
+    // The same tokens that the model saw when it scored this one.
+    const ids = tokens.slice(windowStart(position, score), position).map(({ id }) => id);
+    Promise.all([next({ model, ids }, stop.signal), vocabulary(model)]).then(
+      ([answer, texts]) => stop.signal.aborted || setFound({ row: new Row(answer.logits), texts }),
+      (error: Error) => stop.signal.aborted || (setFound(undefined), setFailed(error.message)),
+    );
+    return () => stop.abort();
+  }, [model, tokens, position]);
+
+  const before = spelled.slice(Math.max(0, position - BEFORE), position).map(({ shown }) => shown);
+  // On the other page the text is read from its beginning: only where this one was, too.
+  const prefix = windowStart(position, score) === 0 ? textOf(tokens.slice(0, position)) : undefined;
+  const link = prefix && fits(prefix) ? `/next?${new URLSearchParams({ ...shared(), model, prompt: prefix })}` : undefined;
+  const own = found && token ? found.row.placeOf(token.id) : -1;
+  const places = Array.from({ length: Math.min(TOP, found?.row.ids.length ?? 0) }, (_, place) => place);
+  if (own >= TOP) places.push(own);
+  const most = found?.row.p(0) ?? 1;
+  return (
+    <section class="drawer" data-chart="drawer" aria-labelledby="drawer-title" aria-busy={!found && !failed} onKeyDown={(event) => event.key === "Escape" && onClose()}>
+      <header>
+        <h2 id="drawer-title">{s.drawer}</h2>
+        <button type="button" class="quiet" data-do="close" onClick={onClose}>
+          {s.close}
+        </button>
+      </header>
+      <p class="context">
+        <bdi>{before.join("").slice(-60)}</bdi>
+        <span class="blank">___</span>
+      </p>
+      {token ? <Figures word={spelled[position]?.shown ?? ""} token={token} /> : null}
+      {failed ? <p class="note alarm">{fill(words.failed, { message: failed })}</p> : null}
+      {found && token ? (
+        <table class="bars" data-chart="distribution">
+          <caption>{fill(s.likely, { n: whole(found.row.ids.length) })}</caption>
+          <thead>
+            <tr>
+              <th scope="col" class="figure">{s.measures.rank}</th>
+              <th scope="col">{common.word}</th>
+              <th scope="col" class="figure">{s.measures.p}</th>
+              <td class="bar" />
+            </tr>
+          </thead>
+          <tbody>
+            {places.map((place) => {
+              const id = found.row.ids[place] ?? 0;
+              return (
+                <tr key={id} class={place === own ? "own" : undefined} data-id={id} data-p={found.row.p(place)}>
+                  <td class="figure">{whole(place + 1)}</td>
+                  <th scope="row">
+                    <bdi class="token">{visible(found.texts[id] ?? String(id))}</bdi>
+                    {place === own ? <small class="here"> {s.here}</small> : null}
+                  </th>
+                  <td class="figure">{chance(found.row.p(place))}</td>
+                  <td class="bar">
+                    <div class="track" aria-hidden="true">
+                      <div class={place === own ? "fill own" : "fill plain"} style={{ left: "0", width: `${(100 * found.row.p(place)) / most}%` }} />
+                    </div>
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      ) : null}
+      {link ? (
+        <p>
+          <a href={link}>{s.onNext}</a>
+        </p>
+      ) : null}
+    </section>
+  );
+}
+
+/** What every page keeps: language and colours. */
+function shared(): Record<string, string> {
+  const now = new URLSearchParams(location.search);
+  return Object.fromEntries(["lang", "theme"].flatMap((name) => (now.has(name) ? [[name, now.get(name) ?? ""]] : [])));
+}

@@ -1,0 +1,106 @@
+// The most surprising words with what stood before them; and, behind the map, all tokens as a table.
+
+import type { JSX } from "preact";
+import { useMemo, useState } from "preact/hooks";
+import { fill, useStrings } from "../i18n";
+import { whole } from "../ui/format";
+import { MEASURES, SCALES } from "./measures";
+import { everyToken, type Score, type Scored } from "./score";
+import { spell } from "./spell";
+
+const [WORST, BEFORE, PORTION] = [12, 14, 200];
+
+interface ListProps {
+  readonly score: Score;
+  onOpen(position: number): void;
+}
+
+/** The tokens of the most bits, the earlier one first where they are equal. */
+export function worst(tokens: readonly Scored[], count: number): Scored[] {
+  return [...tokens].sort((a, b) => (b.bits ?? Infinity) - (a.bits ?? Infinity) || a.position - b.position).slice(0, count);
+}
+
+export function Worst({ score, onOpen }: ListProps): JSX.Element {
+  const { text: s } = useStrings();
+  const spelled = useMemo(() => spell(everyToken(score)), [score]);
+  const found = useMemo(() => worst(score.tokens, WORST), [score]);
+  return (
+    <table class="facts worst" data-chart="worst">
+      <caption>{s.worst}</caption>
+      <thead>
+        <tr>
+          <th scope="col">{s.inText}</th>
+          <th scope="col" class="figure">{s.measures.bits}</th>
+          <th scope="col" class="figure">{s.measures.rank}</th>
+        </tr>
+      </thead>
+      <tbody>
+        {found.map((token) => {
+          const before = spelled.slice(Math.max(1, token.position - BEFORE), token.position);
+          const word = spelled[token.position]?.shown ?? "";
+          return (
+            <tr key={token.position} data-position={token.position}>
+              <th scope="row">
+                <button type="button" class="place" aria-label={fill(s.openAt, { word })} onClick={() => onOpen(token.position)}>
+                  <bdi class="before">{before.map(({ shown }) => shown).join("").slice(-28)}</bdi>
+                  <bdi class="that">{word}</bdi>
+                </button>
+              </th>
+              <td class="figure">{SCALES.bits.show(SCALES.bits.of(token))}</td>
+              <td class="figure">{SCALES.rank.show(token.rank)}</td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
+  );
+}
+
+export function TokenTable({ score }: { score: Score }): JSX.Element {
+  const { text: s, common } = useStrings();
+  const [open, setOpen] = useState(false);
+  const [count, setCount] = useState(PORTION);
+  const spelled = useMemo(() => spell(everyToken(score)), [score]);
+  return (
+    <details class="all" data-picture="none" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{common.numbers}</summary>
+      {open ? (
+        <>
+          <table class="facts" data-chart="tokens">
+            <thead>
+              <tr>
+                <th scope="col" class="figure">{s.position}</th>
+                <th scope="col">{s.token}</th>
+                {MEASURES.map((measure) => (
+                  <th key={measure} scope="col" class="figure">
+                    {s.measures[measure]}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {score.tokens.slice(0, count).map((token) => (
+                <tr key={token.position}>
+                  <td class="figure">{whole(token.position + 1)}</td>
+                  <th scope="row">
+                    <bdi class="token">{spelled[token.position]?.shown}</bdi>
+                  </th>
+                  {MEASURES.map((measure) => (
+                    <td key={measure} class="figure">
+                      {SCALES[measure].show(SCALES[measure].of(token))}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {count < score.tokens.length ? (
+            <button type="button" data-do="rows" onClick={() => setCount(count + PORTION)}>
+              {fill(s.rows, { n: whole(Math.min(PORTION, score.tokens.length - count)) })}
+            </button>
+          ) : null}
+        </>
+      ) : null}
+    </details>
+  );
+}

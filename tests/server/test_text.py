@@ -1,0 +1,117 @@
+"""A text's score over HTTP: the library's numbers, bounds, and work that ends when nobody waits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama2c_files import tiny_model
+
+from lmhead.analysis import score
+from lmhead.models import LanguageModel
+from lmhead.server import Limits
+from lmhead.server.desk import Desk
+from lmhead.server.endpoints.text import _scored
+from lmhead.server.work import Gone, Ticket, Worker
+from server.asking import ask, make_app, write_page
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def app(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    page = write_page(tmp_path_factory.mktemp("site") / "page")
+    return make_app(page, models={"tiny": model}, limits=Limits(text_tokens=400))
+
+
+def scored(app: Any, **asked: Any) -> Any:
+    return ask(app, "POST", "/api/score", json={"model": "tiny", **asked})
+
+
+@pytest.mark.parametrize("text", ["hello 你 ab", "ab hello\r\n" * 30])
+def test_the_numbers_are_the_library_s(app: Any, model: LanguageModel, text: str) -> None:
+    said = scored(app, text=text).json()
+    tokens: list[dict[str, Any]] = []
+    want = score(model, text, each=lambda token: tokens.append(token.to_json()))
+    assert want.tokens == len(tokens) >= 5
+    assert said.pop("tokens") == tokens
+    assert said.pop("first") == {"id": 1, "text": "<bos>", "bytes": []}
+    assert said == want.to_json()
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "message"),
+    [
+        ({}, 400, "text must be text"),
+        ({"text": 3}, 400, "text must be text"),
+        ({"text": ["a"]}, 400, "text must be text"),
+        ({"text": ""}, 400, "at least two tokens"),
+        ({"text": "ab" * 401}, 400, "at most 400 tokens; got 403"),
+        ({"text": "a", "path": "/etc/passwd"}, 400, "'path'"),
+        ({"text": "a", "model": "other"}, 404, "no model"),
+    ],
+)
+def test_what_cannot_be_scored_is_told_why(
+    app: Any, asked: dict[str, Any], status: int, message: str
+) -> None:
+    answer = scored(app, **asked)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+def test_lone_surrogates_are_refused(app: Any) -> None:
+    answer = ask(
+        app,
+        "POST",
+        "/api/score",
+        content=b'{"model": "tiny", "text": "\\ud800"}',
+        headers={"content-type": "application/json"},
+    )
+    assert (answer.status_code, "UTF-8" in answer.text) == (400, True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_no_text_breaks_it(app: Any, text: str) -> None:
+    answer = scored(app, text=text)
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 200:
+        said = answer.json()
+        bytes_ = [b for token in said["tokens"] for b in token["bytes"]]
+        assert bytes(bytes_).removeprefix(b" ").decode() == text.removeprefix(" ")
+
+
+def test_a_client_who_leaves_stops_the_work(model: LanguageModel) -> None:
+    """The first window is read, the second is not."""
+    limits = Limits()
+    ticket = Ticket(60)
+    windows: list[int] = []
+
+    class Watched:
+        head, tokenizer, max_length, name = model.head, model.tokenizer, 16, "watched"
+        eos_token_ids = model.eos_token_ids
+
+        def hidden(self, ids: torch.Tensor) -> Any:
+            windows.append(ids.shape[-1])
+            ticket.cancel()
+            return model.hidden(ids)
+
+    desk = Desk({}, Worker(limits), limits)
+    with pytest.raises(Gone):
+        _scored(desk, Watched(), "ab" * 100, ticket)  # type: ignore[arg-type]
+    assert windows == [16]
+
+
+def test_a_model_without_a_tokenizer_is_refused(model: LanguageModel, page: Path) -> None:
+    class Mute:
+        head, max_length, eos_token_ids, name, tokenizer = model.head, None, (), "mute", None
+        hidden = model.hidden
+
+    app = make_app(page, models={"mute": Mute()})  # type: ignore[dict-item]
+    answer = ask(app, "POST", "/api/score", json={"model": "mute", "text": "a"})
+    assert (answer.status_code, "tokenizer" in answer.text) == (400, True)

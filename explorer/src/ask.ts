@@ -84,6 +84,12 @@ export async function next(
   return { prompt: said.prompt, logits: new Float32Array(bytes, 4 + size) };
 }
 
+/** What is new of the run since the last answer. */
+export async function news<T>(last: { end: number; mark: string } | undefined, signal: AbortSignal): Promise<T> {
+  const query = last ? `?${new URLSearchParams({ after: String(last.end), mark: last.mark })}` : "";
+  return (await (await asked(`/api/run${query}`, { signal })).json()) as T;
+}
+
 /** A question with a body; `Refused` if the server says no. */
 export function post(path: string, question: object, signal: AbortSignal): Promise<Response> {
   const headers = { "content-type": "application/json" };

@@ -12,6 +12,7 @@ import "./style/heat.css";
 import "./style/lens.css";
 import "./style/compare.css";
 import "./style/export.css";
+import "./style/train.css";
 
 const root = document.getElementById("app");
 if (root) render(<App />, root);

@@ -7,6 +7,7 @@ import { LearnPage } from "./learn";
 import { LensPage } from "./lens";
 import { NextPage } from "./next";
 import { TextPage } from "./text";
+import { TrainPage } from "./train";
 
 export interface PageInfo {
   readonly path: string;
@@ -22,4 +23,5 @@ export const PAGES: readonly PageInfo[] = [
   { path: "/text", name: "text", needsModel: true, View: TextPage },
   { path: "/lens", name: "lens", needsModel: true, View: LensPage },
   { path: "/compare", name: "compare", needsModel: true, View: ComparePage },
+  { path: "/train", name: "train", needsModel: false, View: TrainPage },
 ];

@@ -12,6 +12,12 @@ export function Prose({ text }: { text: string }): JSX.Element {
 /** Lines of Python. `values` are what its expressions give, in order: a test runs them and looks. */
 export function Python({ code, values }: { code: string; values: readonly unknown[] }): JSX.Element {
   const { common } = useStrings();
+  return <Code title={common.python} code={code} values={values} />;
+}
+
+/** Lines to copy. */
+export function Code({ title, code, values }: { title: string; code: string; values?: readonly unknown[] }): JSX.Element {
+  const { common } = useStrings();
   const [copied, setCopied] = useState(false);
   const copy = (): void => {
     void navigator.clipboard?.writeText(code).then(() => {
@@ -22,13 +28,13 @@ export function Python({ code, values }: { code: string; values: readonly unknow
   return (
     <figure class="python">
       <figcaption>
-        {common.python}
+        {title}
         <button type="button" class="quiet" onClick={copy}>
           {copied ? common.copied : common.copy}
         </button>
       </figcaption>
       <pre tabIndex={0}>
-        <code data-values={JSON.stringify(values, nameOddNumbers)}>{code}</code>
+        <code data-values={values && JSON.stringify(values, nameOddNumbers)}>{code}</code>
       </pre>
     </figure>
   );

@@ -49,7 +49,7 @@ export function Chart({ name, caption, summary, x, y, series, guide, height = 28
     <figure class="curve chart" data-chart={name} ref={holder}>
       <figcaption>
         {caption}
-        <span class="legend">
+        <span class="series-key">
           {shown.map(({ label, look }) => (
             <span key={label}>
               <svg class={look} width="28" height="10" viewBox="0 0 28 10" aria-hidden="true">

@@ -2,12 +2,16 @@
 
 import type { JSX } from "preact";
 import { useStrings } from "../i18n";
+import { Exports } from "../ui/export";
 import { Cost, useSizes } from "./cost";
+import { trainDocument, trainLines, trainTables } from "./export";
+import { useRun } from "./useRun";
 import { Watch } from "./watch";
 
 export function TrainPage(): JSX.Element {
   const { train: s } = useStrings();
   const given = useSizes();
+  const watched = useRun();
   return (
     <div class="train">
       <header class="intro">
@@ -15,7 +19,15 @@ export function TrainPage(): JSX.Element {
         <p class="lead">{s.lead}</p>
       </header>
       <Cost given={given} />
-      <Watch />
+      <Watch watched={watched} />
+      <Exports
+        name="train"
+        title={s.title}
+        document={() => trainDocument(given.sizes, watched.run)}
+        tables={() => trainTables(given.sizes, watched.run, s)}
+        charts='[data-chart="memory"], .chart > svg'
+        lines={() => trainLines(given.sizes, watched.run)}
+      />
     </div>
   );
 }

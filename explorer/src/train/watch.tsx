@@ -6,16 +6,18 @@ import { Choice, Slider } from "../ui/controls";
 import { fixed, whole } from "../ui/format";
 import { Code, Prose } from "../ui/prose";
 import { number, oneOf, useParam } from "../url";
+import { shell } from "../export/quote";
 import { Chart } from "./chart";
 import { at, best, clock, legible, stateOf, thin, timeLeft, type Point, type Run } from "./run";
-import { useRun } from "./useRun";
+import { trainCommand } from "./export";
+import type { Watched } from "./useRun";
 
 const MOST_POINTS = 800;
 
-export function Watch(): JSX.Element {
+export function Watch({ watched }: { watched: Watched }): JSX.Element {
   const { train, common } = useStrings();
   const { watch: s } = train;
-  const { run, failed } = useRun();
+  const { run, failed } = watched;
   const begun = run && run.age !== null;
   return (
     <section class="step watch" aria-labelledby="watch-title">
@@ -40,8 +42,8 @@ export function Watch(): JSX.Element {
 /** Before anything can be seen. */
 function HowTo({ run }: { run: Run | null }): JSX.Element {
   const { watch: s } = useStrings().train;
-  const name = run ? quoted(run.about.name) : "run";
-  const start = `lmhead train book.txt --out ${name} --preset cpu-small`;
+  const name = run?.about.name ?? "run";
+  const start = trainCommand(name);
   return (
     <div class="panel" data-chart="how">
       <p>{run ? fill(s.absent, { name: run.about.name }) : s.none}</p>
@@ -85,7 +87,7 @@ function Standing({ run }: { run: Run }): JSX.Element {
       {state === "silent" ? (
         <>
           <p>{fill(s.quiet, { time: clock(run.age ?? 0) })}</p>
-          <Code title={s.command} code={`lmhead train --resume ${quoted(name)}`} />
+          <Code title={s.command} code={`lmhead train --resume ${shell(name)}`} />
         </>
       ) : null}
     </>
@@ -233,9 +235,4 @@ function Pace({ run, looked }: { run: Run; looked: number }): JSX.Element {
       </table>
     </Chart>
   );
-}
-
-/** A name as a shell reads it. */
-function quoted(name: string): string {
-  return /^[\w.+-]+$/.test(name) && !name.startsWith("-") ? name : `'${name.replaceAll("'", "'\\''")}'`;
 }

@@ -1,0 +1,149 @@
+"""Take the pictures of the explorer that the docs show: docs/images/*.png.
+
+    make explorer
+    python scripts/screenshots.py            all of them
+    python scripts/screenshots.py train      one page's
+
+Every page, in English and Chinese, 1280 and 390 pixels wide, on the bundled model `tiny`; two in
+dark colours. The run on the page of training is a real one, of a minute, on the text of the docs.
+Needs Chromium and Pillow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import uvicorn
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+from lmhead.models import open_model
+from lmhead.server import create_app
+from lmhead.train import make_config, train
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+WIDTHS = {1280: 900, 390: 844}
+MOST_BYTES = 4 << 20  # of all pictures together
+
+
+class Shot(NamedTuple):
+    """A page, and what of it is shown."""
+
+    name: str
+    path: str
+    ready: str  # what must be there before the picture is taken
+    top: str = "header.frame"  # what the picture begins with
+    dark: bool = False
+
+
+SHOTS = [
+    Shot("learn", "/?", "#chain", "#chain"),
+    Shot("next", "/next?", '[data-chart="ranked"]', dark=True),
+    Shot("lens", "/lens?", '[data-chart="grid"]'),
+    Shot("compare", "/compare?", '[data-chart="pairs"]'),
+    Shot("train", "/train?v=128256&d=4096&n=16384", '[data-chart="loss"]'),
+    Shot("run", "/train?", '[data-chart="sample"]', "section.watch", dark=True),
+]
+
+
+def main(wanted: list[str]) -> None:
+    """Take the pictures of these pages, or of all."""
+    shots = [shot for shot in SHOTS if not wanted or shot.name in wanted]
+    if not shots:
+        names = ", ".join(shot.name for shot in SHOTS)
+        raise SystemExit(f"pages must be among {names}; got {' '.join(wanted)}")
+    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        raise SystemExit("no Chromium here: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        run = Path(folder) / "run"
+        train_a_little(run)
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        with serving(run) as address:
+            for shot in shots:
+                for path in take_all(browser, address, shot):
+                    print(f"{path.stat().st_size:>8,} {path.relative_to(ROOT)}")
+        browser.close()
+    total = sum(path.stat().st_size for path in IMAGES.glob("*.png"))
+    print(f"{total:>8,} in all")
+    if total > MOST_BYTES:
+        raise SystemExit(f"the pictures must have at most {MOST_BYTES:,} bytes together")
+
+
+def take_all(browser: Browser, address: str, shot: Shot) -> Iterator[Path]:
+    """A page in both languages and widths, and in dark colours if it is to be."""
+    for lang in ("en", "zh"):
+        for width, height in WIDTHS.items():
+            for theme in ("light", "dark") if shot.dark and width > 1000 else ("light",):
+                context = browser.new_context(
+                    viewport={"width": width, "height": height}, reduced_motion="reduce"
+                )
+                page = context.new_page()
+                page.goto(f"{address}{shot.path}&lang={lang}&theme={theme}")
+                page.wait_for_selector(shot.ready)
+                page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
+                # What stays on top while scrolling would cover what is to be seen.
+                page.evaluate(
+                    "top => { document.querySelector('.frame').style.position = 'static';"
+                    " document.querySelector(top).scrollIntoView({behavior: 'instant'}) }",
+                    shot.top,
+                )
+                page.wait_for_timeout(300)
+                parts = [shot.name, lang, *(["390"] if width == 390 else [])]
+                parts += ["dark"] if theme == "dark" else []
+                path = IMAGES / f"{'-'.join(parts)}.png"
+                save(page.screenshot(), path)
+                context.close()
+                yield path
+
+
+def save(png: bytes, path: Path) -> None:
+    """The picture with few enough colours for a palette: the page has no photographs."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    few = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
+
+
+def train_a_little(run: Path) -> None:
+    """A run on the docs, a character at a time."""
+    text = run.with_suffix(".txt")
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    text.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages), "utf-8")
+    given = {"corpus": [str(text)], "steps": 600, "layers": 2, "width": 64, "batch": 16}
+    given |= {"eval_every": 50, "eval_tokens": 4000, "sample_tokens": 160, "curve": False}
+    train(make_config(given, preset="shakespeare-char"), run)
+
+
+@contextlib.contextmanager
+def serving(run: Path) -> Iterator[str]:
+    """A server with `tiny` and the run; gives its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    host = f"127.0.0.1:{listener.getsockname()[1]}"
+    app = create_app({"tiny": open_model("tiny")}, hosts={host}, run=run)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+        yield f"http://{host}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -7,6 +7,7 @@ import torch
 from tiny_models import tiny
 
 from lmhead.analysis import logit_lens, next_words
+from lmhead.analysis.tokens import find_token
 from lmhead.models import LanguageModel
 
 
@@ -91,3 +92,11 @@ def test_it_can_be_given_up_between_layers(model: LanguageModel) -> None:
         logit_lens(model, "hello", between=between)
     assert calls == 2
     logit_lens(model, "hello", between=lambda: None)
+
+
+def test_a_word_is_the_token_that_a_text_is_cut_into(model: LanguageModel) -> None:
+    assert model.tokenizer is not None
+    assert [model.tokenizer.token_bytes(id) for id in (100, 260)] == [b"a", b"a"]
+    assert find_token(model, "a") == 260
+    assert find_token(model, "d") == 103  # as a byte alone
+    assert find_token(model, "no such word") is None

@@ -44,7 +44,3 @@ export function swapped(a: Options, b: Options): Record<string, string | null> {
     ]);
   return Object.fromEntries([...said("a", b), ...said("b", a)]);
 }
-
-export function sameOptions(a: Options, b: Options): boolean {
-  return JSON.stringify(libraryOptions(a)) === JSON.stringify(libraryOptions(b));
-}

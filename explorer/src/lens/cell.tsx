@@ -2,6 +2,7 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n";
+import { chance } from "../next/ranked";
 import { TokenText, visible } from "../next/tokens";
 import { Climb } from "./climb";
 import { layerName, type At } from "./grid";
@@ -44,7 +45,7 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
                   <TokenText text={word.text} />
                 </button>
               </th>
-              <td class="figure">{exact(word.p, "p").slice(0, 6)}</td>
+              <td class="figure">{chance(word.p)}</td>
               <td class="bar">
                 <div class="track" aria-hidden="true">
                   <div class="fill plain" style={{ left: "0", width: `${(100 * word.p) / most}%` }} />

@@ -120,7 +120,15 @@ def _mark(model: Any, id: int) -> str:
 
 
 def find_token(model: Any, text: str) -> int | None:
-    """The id of a text that is one token; None if it is not one."""
+    """The id of a text that is one token; None if it is not one.
+
+    Where several tokens say it, such as a letter and the byte that it is made of: the one that the
+    tokenizer itself uses, else the last, since bytes come first.
+    """
     wanted = text.encode("utf-8")
     ids = range(min(len(model.tokenizer), model.head.vocab_size))
-    return next((id for id in ids if model.tokenizer.token_bytes(id) == wanted), None)
+    found = [id for id in ids if model.tokenizer.token_bytes(id) == wanted]
+    if len(found) > 1:
+        used = set(model.tokenizer.encode(text))
+        found.sort(key=lambda id: id in used)
+    return found[-1] if found else None

@@ -107,6 +107,26 @@ void gradient(Array<float, 2> z, Array<const float, 1> high, Array<const float, 
                    to_map(map), picks, pointer(columns), pointer(rows), threads);
 }
 
+double loss(Array<float, 2> z, Maybe<const float, 1> bias, const MapTuple& map,
+            Array<const int64_t, 1> targets, Array<const double, 1> lse,
+            Array<const double, 1> picked, Maybe<const double, 1> mixed,
+            Maybe<const double, 1> squared, Maybe<const float, 1> mix, int threads) {
+  const size_t words = z.shape(0), tokens = z.shape(1);
+  require_threads(threads);
+  require(targets.size() == tokens && lse.size() == tokens && picked.size() == tokens,
+          "targets, lse and picked must have one entry per token");
+  require_below(targets, words, "targets must be words of the tile");
+  require_size(bias, words, "bias must have one entry per word");
+  require_size(mix, words, "mix must have one entry per word");
+  require_size(mixed, tokens, "mixed must have one entry per token");
+  require_size(squared, tokens, "squared must have one entry per token");
+  require(mix.has_value() == mixed.has_value(), "mix and mixed go together");
+  const LossWeights weights{lse.data(), picked.data(), pointer(mixed), pointer(squared)};
+  const nb::gil_scoped_release release;
+  return chosen->loss(z.data(), static_cast<int64_t>(words), static_cast<int64_t>(tokens),
+                      pointer(bias), to_map(map), targets.data(), weights, pointer(mix), threads);
+}
+
 // bfloat16 comes as its bits: uint16.
 template <class T>
 void pairs(Array<const T, 2> hidden, Array<const T, 2> weight, Array<const int64_t, 1> rows,
@@ -173,6 +193,8 @@ NB_MODULE(_native, m) {
   m.def("gradient", &gradient, tensor("z"), tensor("high"), tensor("low"), tensor("a"), maybe("b"),
         maybe("mix"), maybe("mixed"), arg("map"), maybe("pick_words"), maybe("pick_tokens"),
         maybe("pick_values"), maybe("columns"), maybe("rows"), arg("threads"));
+  m.def("loss", &loss, tensor("z"), maybe("bias"), arg("map"), tensor("targets"), tensor("lse"),
+        tensor("picked"), maybe("mixed"), maybe("squared"), maybe("mix"), arg("threads"));
   m.def("pairs_f32", &pairs<float>, tensor("hidden"), tensor("weight"), tensor("rows"),
         tensor("ids"), tensor("out"), arg("threads"));
   m.def("pairs_bf16", &pairs<uint16_t>, tensor("hidden"), tensor("weight"), tensor("rows"),

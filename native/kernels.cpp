@@ -2,6 +2,7 @@
 #include "kernels.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "dot.hpp"
@@ -12,6 +13,7 @@ namespace LMHEAD_ISA {
 namespace {
 
 using lmhead::Heaps;
+using lmhead::LossWeights;
 using lmhead::Map;
 using lmhead::Pair;
 using lmhead::parallel_for;
@@ -246,6 +248,78 @@ void gradient(float* z, int64_t words, int64_t tokens, const float* high, const 
     z[picks[i].word * tokens + picks[i].token] += picks[i].value * steep[i];
 }
 
+// A vector's worth of tokens on their way through `loss`, what is known of each in a lane.
+struct Losses {
+  double s[kLanes] = {}, mixed[kLanes] = {};
+  float picked[kLanes] = {};
+};
+
+double loss(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map,
+            const int64_t* targets, const LossWeights& weights, const float* mix, int threads) {
+  const bool maps = map.bounded || map.scale != 1.0f || map.shift != 0.0f;
+  const int64_t share =
+      std::clamp<int64_t>(round_up(ceil_div(tokens, threads), 16), 16, kMaxTokens);
+  std::vector<double> rows(static_cast<size_t>(tokens));
+  parallel_for(ceil_div(tokens, share), threads, [&](int64_t part) {
+    each_lanes(part * share, std::min(tokens, (part + 1) * share), [&](int64_t j, Lanes lanes) {
+      const auto at = [&](int64_t w) { return z + w * tokens + j; };
+      vf largest = splat(-kInf);
+      for (int64_t w = 0; w < words; ++w) {
+        vf v = lanes.get(at(w));
+        if (bias) v += bias[w];
+        if (maps) v = apply(map, v);
+        if (bias || maps) lanes.put(at(w), v);
+        largest = max(largest, v);
+      }
+      const vf origin = largest == -kInf ? splat(0.0f) : largest;
+      Losses mine;
+      for (int i = 0; i < lanes.n; ++i) mine.picked[i] = at(targets[j + i])[i];
+      for (int64_t w0 = 0; w0 < words; w0 += kWords) {
+        vf sum_s{}, sum_mixed{};
+        for (int64_t w = w0; w < std::min(words, w0 + kWords); ++w) {
+          const vf v = lanes.get(at(w)), e = exp(v - origin);
+          sum_s += e;
+          if (mix) sum_mixed += max(v, splat(kFloor)) * mix[w];
+          if (!map.bounded) lanes.put(at(w), e);  // else the slope will ask for z
+        }
+        for (int i = 0; i < lanes.n; ++i) {
+          mine.s[i] += sum_s[i];
+          mine.mixed[i] += sum_mixed[i];
+        }
+      }
+      vf factor{}, spread{};  // of exp(z - origin), and of mix
+      for (int i = 0; i < lanes.n; ++i) {
+        const double lse = largest[i] + std::log(mine.s[i]);
+        double total = weights.lse[j + i] * lse, a = weights.lse[j + i];
+        // A weight of 0 is 0, also where the target is masked.
+        if (weights.picked[j + i] != 0.0) total -= weights.picked[j + i] * mine.picked[i];
+        if (weights.mixed) {
+          total -= weights.mixed[j + i] * mine.mixed[i];
+          spread[i] = static_cast<float>(-weights.mixed[j + i]);
+        }
+        if (weights.squared) {
+          total += weights.squared[j + i] * lse * lse;
+          a += 2.0 * weights.squared[j + i] * lse;
+        }
+        factor[i] = static_cast<float>(a / mine.s[i]);
+        rows[static_cast<size_t>(j + i)] = total;
+      }
+      for (int64_t w = 0; w < words; ++w) {
+        const vf v = lanes.get(at(w)), e = map.bounded ? exp(v - origin) : v;
+        vf g = e * factor;
+        if (mix) g += spread * mix[w];
+        lanes.put(at(w), g * slope(map, v));
+      }
+      for (int i = 0; i < lanes.n; ++i)
+        at(targets[j + i])[i] -= static_cast<float>(weights.picked[j + i]) *
+                                 slope(map, splat(mine.picked[i]))[0];
+    });
+  });
+  double total = 0.0;  // in the order of tokens, so that threads do not change it
+  for (double row : rows) total += row;
+  return total;
+}
+
 template <class T>
 void pairs(const T* hidden, const T* weight, int64_t d, const int64_t* rows, const int64_t* ids,
            int64_t n, double* out, int threads) {
@@ -286,6 +360,7 @@ const Kernels LMHEAD_TABLE = {
     &LMHEAD_SCREEN,
     LMHEAD_ISA::softmax,
     LMHEAD_ISA::gradient,
+    LMHEAD_ISA::loss,
     LMHEAD_ISA::pairs<float>,
     LMHEAD_ISA::pairs<uint16_t>,
     LMHEAD_ISA::scatter_add,

@@ -49,6 +49,12 @@ struct Pick {
   float value;
 };
 
+// A loss as a weighted sum of each token's answers, as in sweep/loss.py: (tokens,) each.
+struct LossWeights {
+  const double *lse, *picked;
+  const double *mixed, *squared;  // may be null
+};
+
 struct ScreenKernels;  // see screen.hpp
 struct TreeKernels;    // see tree.hpp
 
@@ -70,6 +76,13 @@ struct Kernels {
                    const float* a, const float* b, const float* mix, const float* mixed,
                    const Map& map, const std::vector<Pick>& picks, float* columns, float* rows,
                    int threads);
+
+  // The loss of a tile that holds all words of its tokens: after bias and map, with L = log Σ exp z,
+  // the sum over tokens of lse · L - picked · z[target] - mixed · Σ_w mix_w z_w + squared · L², which
+  // is returned; and its gradient with respect to the linear layer, in place of z. `bias` may be
+  // null, and `mix`, together with `weights.mixed`.
+  double (*loss)(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map,
+                 const int64_t* targets, const LossWeights& weights, const float* mix, int threads);
 
   // out[i] = Σ_d weight[ids[i], d] · hidden[rows[i], d] in float64, always in the same order.
   void (*pairs_f32)(const float* hidden, const float* weight, int64_t d, const int64_t* rows,

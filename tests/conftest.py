@@ -47,5 +47,5 @@ def served_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     elif hasattr(request, "param") and native.core is None:
         pytest.skip("the compiled core is not installed; see `lmhead doctor`")
     elif choice == "tiny":
-        monkeypatch.setattr(native, "_MIN_TOKENS", 1)
+        monkeypatch.setattr(native, "MIN_TOKENS", 1)
     return choice

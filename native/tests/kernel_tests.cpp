@@ -6,6 +6,7 @@
 
 #include "function_tests.hpp"
 #include "gradient_tests.hpp"
+#include "loss_tests.hpp"
 #include "rows_tests.hpp"
 #include "screen_tests.hpp"
 #include "softmax_tests.hpp"
@@ -145,6 +146,7 @@ int main() {
     std::printf("%s ...\n", k.name);
     softmax_tests::run(k, tally);
     gradient_tests::run(k, tally);
+    loss_tests::run(k, tally);
     screen_tests::run(k, tally);
     rows_tests::run(k, tally);
     tree_tests::run(k, tally);

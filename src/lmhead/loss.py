@@ -25,8 +25,8 @@ class WeightedLoss:
 
     questions: Questions
     loss: RowLoss  # the weights for reduction="sum"
-    weight: Tensor  # (), Σ of the class weights of the targets: what "mean" divides by
-    count: Tensor  # (), the tokens that count: what "mean" divides z-loss by
+    own: Tensor  # (N,), the class weights of the targets: "mean" divides by their sum
+    counted: Tensor  # (N,), 1 for the tokens that count: "mean" divides z-loss by their sum
     for_targets: Tensor | None = None  # (N,), 0, with the gradient of target probabilities
 
 
@@ -42,19 +42,20 @@ def class_targets(
     max_bytes: int | None,
 ) -> WeightedLoss:
     """Targets are ids, (N,)."""
-    keep = targets != ignore_index
-    ids = torch.where(keep, targets, 0)
-    own = keep.double()
-    if class_weight is not None:
-        own = own * class_weight.double()[ids]
+    keep = None if _all_count(targets, ignore_index) else targets != ignore_index
+    if keep is None:
+        ids, counted = targets, torch.ones_like(targets, dtype=torch.float64)
+    else:
+        ids, counted = torch.where(keep, targets, 0), keep.double()
+    own = counted if class_weight is None else counted * class_weight.double()[ids]
+    loss = RowLoss(lse=own, picked=own)
     mix, mix_sum = _smoothing(source, class_weight, label_smoothing)
-    spread = label_smoothing / source.vocab
-    loss = RowLoss(
-        lse=(1 - label_smoothing) * own + spread * mix_sum * keep,
-        picked=(1 - label_smoothing) * own,
-        mixed=None if mix is None else spread * keep.double(),
-        squared=z_loss * keep.double() if z_loss else None,
-    )
+    if mix is not None:
+        spread = label_smoothing / source.vocab * counted
+        picked = (1 - label_smoothing) * own
+        loss = RowLoss(lse=picked + spread * mix_sum, picked=picked, mixed=spread)
+    if z_loss:
+        loss = loss._replace(squared=z_loss * counted)
     questions = Questions(
         source,
         ids=ids[:, None],
@@ -63,7 +64,7 @@ def class_targets(
         grad_filter=grad_filter,
         max_bytes=max_bytes,
     )
-    return WeightedLoss(questions, loss, own.sum(), keep.double().sum())
+    return WeightedLoss(questions, loss, own, counted)
 
 
 def probability_targets(
@@ -97,38 +98,52 @@ def probability_targets(
         grad_filter=grad_filter,
         max_bytes=max_bytes,
     )
-    count = torch.tensor(float(len(targets)), dtype=torch.float64, device=targets.device)
     for_targets = None
     if targets.requires_grad:
         # Its value is 0. Its gradient, -(1-ε) w log p, is as large as the logits in any case.
         log_p = source.dense().detach().double().log_softmax(-1)
         change = (targets - soft) * (label_smoothing - 1)
         for_targets = (change * log_p * (1.0 if weight is None else weight)).sum(1)
-    return WeightedLoss(questions, loss, count, count, for_targets)
+    return WeightedLoss(questions, loss, ones, ones, for_targets)
 
 
 def reduce(weighted: WeightedLoss, reduction: str, num_items: int | Tensor | None) -> Tensor:
     """The loss as a number, or (N,) for "none"; float64."""
     questions, loss, for_targets = weighted.questions, weighted.loss, weighted.for_targets
-    weight, count = weighted.weight, weighted.count
     if reduction == "none":
         rows = loss.rows(row_answers(questions)[0])
         return rows if for_targets is None else rows + for_targets
     if reduction == "sum":
         total = total_loss(questions, loss)
         return total if for_targets is None else total + for_targets.sum()
+    if isinstance(num_items, int) and num_items > 0:
+        total = total_loss(questions, loss.map(lambda w: w / num_items))
+        return total if for_targets is None else total + for_targets.sum() / num_items
     if num_items is not None:
-        weight = count = torch.as_tensor(num_items, device=weight.device).double()
+        device = weighted.own.device
+        weight = count = torch.as_tensor(num_items, dtype=torch.float64, device=device)
+    else:
+        weight = count = weighted.own.sum()
+        if weighted.counted is not weighted.own:
+            count = weighted.counted.sum()
     # A token that does not count has weight 0; keep it so when the mean is over nothing.
-    by_weight = torch.where(weight == 0, 0.0, 1.0 / weight)
-    by_count = torch.where(count == 0, 0.0, 1.0 / count)
+    empty = weight == 0
+    by_weight = torch.where(empty, 0.0, weight.reciprocal())
     mean = loss.map(lambda w: w * by_weight)
-    if loss.squared is not None:
+    if loss.squared is not None and count is not weight:
+        by_count = torch.where(count == 0, 0.0, count.reciprocal())
         mean = mean._replace(squared=loss.squared * by_count)
     total = total_loss(questions, mean)
     if for_targets is not None:
         total = total + for_targets.sum() * by_weight
-    return torch.where(weight == 0, math.nan, total)
+    return torch.where(empty, math.nan, total)
+
+
+def _all_count(targets: Tensor, ignore_index: int) -> bool:
+    """Whether no token is to be left out: then it need not be said of each. False if unknown."""
+    if targets.device.type == "meta" or torch._C._are_functorch_transforms_active():
+        return False
+    return not bool((targets == ignore_index).any())
 
 
 def _smoothing(

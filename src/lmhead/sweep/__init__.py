@@ -6,7 +6,7 @@ Out: `RowAnswers` (differentiable, one entry per token), `Decisions` (whole numb
 May be called by: `head`, `logits`, `functional` and the rooms below them.
 
 Read in this order: `source`, `questions`, `loss`, `plan`, `kernels`, `chunk`, `gradients`, `run`,
-`exact`, `filter`, `autograd`, `decode`.
+`few`, `exact`, `filter`, `autograd`, `decode`.
 """
 
 from lmhead.sweep.autograd import dense_answers, row_answers, total_loss

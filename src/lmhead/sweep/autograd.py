@@ -176,8 +176,11 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensors:
         args = ctx.saved_tensors
-        apply: Any = _TotalBackward.apply
-        out = apply(ctx.form, ctx.flags, ctx.made, grad, *args)
+        if torch.is_grad_enabled():  # somebody wants to differentiate again
+            apply: Any = _TotalBackward.apply
+            out = apply(ctx.form, ctx.flags, ctx.made, grad, *args)
+        else:
+            out = _hand_out(ctx.form, ctx.flags, ctx.made, grad, args)
         rest = len(args) - 5 - len(ctx.flags)
         return (None, None, None, *(None,) * 5, *_fill(ctx.flags, out), *(None,) * rest)
 
@@ -194,18 +197,10 @@ class _TotalBackward(torch.autograd.Function):
         grad: Tensor,
         *args: Tensor | None,
     ) -> Tensors:
-        loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
-        gradients, made.gradients = made.gradients, None
-        if gradients is None:
-            _, gradients = run.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
         ctx.form, ctx.flags = form, flags
         ctx.save_for_backward(grad, *args)
         ctx.set_materialize_grads(False)
-        if not bool(grad == 1):
-            for g in gradients:
-                if g is not None:
-                    g.mul_(grad.to(g.dtype))
-        return _typed(gradients, tensors)
+        return _hand_out(form, flags, made, grad, args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
@@ -218,6 +213,21 @@ class _TotalBackward(torch.autograd.Function):
         (by_grad,), by_tensors = _second_order(total, (upstream,), tensors, ctx.flags, grads)
         rest = len(tensors) - len(ctx.flags)
         return (None, None, None, by_grad, *(None,) * 5, *by_tensors, *(None,) * rest)
+
+
+def _hand_out(
+    form: Questions, flags: tuple[bool, ...], made: _Made, grad: Tensor, args: Tensors
+) -> tuple[Tensor, ...]:
+    """The gradients that are there, or made anew, times the gradient of the loss."""
+    loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
+    gradients, made.gradients = made.gradients, None
+    if gradients is None:
+        _, gradients = run.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
+    if float(grad) != 1.0:
+        for g in gradients:
+            if g is not None:
+                g.mul_(grad.to(g.dtype))
+    return _typed(gradients, tensors)
 
 
 def _second_order(

@@ -8,13 +8,16 @@ Masked words have z = -inf; `FLOOR` stands for -inf where 0 · -inf would make a
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from lmhead.sweep import native
 from lmhead.sweep.pointwise import Pointwise
+
+if TYPE_CHECKING:
+    from lmhead.sweep.loss import RowLoss
 
 FLOOR = -1.0e4
 
@@ -111,6 +114,34 @@ def absorb_(
         assert rank is not None
         which, word, token = torch.tensor(close).unbind(1)
         rank.settle(which, word + lo, token)
+
+
+def loss_(
+    z: Tensor,
+    bias: Tensor | None,
+    pointwise: Pointwise,
+    targets: Tensor,
+    weights: RowLoss,
+    mix: Tensor | None,
+) -> float:
+    """The loss of a tile with all words of its tokens, and its gradient with respect to the linear
+    layer in place of it; on the compiled core alone.
+    """
+    assert native.core is not None
+    assert weights.softened is None
+    loss: float = native.core.loss(
+        z,
+        None if bias is None else bias.detach().contiguous(),
+        native.map_tuple(pointwise),
+        targets,
+        weights.lse,
+        weights.picked,
+        weights.mixed,
+        weights.squared,
+        None if mix is None else mix.contiguous(),
+        native.threads(),
+    )
+    return loss
 
 
 def pair_products(
@@ -222,7 +253,8 @@ def subtract_(z: Tensor, row: Tensor) -> Tensor:
 def split(row: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A float64 row as the sum of two of another type."""
     high = row.to(dtype)
-    return high, torch.where(high.isinf(), 0.0, row - high.double()).to(dtype)
+    # An infinite row has no second part, and the difference of infinities is a NaN.
+    return high, (row - high).to(dtype).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def finite(x: Tensor) -> Tensor:

@@ -33,8 +33,10 @@ class RowLoss(NamedTuple):
         return self.map(lambda weight: weight[rows])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RowLoss:
-        """Change every weight that is there."""
-        return RowLoss(*(None if w is None else change(w) for w in self))  # type: ignore[arg-type]
+        """Change every weight that is there; a tensor that stands twice, once."""
+        changed = {id(w): w for w in self if w is not None}
+        changed = {key: change(w) for key, w in changed.items()}
+        return RowLoss(*(None if w is None else changed[id(w)] for w in self))  # type: ignore[arg-type]
 
     def rows(self, answers: RowAnswers) -> Tensor:
         """The loss of each token, (N,)."""

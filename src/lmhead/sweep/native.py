@@ -30,12 +30,12 @@ def _load() -> ModuleType | None:
 
 core: ModuleType | None = _load()
 # The kernels work on vectors of tokens; with fewer tokens than lanes torch is as fast.
-_MIN_TOKENS = 8
+MIN_TOKENS = 8
 
 
 def for_tile(z: Tensor) -> ModuleType | None:
     """The core, if it can work on this tile."""
-    fits = z.dtype == torch.float32 and z.device.type == "cpu" and z.shape[1] >= _MIN_TOKENS
+    fits = z.dtype == torch.float32 and z.device.type == "cpu" and z.shape[1] >= MIN_TOKENS
     return core if fits else None
 
 

@@ -23,6 +23,9 @@ _FILTERED_TOKENS = 256
 # With fewer tokens in a chunk, reading and writing the weight gradient for each chunk costs more
 # than a fourth product, and more than the filter saves.
 _MIN_RETAINED = 32
+# Up to so many logits (1 MiB), the operations on a sweep's tiles cost more than what is in them:
+# see `few`. Beyond, its tiles no longer stay in the cache.
+_FEW = 2**18
 # Tiles of scratch space that a step on a tile may use beside the tile.
 _SCRATCH = 3
 
@@ -141,6 +144,27 @@ def make_plan(
     tokens = _balanced(rows_or_one, tokens)
     used = cost(tokens, words, words) * itemsize
     return Plan(rows, vocab, tokens, words, retained=False, bytes=used)
+
+
+def make_small_plan(
+    rows: int, vocab: int, hidden_size: int, itemsize: int, max_bytes: int | None
+) -> Plan | None:
+    """Two chunks of tokens, each with all words as one tile: for `few`.
+
+    None where the logits are not few, or do not fit `max_bytes`. As ever, no tile is as large as
+    the logits.
+
+    >>> make_small_plan(768, 65, 128, 4, None).n_chunks
+    2
+    >>> make_small_plan(2048, 49152, 576, 4, None) is None
+    True
+    """
+    tokens = -(-rows // 2)
+    used = (2 * tokens * vocab + rows * (hidden_size + 32)) * itemsize
+    fits = used <= (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+    if not fits or tokens < 1 or rows * vocab > _FEW or vocab > _WORDS:
+        return None
+    return Plan(rows, vocab, tokens, vocab, retained=True, bytes=used)
 
 
 def _balanced(rows: int, tokens: int) -> int:

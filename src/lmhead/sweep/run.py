@@ -14,6 +14,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from lmhead.sweep import few
 from lmhead.sweep.chunk import Buffers, Chunk
 from lmhead.sweep.exact import Rank, TopK
 from lmhead.sweep.gradients import Gradients, Needs
@@ -62,6 +63,9 @@ def answer_and_differentiate(
     questions: Questions, loss: RowLoss, flags: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The loss over all tokens, and its gradients for the flagged tensors, in one sweep."""
+    small = few.plan_for(questions)
+    if small is not None:
+        return few.answer_and_differentiate(questions, small, loss, flags)
     into, other_into = _gradients(questions, flags)
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
     for rows, chunk in chunks(questions, retain=True, filtered=True):

@@ -38,9 +38,13 @@ def write(
     arch: str = "llama",
     quantization: str = "F32",
     entries: dict[str, Any] | None = None,
+    divisors: Any = None,
     **changes: Any,
 ) -> Any:
-    """A Llama (or Qwen 2) as llama.cpp's converter would write it; gives the model."""
+    """A Llama (or Qwen 2) as llama.cpp's converter would write it; gives the model.
+
+    `divisors` are those of the angles, as the converter writes them for Llama 3.1.
+    """
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, **changes}
     model = hf_folders.make(arch, **sizes)
     config, writer = model.config, gguf.GGUFWriter(path, arch)
@@ -55,7 +59,10 @@ def write(
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
     for name, value in (entries or {}).items():
-        writer.add_string(name, value)
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(name, value)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(divisors, np.float32))
     kind = gguf.GGMLQuantizationType[quantization]
     for name, tensor in model.state_dict().items():
         array = tensor.float().numpy()

@@ -190,13 +190,6 @@ def test_not_gguf_at_all(tmp_path: Path) -> None:
         load_gguf(tmp_path / "nothing.gguf")
 
 
-def test_scaled_rotary_positions_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "small.gguf"
-    gguf_files.write(path, entries={"llama.rope.scaling.type": "linear"})
-    with pytest.raises(ModelError, match="scaled rotary positions"):
-        open_model(path)
-
-
 # --- tokenizers -----------------------------------------------------------------------------------
 
 

@@ -21,7 +21,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -29,13 +28,14 @@ from torch import Tensor
 
 from lmhead.errors import ModelError
 from lmhead.models.gguf_file import GgufFile
+from lmhead.models.gguf_llama import is_plain_llama, read_llama
 from lmhead.models.gguf_tokenizer import make_tokenizer
 from lmhead.models.huggingface import in_short, load_huggingface, offline_and_quiet, transformers
 from lmhead.models.model import LanguageModel
 
 _RECEIPT = "cached.json"
 _SAMPLES, _SAMPLE = 64, 2**16
-_VERSION = 1  # of what is in the folder; another number makes all folders anew
+_VERSION = 2  # of what is in the folder; another number makes all folders anew
 
 
 def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> LanguageModel:
@@ -122,7 +122,7 @@ def _make(file: GgufFile, folder: Path) -> None:
     """Write the folder beside its place, and put it there when it is whole."""
     file.check()
     tokenizer: Any = make_tokenizer(file.entries, file.path)
-    config, tensors = _llama(file) if _is_plain_llama(file) else _through_transformers(file)
+    config, tensors = read_llama(file) if is_plain_llama(file) else _through_transformers(file)
     config |= _marks(file.entries)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +132,9 @@ def _make(file: GgufFile, folder: Path) -> None:
             save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
             (new / "config.json").write_text(json.dumps(config, indent=2))
             tokenizer.save(str(new / "tokenizer.json"))
+            (new / "tokenizer_config.json").write_text(
+                json.dumps(_tokenizer_config(file), indent=2)
+            )
             sizes = {entry.name: entry.stat().st_size for entry in new.iterdir()}
             (new / _RECEIPT).write_text(json.dumps(sizes))
             try:
@@ -153,88 +156,15 @@ def _marks(entries: dict[str, Any]) -> dict[str, Any]:
     return {name: id for name, id in found.items() if id is not None}
 
 
-# Llamas -------------------------------------------------------------------------------------------
-
-_PARTS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
-def _is_plain_llama(file: GgufFile) -> bool:
-    """A Llama with the tensors that every Llama has, and no others."""
-    if file.entries.get("general.architecture") != "llama":
-        return False
-    if "rope_freqs.weight" in file.tensors or any("rope.scaling" in key for key in file.entries):
-        raise ModelError(
-            f"{file.path} is a Llama with scaled rotary positions, which lmhead does not read from "
-            "GGUF. Open the model's folder in the format of Hugging Face instead"
-        )
-    layers = range(int(file.entries.get("llama.block_count", 0)))
-    blocks = {f"blk.{i}.{part}.weight" for i in layers for part in _PARTS}
-    around = {"token_embd.weight", "output_norm.weight"}
-    return set(file.tensors) - {"output.weight"} == blocks | around
-
-
-def _llama(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    def entry(name: str, default: Any = None) -> Any:
-        found = file.entries.get(f"llama.{name}", default)
-        if found is None:
-            raise ModelError(f"{file.path} does not say llama.{name}: it is damaged")
-        return found
-
-    def read(name: str) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(file.read(name)))
-
-    heads = int(entry("attention.head_count"))
-    groups = int(entry("attention.head_count_kv", heads))
-    tensors = {
-        "model.embed_tokens.weight": read("token_embd.weight"),
-        "model.norm.weight": read("output_norm.weight"),
-    }
-    if "output.weight" in file.tensors:
-        tensors["lm_head.weight"] = read("output.weight")
-    for i in range(int(entry("block_count"))):
-        for part, theirs in _PARTS.items():
-            tensor = read(f"blk.{i}.{part}.weight")
-            if part in ("attn_q", "attn_k"):
-                tensor = _half_by_half(tensor, heads if part == "attn_q" else groups)
-            tensors[f"model.layers.{i}.{theirs}.weight"] = tensor
-    vocab, size = tensors["model.embed_tokens.weight"].shape
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": vocab,
-        "hidden_size": size,
-        "intermediate_size": int(entry("feed_forward_length")),
-        "num_hidden_layers": int(entry("block_count")),
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "head_dim": int(entry("attention.key_length", size // heads)),
-        "max_position_embeddings": int(entry("context_length")),
-        "rms_norm_eps": float(entry("attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(entry("rope.freq_base", 10000.0)),
-        "tie_word_embeddings": "lm_head.weight" not in tensors,
-        "dtype": "float32",
-    }
-    return config, tensors
-
-
-def _half_by_half(weight: Tensor, heads: int) -> Tensor:
-    """From llama.cpp's order, where rows 2i and 2i + 1 of a head are a pair, to i and i + d/2."""
-    rows, size = weight.shape
-    pairs = weight.view(heads, rows // heads // 2, 2, size)
-    return pairs.transpose(1, 2).reshape(rows, size).contiguous()
-
-
-# Others -------------------------------------------------------------------------------------------
+def _tokenizer_config(file: GgufFile) -> dict[str, Any]:
+    """What stands beside a `tokenizer.json`: the names of marks, and the chat template."""
+    tokens = file.entries["tokenizer.ggml.tokens"]
+    found = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, id in _marks(file.entries).items():
+        if 0 <= id < len(tokens):
+            found[name.removesuffix("_id")] = tokens[id]
+    template = file.entries.get("tokenizer.chat_template")
+    return found if template is None else found | {"chat_template": template}
 
 
 def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -29,6 +29,7 @@ from lmhead.errors import ModelError, PerformanceWarning
 from lmhead.head import LMHead
 from lmhead.models import folder as files
 from lmhead.models import llama_folder
+from lmhead.models.chat import read_chat
 from lmhead.models.huggingface_body import Frame, HuggingFaceBody, find_frame
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.model import LanguageModel
@@ -91,6 +92,7 @@ def load_huggingface(
         tokenizer=tokenizer,
         max_length=max_length,
         name=name or folder.resolve().name,
+        chat=read_chat(folder, tokenizer),
     )
 
 

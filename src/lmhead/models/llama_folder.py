@@ -3,8 +3,8 @@
 In:  the configuration and the safetensors files of a folder.
 Out: a `LlamaBody` and the head on it, on tensors that are mapped, not read: opening takes a moment.
 
-Only plain ones: what the configuration asks for beyond `LlamaConfig` (scaled rotary positions,
-biases, another activation) is left to transformers.
+Only plain ones: what the configuration asks for beyond `LlamaConfig` (biases, another activation,
+rotary positions that `rotary` does not know) is left to transformers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lmhead.errors import ModelError
 from lmhead.head import LMHead
+from lmhead.models.rotary import divisors, is_known, read_rotary
 from lmhead.nn import LlamaBody, LlamaConfig
 
 # Their names of a block's parts, and ours.
@@ -37,7 +38,6 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
     "attention_bias": (None, False),
     "mlp_bias": (None, False),
     "hidden_act": (None, "silu"),
-    "rope_scaling": (None,),
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
 }
@@ -46,28 +46,24 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
 def is_plain(config: dict[str, Any]) -> bool:
     """Whether a `config.json` describes a Llama that `LlamaBody` computes."""
     plain = all(config.get(name) in values for name, values in _ABSENT.items())
-    rotary = config.get("rope_parameters") or {}
-    return (
-        config.get("model_type") == "llama"
-        and plain
-        and set(rotary) <= {"rope_type", "rope_theta"}
-        and rotary.get("rope_type", "default") == "default"
-    )
+    return config.get("model_type") == "llama" and plain and is_known(read_rotary(config))
 
 
 def read_config(config: dict[str, Any]) -> LlamaConfig:
     """The sizes, with the defaults of transformers where the file is silent."""
     heads = config.get("num_attention_heads", 32)
-    rotary = config.get("rope_parameters") or config
+    size = config.get("hidden_size", 4096)
+    rotary = read_rotary(config)
     return LlamaConfig(
         vocab_size=config.get("vocab_size", 32000),
-        hidden_size=config.get("hidden_size", 4096),
+        hidden_size=size,
         intermediate_size=config.get("intermediate_size", 11008),
         num_hidden_layers=config.get("num_hidden_layers", 32),
         num_attention_heads=heads,
         num_key_value_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim"),
-        rope_theta=float(rotary.get("rope_theta", 10000.0)),
+        rope_theta=float(rotary["rope_theta"]),
+        rope_factors=divisors(rotary, config.get("head_dim") or size // heads),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
     )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lmhead.head import LMHead
+from lmhead.models.chat import Chat
 from lmhead.sampling.model import Body, Tokenizer
 
 
@@ -46,6 +47,7 @@ class LanguageModel:
         tokenizer: text to ids and back; None for a model that speaks in ids.
         max_length: the most tokens it was trained to see at once; None for no bound.
         name: for people, e.g. of the file.
+        chat: its chat template; None for a model that was not trained to answer.
     """
 
     body: Body
@@ -54,6 +56,7 @@ class LanguageModel:
     tokenizer: TextTokenizer | None = None
     max_length: int | None = None
     name: str = ""
+    chat: Chat | None = None
 
     def hidden(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Read ids, without padding.

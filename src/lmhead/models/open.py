@@ -105,7 +105,8 @@ def _fetch(name: str) -> Path:
         raise ModelError("to download a model, pip install 'lmhead[hf]'")
     hub: Any = import_module("huggingface_hub")
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        kinds = ["*.json", "*.safetensors", "chat_template.jinja"]
+        return Path(hub.snapshot_download(name, allow_patterns=kinds))
     except Exception as error:  # no network, no such model, no permission
         raise ModelError(f"{name} cannot be downloaded: {in_short(error)}") from error
 

@@ -37,6 +37,8 @@ class TransformerConfig:
             Face), "interleaved" pairs 2i with 2i + 1 (the original, and llama2.c). The weights of
             one are those of the other in another order.
         rope_theta: the base of the angles.
+        rope_factors: d/2 numbers that the angles are divided by, to stretch a model to longer texts
+            than it was trained on; None for ones.
         norm: "layer" (LayerNorm) or "rms" (RMSNorm).
         norm_eps: ε under the root.
         norm_first: True for x + f(norm(x)) with a norm after the last block, as nearly every model
@@ -66,6 +68,7 @@ class TransformerConfig:
     position: Position = "learned"
     rotary: Pairs = "half"
     rope_theta: float = 10000.0
+    rope_factors: tuple[float, ...] | None = None
     norm: Norm = "layer"
     norm_eps: float = 1e-5
     norm_first: bool = True
@@ -110,11 +113,23 @@ class TransformerConfig:
             )
         if self.position == "rotary" and self.head_size % 2:
             raise ValueError(f"head_dim must be even, to be turned in pairs; got {self.head_size}")
+        if self.rope_factors is not None:
+            object.__setattr__(self, "rope_factors", tuple(self.rope_factors))  # a list, from JSON
+            self._check_factors(self.rope_factors)
         if self.position == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(
                 "hidden_size must be even, for a sine and a cosine of each angle; "
                 f"got {self.hidden_size}"
             )
+
+    def _check_factors(self, factors: tuple[float, ...]) -> None:
+        if len(factors) != self.head_size // 2:
+            raise ValueError(
+                f"rope_factors must be {self.head_size // 2} numbers, one for each pair of a "
+                f"head's {self.head_size} coordinates; got {len(factors)}"
+            )
+        for factor in factors:
+            checks.check_number("rope_factors", factor, low=0.0, above=True)
 
     @property
     def key_heads(self) -> int:

@@ -10,6 +10,8 @@ Positions count the tokens of a row, not its padding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -47,9 +49,20 @@ def sinusoidal(positions: Tensor, size: int, theta: float = 10000.0) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
 
 
-def turn_of(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> Turn:
-    """Cosine and sine for `rotate`: positions (B or 1, T) to (B or 1, T, 1, size/2) each."""
+def turn_of(
+    positions: Tensor,
+    size: int,
+    theta: float,
+    dtype: torch.dtype,
+    factors: Sequence[float] | None = None,
+) -> Turn:
+    """Cosine and sine for `rotate`: positions (B or 1, T) to (B or 1, T, 1, size/2) each.
+
+    The angles are divided by `factors`, size/2 numbers, where there are any.
+    """
     angle = angles(positions, size, theta)[..., None, :]
+    if factors is not None:
+        angle = angle / torch.tensor(factors, dtype=angle.dtype, device=angle.device)
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 

@@ -22,6 +22,7 @@ class LlamaConfig:
 
     Attributes:
         head_dim: d; None for hidden_size / num_attention_heads.
+        rope_factors: d/2 numbers that the angles are divided by; None for ones.
         rotary: which coordinates of a head turn together: "half" pairs i with i + d/2 (Hugging
             Face), "interleaved" pairs 2i with 2i + 1 (the original, and llama2.c). The weights of
             one are those of the other in another order.
@@ -37,6 +38,7 @@ class LlamaConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     rotary: Pairs = "half"
+    rope_factors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         self.decoder()  # which checks
@@ -54,6 +56,7 @@ class LlamaConfig:
             position="rotary",
             rotary=self.rotary,
             rope_theta=self.rope_theta,
+            rope_factors=self.rope_factors,
             norm="rms",
             norm_eps=self.rms_norm_eps,
             activation="swiglu",

@@ -75,7 +75,12 @@ class Stack(nn.Module):
         x = self.dropout(self.position(x, positions))
         if self.sizes.position != "rotary":
             return x, None
-        return x, turn_of(positions, self.sizes.head_size, self.sizes.rope_theta, x.dtype)
+        size, theta, factors = (
+            self.sizes.head_size,
+            self.sizes.rope_theta,
+            self.sizes.rope_factors,
+        )
+        return x, turn_of(positions, size, theta, x.dtype, factors)
 
     def check(self, ids: Tensor, before: int, mask: Tensor | None) -> Tensor | None:
         """The door; gives None for a mask that masks nothing, for attention is faster without."""

@@ -136,8 +136,7 @@ def score(
     Raises:
         ValueError: fewer than two tokens, or a window that the model cannot see.
     """
-    if window is None:
-        window = min(WINDOW, model.max_length or WINDOW)
+    window = default_window(model) if window is None else window
     checks.check_whole("window", window, low=1, high=model.max_length)
     stride = max(1, window // 2) if stride is None else stride
     checks.check_whole("stride", stride, low=1, high=window)
@@ -158,6 +157,11 @@ def score(
         )
     result.bytes = counted.bytes - len(first.bytes)
     return result
+
+
+def default_window(model: LanguageModel) -> int:
+    """How many tokens a model sees at once where nobody says it."""
+    return min(WINDOW, model.max_length or WINDOW)
 
 
 def windows(

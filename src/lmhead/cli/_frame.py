@@ -129,6 +129,8 @@ def options_checked() -> Iterator[None]:
     """What is wrong with an option's value is a mistake in the command."""
     try:
         yield
+    except ModelError:  # which is no matter of options
+        raise
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from error
 

@@ -114,6 +114,15 @@ def check_file(where: str) -> None:
             return
 
 
+def check_window(model: LanguageModel, window: int | None) -> None:
+    """Refuse a --window that the model cannot see."""
+    most = model.max_length
+    if window is not None and most is not None and window > most:
+        raise click.UsageError(
+            f"--window must be at most {most}, what {model.name} can see; got {window}"
+        )
+
+
 def _decode(file: BinaryIO, name: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0

@@ -38,6 +38,7 @@ LEFT_OUT = {
     "max_length",
     "sequence_bias",
 }
+_HOLD_IDS = ("logit_bias", "allowed_token_ids", "suppress_tokens", "begin_suppress_tokens")
 ORDERS = ("hf", "vllm", "llama.cpp")
 
 
@@ -210,5 +211,13 @@ def with_ends(given: Mapping[str, Any], model: LanguageModel) -> Sampler:
     """The sampler for a model: the ids that end a text are the model's."""
     from lmhead.sampling import Sampler
 
+    words = model.head.vocab_size
+    for name in _HOLD_IDS:
+        wrong = [id for id in given.get(name) or () if not 0 <= id < words]
+        if wrong:
+            raise click.UsageError(
+                f"--{_spelled(name)} must hold ids in [0, {words}), the words of {model.name}; "
+                f"got {wrong[0]}."
+            )
     with options_checked():
         return Sampler(eos_token_id=list(model.eos_token_ids) or None, **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from lmhead.cli import _json
 from lmhead.cli._frame import below_threshold, options_checked
 from lmhead.cli._model import (
     check_file,
+    check_window,
     checked_text,
     model_json,
     model_options,
@@ -77,6 +79,8 @@ def command(
     """
     samplers = (sampler_a is not None) or (sampler_b is not None)
     names, file = _names(arguments, text, samplers)
+    if fail_above is not None and math.isnan(fail_above):
+        raise click.UsageError("--fail-above must be a number; got nan.")
     if metric == "tv" and not samplers:
         raise click.UsageError("--metric tv needs --sampler-a and --sampler-b.")
     chains = [parse_options(given or "") for given in (sampler_a, sampler_b)] if samplers else []
@@ -88,6 +92,8 @@ def command(
     opened = [
         open_model(name, download=options["download"], threads=options["threads"]) for name in names
     ]
+    for one in opened:
+        check_window(one, window)
     from lmhead.analysis import compare_models, compare_samplers
     from lmhead.analysis.compare import check_same_words
 

@@ -11,14 +11,8 @@ import click
 
 from lmhead.cli import _json
 from lmhead.cli._frame import SectionedCommand
-from lmhead.cli._model import (
-    checked_text,
-    model_json,
-    model_options,
-    open_model,
-    read_prompt,
-    split,
-)
+from lmhead.cli._model import model_json, model_options, open_model
+from lmhead.cli._prompt import Prompt, asked_for, from_chat
 from lmhead.cli._sampler import given_options, make_sampler, sampler_options, with_ends
 from lmhead.cli._terminal import Progress, clip, cyan, dim, echo, left, printable
 from lmhead.cli._tokens import harmless, shown
@@ -32,6 +26,8 @@ if TYPE_CHECKING:
 @click.command("generate", cls=SectionedCommand)
 @click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
 @click.option("-p", "--prompt", "more", multiple=True, help="One more prompt; may repeat.")
+@click.option("--chat", help="Let the model answer this message, in place of PROMPT.")
+@click.option("--system", help="With --chat: who the model is to be.")
 @click.option(
     "-n", "--max-new-tokens", type=click.IntRange(0), default=64, show_default=True, help="At most."
 )
@@ -54,7 +50,8 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     drawn (--do-sample or --seed is enough). One text is shown as it comes, several when all are
     done.
 
-    PROMPT is a text, or - for standard input.
+    PROMPT is a text, or - for standard input. With --chat there is none: the message is put as the
+    model's own chat template has it, and only the answer is shown.
 
     \b
     Examples:
@@ -62,21 +59,30 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
       lmhead generate smollm2 "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 1
       lmhead generate smollm2 "The capital of France is" --screen -n 40
       lmhead generate "One, two," -p "A, b," --stop "." --json
+      lmhead generate smollm2 --chat "What is the capital of France?"
       lmhead generate ./model "It was" --logprobs 3
       lmhead generate ./model "It was" --beams 4 --num-return 2
     """
-    where, first = split(arguments, "PROMPT")
-    prompts = [read_prompt(first), *(checked_text(p, "--prompt") for p in options["more"])]
+    where, asked = asked_for(arguments, options)
     given = given_options(options)
     _check(options, given)
     if given:
         make_sampler(given)
     model = open_model(where, download=options["download"], threads=options["threads"])
+    words = model.head.vocab_size
+    if options["logprobs"] > words:
+        raise click.UsageError(
+            f"--logprobs must be at most {words}, the words of {model.name}; "
+            f"got {options['logprobs']}."
+        )
     if given and not options["beams"] and given.get("seed") is None:
         import torch
 
         given["seed"] = int(torch.randint(2**31, ()))
     sampler = with_ends(given, model) if given else None
+    prompts = (
+        [Prompt(text) for text in asked] if isinstance(asked, list) else [from_chat(model, asked)]
+    )
     if options["beams"]:
         _beams(model, prompts, sampler, as_json, options)
         return
@@ -106,7 +112,7 @@ class _Run:
     def __init__(
         self,
         model: LanguageModel,
-        prompts: list[str],
+        prompts: list[Prompt],
         sampler: Sampler | None,
         as_json: bool,
         options: dict[str, Any],
@@ -122,10 +128,10 @@ class _Run:
 
         chooser, screened = self._chooser()
         if self.live:
-            _write(self.prompts[0], bold=True)
+            _write(self.prompts[0].shown, bold=True)
         made = generate(
             self.model,
-            self.prompts,
+            [prompt.to_read for prompt in self.prompts],
             chooser,
             max_new_tokens=self.options["max_new_tokens"],
             stop=list(self.options["stop"]) or None,
@@ -162,7 +168,7 @@ class _Run:
         for prompt, one in zip(self.prompts, made, strict=True):
             if len(made) > 1:
                 click.echo()
-            _write(prompt, bold=True)
+            _write(prompt.shown, bold=True)
             _write(one.text)
             click.echo()
             if self.options["logprobs"]:
@@ -194,7 +200,7 @@ class _Run:
         rows = [self._row(p, one) for p, one in zip(self.prompts, made, strict=True)]
         _json.write("generate", lines=4, **document, generations=rows)
 
-    def _row(self, prompt: str, one: Generation) -> dict[str, Any]:
+    def _row(self, prompt: Prompt, one: Generation) -> dict[str, Any]:
         from lmhead.analysis.tokens import finite, piece_of
 
         tokens, before = [], one.prompt_ids[-1]
@@ -212,7 +218,7 @@ class _Run:
             tokens.append(entry)
             before = event.token
         return {
-            "prompt": prompt,
+            **prompt.to_json(),
             "text": one.text,
             "finish_reason": one.finish_reason,
             "stopped_by": one.stopped_by,
@@ -222,7 +228,7 @@ class _Run:
 
 def _beams(
     model: LanguageModel,
-    prompts: list[str],
+    prompts: list[Prompt],
     sampler: Sampler | None,
     as_json: bool,
     options: dict[str, Any],
@@ -230,7 +236,7 @@ def _beams(
     from lmhead.sampling import beam_search
     from lmhead.sampling.arguments import prompt_ids
 
-    ids = [prompt_ids(prompt, model.tokenizer) for prompt in prompts]
+    ids = [prompt_ids(prompt.to_read, model.tokenizer) for prompt in prompts]
     room = options["max_new_tokens"]
     if model.max_length is not None:
         room = min(room, model.max_length - max(map(len, ids)))
@@ -254,15 +260,15 @@ def _beams(
             {"text": _text(model, before, ids_), "score": score, "ids": ids_}
             for ids_, score in zip(sequences, scores, strict=True)
         ]
-        rows.append({"prompt": prompt, "beams": beams})
+        rows.append({**prompt.to_json(), "beams": beams})
     if as_json:
         _json.write("generate", lines=4, model=model_json(model), generations=rows)
         return
-    for row in rows:
+    for prompt, row in zip(prompts, rows, strict=True):
         for beam in row["beams"]:
             if options["num_return"] > 1 or len(rows) > 1:
                 echo(dim(f"score {beam['score']:.4f}"))
-            _write(str(row["prompt"]), bold=True)
+            _write(prompt.shown, bold=True)
             _write(str(beam["text"]))
             click.echo()
 

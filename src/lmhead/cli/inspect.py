@@ -79,6 +79,7 @@ def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in (*inner, *own)),
         "head_parameters": sum(p.numel() for p in head.parameters()),
         "eos_token_ids": list(model.eos_token_ids),
+        "chat": model.chat is not None,
         "tokenizer_size": None if model.tokenizer is None else len(model.tokenizer),
         "memory": {
             "tokens": tokens,
@@ -114,9 +115,10 @@ def lines(facts: dict[str, Any]) -> list[str]:
         "reads at once": "any number of tokens"
         if facts["max_length"] is None
         else f"{facts['max_length']:,} tokens",
+        "answers": "with a chat template: lmhead generate --chat" if facts["chat"] else "",
     }
     shown = [f"{facts['model']}", ""]
-    shown += [f"  {name:<15}{value}" for name, value in what.items()]
+    shown += [f"  {name:<15}{value}" for name, value in what.items() if value]
     shown += [
         "",
         f"Logits of {memory['tokens']:,} tokens: {_size(memory['logits'])}. A training step with a "

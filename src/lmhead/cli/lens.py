@@ -69,7 +69,7 @@ def command(
     from lmhead.analysis import logit_lens
 
     wanted = None if target is None else _one_token(model, target)
-    found = logit_lens(model, text, top=top, target=wanted)
+    found = logit_lens(model, text, top=min(top, model.head.vocab_size), target=wanted)
     if as_json:
         _json.write("lens", lines=3, model=model_json(model), **found.to_json())
     else:

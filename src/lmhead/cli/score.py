@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._frame import options_checked
 from lmhead.cli._model import (
     check_file,
+    check_window,
     checked_text,
     model_json,
     model_options,
@@ -98,8 +98,7 @@ def command(
         else:
             view = _TableView(every, worst, progress, size)
         pieces = read_text(file) if file is not None else [checked_text(text or "", "--text")]
-        with options_checked():
-            _check_window(model, window, stride)
+        _check_stride(model, window, stride)
         result = score(model, pieces, window=window, stride=stride, each=view.add)
     view.finish(model, result)
 
@@ -113,12 +112,13 @@ def _where(arguments: tuple[str, ...], text: str | None) -> tuple[str | None, st
     return (arguments[0] if arguments else None), None
 
 
-def _check_window(model: LanguageModel, window: int | None, stride: int | None) -> None:
-    most = model.max_length
-    if window is not None and most is not None and window > most:
-        raise ValueError(f"--window must be at most {most}, what the model can see; got {window}")
-    if window is not None and stride is not None and stride > window:
-        raise ValueError(f"--stride must be at most the window, {window}; got {stride}")
+def _check_stride(model: LanguageModel, window: int | None, stride: int | None) -> None:
+    from lmhead.analysis.score import default_window
+
+    check_window(model, window)
+    window = default_window(model) if window is None else window
+    if stride is not None and stride > window:
+        raise click.UsageError(f"--stride must be at most the window, {window}; got {stride}")
 
 
 class _View(ABC):

@@ -101,7 +101,7 @@ def command(
         found = translator.translate(sources, **settings)
         _json.write(
             "translate",
-            model=translator.name,
+            model=_model(translator),
             translations=[
                 {"source": source, "best": [_entry(one) for one in best]}
                 for source, best in zip(sources, found, strict=True)
@@ -135,6 +135,16 @@ def _lines(best: list[Translation], n_best: int) -> list[str]:
     if n_best == 1:
         return [best[0].text if best else ""]
     return [f"{one.score:8.4f}  {one.text}" for one in best] or [""]
+
+
+def _model(translator: Translator) -> dict[str, Any]:
+    sizes = translator.model.config
+    return {
+        "name": translator.name,
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.hidden_size,
+        "max_length": sizes.max_length,
+    }
 
 
 def _entry(one: Translation) -> dict[str, Any]:
@@ -171,7 +181,7 @@ def _score(
     if as_json:
         _json.write(
             "translate",
-            model=translator.name,
+            model=_model(translator),
             bleu=score.score,
             signature=score.signature,
             pairs=len(pairs),

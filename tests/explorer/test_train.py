@@ -167,11 +167,11 @@ def test_every_control_changes_the_figures_and_can_be_taken_back(page: Page) -> 
     page.reload()
     page.wait_for_selector('[data-chart="how"]')
     assert charts(page) == states[-1]
-    for before in reversed(states[:-1]):
+    for earlier in reversed(states[:-1]):
         address = page.url
         page.go_back()
         page.wait_for_function("old => location.href !== old", arg=address)
-        assert charts(page) == before
+        assert charts(page) == earlier
 
 
 def test_nonsense_in_the_address_is_the_default(page: Page) -> None:

@@ -226,7 +226,7 @@ def test_a_plain_llama_needs_no_transformers(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0}},
         {"attention_bias": True},
         {"mlp_bias": True},
         {"hidden_act": "gelu"},

@@ -308,7 +308,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "all zero": ({"frequencies": [0] * VOCAB}, ValueError, "must not all be 0"),
     "unknown tree": ({"tree": "splay"}, ValueError, "'balanced', or a file that is there"),
     "tree of others": ({"tree": balanced(49)}, ValueError, "over 50 words; got one over 49"),
-    "not a tree": ({"tree": [0, 1]}, ValueError, "48 are missing, the first is 2"),
+    "not a tree": ({"tree": [0, 1]}, ValueError, "it misses 48, the first is 2"),
     "arity": ({"tree": "balanced", "arity": 1}, ValueError, "arity must be at least 2; got 1"),
     "arity and a tree": ({"tree": balanced(50), "arity": 3}, ValueError, "got 3 with a given tree"),
 }

@@ -282,6 +282,8 @@ def test_a_draw_depends_on_its_own_row_seed_and_position(
     assert whole.tolist() == alone
     assert head.sample(rows, seed=3, position=1).tolist() != head.sample(rows, seed=3).tolist()
     assert head.sample(hidden).shape == (2, 5)
+    with pytest.raises(TypeError, match="seed must be a whole number, or one per row; got 'x'"):
+        head.sample(rows, seed="x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed must be a number or one per row, 10"):
         head.sample(rows, seed=[1, 2])
 

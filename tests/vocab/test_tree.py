@@ -117,7 +117,7 @@ LOOP.append(LOOP)
 SHARED: list[Any] = [0, 1]
 
 BAD: dict[str, tuple[Any, str]] = {
-    "missing word": ([[0, 1], 3], r"every word of \[0, 4\); 1 are missing, the first is 2"),
+    "missing word": ([[0, 1], 3], r"every word of \[0, 4\); it misses 1, the first is 2"),
     "word twice": ([[0, 1], [2, 3, 1]], "every word once; 1 is there 2 times"),
     "id too large": ([[0, 1], [2, 4]], r"a word in \[0, 4\); got 4"),
     "negative id": ([[0, 1], [2, -3]], r"a word in \[0, 4\); got -3"),
@@ -163,6 +163,11 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
         read_tree(file, 3)
 
 
+def test_a_folder_is_no_tree(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tree must be a JSON file that can be read; got"):
+        read_tree(tmp_path, 3)
+
+
 FREQUENCIES: dict[str, tuple[Any, type[Exception], str]] = {
     "negative": ([1.0, -1.0], ValueError, "at least 0; got -1.0 for word 1"),
     "nan": ([float("nan"), 1.0], ValueError, "finite and at least 0; got nan for word 0"),
@@ -170,7 +175,8 @@ FREQUENCIES: dict[str, tuple[Any, type[Exception], str]] = {
     "all zero": ([0, 0], ValueError, "must not all be 0"),
     "none": ([], ValueError, "number of frequencies must be at least 1; got 0"),
     "a matrix": (torch.ones(2, 2), ValueError, r"one entry per word, \(2,\); got \(2, 2\)"),
-    "words": (["a", "b"], TypeError, "must be numbers, one per word"),
+    "words": (["a", "b"], TypeError, "must be numbers, one per word; got 'a' for word 0"),
+    "one is missing": ([1, None], TypeError, "must be numbers, one per word; got None for word 1"),
 }
 
 

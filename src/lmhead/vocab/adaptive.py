@@ -188,7 +188,11 @@ class AdaptiveHead(FactoredHead):
             self._sorted = False
             return
         if not torch.equal(self.word_at.sort().values, every):
-            raise ValueError(f"word_at must hold each of {self.vocab_size} words once")
+            ends = f"{int(self.word_at.min())} to {int(self.word_at.max())}"
+            raise ValueError(
+                f"word_at must hold each of {self.vocab_size} words once; got "
+                f"{len(set(self.word_at.tolist()))} words, {ends}"
+            )
         self.place_of[self.word_at] = every
         self._sorted = torch.equal(self.word_at, every)
 

@@ -40,8 +40,8 @@ def check_cutoffs(cutoffs: Any, vocab_size: int) -> tuple[int, ...]:
     """Cut-offs in ascending order, inside the vocabulary: [2000, 10000] for V = 50000."""
     if isinstance(cutoffs, str) or not isinstance(cutoffs, Sequence):
         raise TypeError(f"cutoffs must be a list of whole numbers; got {type(cutoffs).__name__}")
-    for cut in cutoffs:
-        checks.check_whole("a cut-off of cutoffs", cut, low=1, high=vocab_size - 1)
+    for i, cut in enumerate(cutoffs):
+        checks.check_whole(f"cutoffs[{i}]", cut, low=1, high=vocab_size - 1)
     given = tuple(cutoffs)
     if any(a >= b for a, b in pairwise(given)):
         raise ValueError(f"cutoffs must be in ascending order, each once; got {list(given)}")

@@ -28,7 +28,8 @@ def check_counts(frequencies: Any, vocab_size: int) -> Tensor:
     Words that never occur have 0. Raises where an entry is negative or not finite, where the number
     of entries is not V, or where all are 0.
     """
-    if not isinstance(frequencies, Tensor | Sequence) and not hasattr(frequencies, "__array__"):
+    given = isinstance(frequencies, Tensor | Sequence) or hasattr(frequencies, "__array__")
+    if isinstance(frequencies, str) or not given:
         raise TypeError(
             "frequencies must be a tensor or a list of numbers, one per word; "
             f"got {type(frequencies).__name__}"
@@ -36,7 +37,8 @@ def check_counts(frequencies: Any, vocab_size: int) -> Tensor:
     try:
         counts = torch.as_tensor(frequencies).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"frequencies must be numbers, one per word; {error}") from None
+        odd = (f"got {x!r} for word {i}" for i, x in enumerate(frequencies) if not _is_number(x))
+        raise TypeError(f"frequencies must be numbers, one per word; {next(odd, error)}") from None
     if counts.dtype == torch.bool or counts.is_complex():
         raise TypeError(f"frequencies must be numbers; got {counts.dtype}")
     counts = counts.double()
@@ -53,6 +55,10 @@ def check_counts(frequencies: Any, vocab_size: int) -> Tensor:
     if not bool(counts.any()):
         raise ValueError("frequencies must not all be 0: no word was counted")
     return counts
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float)
 
 
 def zipf(vocab_size: int) -> Tensor:

@@ -91,6 +91,8 @@ class FactoredHead(nn.Module, ABC):
             seeds: list[int] = torch.randint(-(2**63), 2**63 - 1, (n,)).tolist()
         else:
             seeds = [seed] * n if isinstance(seed, int) else list(seed)
+            if isinstance(seed, bool) or not all(type(one) is int for one in seeds):
+                raise TypeError(f"seed must be a whole number, or one per row; got {seed!r}")
         places = torch.as_tensor(position).reshape(-1).long()
         for name, given in (("seed", len(seeds)), ("position", len(places))):
             if given != n and not (name == "position" and given == 1):

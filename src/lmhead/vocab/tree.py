@@ -300,16 +300,16 @@ def _check_forks(vocab: int, start: Ints, child: Ints, root: int) -> None:
             f"got {int(child[at])} in fork {fork}"
         )
     counts = np.bincount(child, minlength=vocab + forks)
-    missing = np.flatnonzero(counts[:vocab] == 0)
-    if len(missing):
-        raise ValueError(
-            f"tree must hold every word of [0, {vocab}); {len(missing)} are missing, "
-            f"the first is {int(missing[0])}"
-        )
     again = np.flatnonzero(counts[:vocab] > 1)
     if len(again):
         word = int(again[0])
         raise ValueError(f"tree must hold every word once; {word} is there {counts[word]} times")
+    missing = np.flatnonzero(counts[:vocab] == 0)
+    if len(missing):
+        raise ValueError(
+            f"tree must hold every word of [0, {vocab}); it misses {len(missing)}, "
+            f"the first is {int(missing[0])}"
+        )
     if counts[vocab + root]:
         raise ValueError(f"tree must be a tree: its root, fork {root}, is a branch of another fork")
     counts[vocab + root] = 1

@@ -107,6 +107,10 @@ def _read_json(path: Path) -> Any:
         raise ValueError(
             f"tree must be 'huffman', 'balanced', or a file that is there; got {str(path)!r}"
         ) from None
+    except OSError as error:  # a folder, or not ours to read
+        raise ValueError(
+            f"tree must be a JSON file that can be read; got {str(path)!r}: {error.strerror}"
+        ) from None
     except RecursionError:
         raise ValueError(
             f'{path} is nested too deeply for a reader of JSON; write {{"forks": [...]}} instead'

@@ -17,6 +17,7 @@ from lmhead.cli import check, main
 from lmhead.cli.inspect import examine, lines
 from lmhead.errors import ModelError
 from lmhead.models import bundled
+from lmhead.vocab import AdaptiveHead
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,18 @@ def test_inspect_of_a_bent_head_of_its_own(tmp_path: Path) -> None:
         0.25,
     )
     assert facts["parameters"] - examine(opened, 10)["parameters"] == 300 * 16 + 300
+
+
+def test_inspect_of_a_factored_head(tmp_path: Path) -> None:
+    opened = tiny(tmp_path)
+    head = AdaptiveHead(16, 300, cutoffs=[100])
+    facts = examine(SimpleNamespace(**vars(opened) | {"head": head}), 10)  # type: ignore[arg-type]
+    assert facts["tying"] is None
+    assert facts["head_advice"]["tokens"] == 10
+    shown = "\n".join(lines(facts))
+    assert "AdaptiveHead(16, 300, cutoffs=[100], div_value=4, bias=False)" in shown
+    assert "weight of its own" not in shown
+    assert f"Take: {facts['head_advice']['recommendation']}" in shown
 
 
 # --- check ----------------------------------------------------------------------------------------

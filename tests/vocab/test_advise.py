@@ -59,7 +59,8 @@ def test_recommendations() -> None:
 def test_it_prints_and_serialises() -> None:
     advice = advise(33_278, 256, layers=2)
     lines = str(advice).splitlines()
-    assert lines[0].startswith("V 33,278, D 256, N 1,024; modelled on this machine")
+    start = "Heads for 33,278 words, D 256, 1,024 tokens a step; estimated on this machine"
+    assert lines[0].startswith(start)
     assert [line.split()[0] for line in lines[2:7]] == KINDS
     assert lines[7] == f"Take: {advice.recommendation}"
     assert json.loads(advice.to_json())["heads"][2]["kind"] == "adaptive"

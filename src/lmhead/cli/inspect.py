@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=8192,
     show_default=True,
-    help="Tokens of a training step, for its memory.",
+    help="Tokens of a training step, for its memory and time.",
 )
 @model_options
 @_json.json_option
@@ -54,6 +52,7 @@ def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
 
     from lmhead.sweep.plan import DEFAULT_MAX_BYTES
     from lmhead.tying import advise_tying
+    from lmhead.vocab import FactoredHead, advise
 
     head: Any = model.head  # an LMHead, or one of several weights
     weight = next(head.parameters())
@@ -72,6 +71,7 @@ def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
         "max_length": model.max_length,
         "tied": any(p is other for p in head.parameters() for other in inner),
         "head": type(head).__name__,
+        "head_sizes": head.extra_repr(),
         "bias": getattr(head, "bias", None) is not None,
         "softcap": getattr(head, "softcap", None),
         "scale": getattr(head, "scale", 1.0),
@@ -88,21 +88,20 @@ def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
             "dense_step": 3 * logits,
             "lmhead_step": min(DEFAULT_MAX_BYTES, 3 * logits),
         },
-        "tying": {"tie": tying.tie, "share": tying.share, "reasons": list(tying.reasons)},
-        "head_advice": _head_advice(head.vocab_size, head.hidden_size),
+        # A factored head has no weight of the embedding's shape.
+        "tying": None
+        if isinstance(head, FactoredHead)
+        else {"tie": tying.tie, "share": tying.share, "reasons": list(tying.reasons)},
+        "head_advice": advise(
+            head.vocab_size, head.hidden_size, tokens, layers=layers or None
+        ).to_dict(),
     }
-
-
-def _head_advice(vocab_size: int, hidden_size: int) -> str | None:
-    """What `lmhead.vocab` says of a head of this size, where it is installed and has an opinion."""
-    if find_spec("lmhead.vocab") is None:
-        return None
-    advise = getattr(import_module("lmhead.vocab"), "advise", None)
-    return None if advise is None else str(advise(vocab_size, hidden_size))
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
     """The facts for people."""
+    from lmhead.vocab import Advice
+
     memory, tying = facts["memory"], facts["tying"]
     share = facts["head_parameters"] / facts["parameters"]
     what = {
@@ -124,13 +123,10 @@ def lines(facts: dict[str, Any]) -> list[str]:
         f"Logits of {memory['tokens']:,} tokens: {_size(memory['logits'])}. A training step with a "
         f"dense loss holds about {_size(memory['dense_step'])} of them",
         f"(logits, log-softmax, gradient); with lmhead at most {_size(memory['lmhead_step'])}.",
-        "",
-        _tying(facts["tied"], tying),
-        *(f"  - {reason}" for reason in tying["reasons"]),
     ]
-    if facts["head_advice"]:
-        shown += ["", facts["head_advice"]]
-    return shown
+    if tying is not None:
+        shown += ["", _tying(facts["tied"], tying), *(f"  - {r}" for r in tying["reasons"])]
+    return [*shown, "", str(Advice.from_dict(facts["head_advice"]))]
 
 
 def _tokenizer(facts: dict[str, Any]) -> str:
@@ -143,7 +139,7 @@ def _tokenizer(facts: dict[str, Any]) -> str:
 
 def _head(facts: dict[str, Any]) -> list[str]:
     if facts["head"] != "LMHead":
-        return [facts["head"]]
+        return [f"{facts['head']}({facts['head_sizes']})"]
     parts = ["tied to the embedding" if facts["tied"] else "a weight of its own"]
     parts.append("with bias" if facts["bias"] else "no bias")
     if facts["softcap"] is not None:

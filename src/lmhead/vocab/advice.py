@@ -3,37 +3,36 @@
 In:  V, D, the tokens of a training step, perhaps how often words occur.
 Out: `Advice`: a row per head, a recommendation with its reasons; prints as a table, or as JSON.
 
-The model counts multiplications and bytes, and divides by what this machine does in a second,
-which a tenth of a second of trial finds out:
+The model counts, and multiplies by what `calibration` finds out about this machine in a moment:
 
-    head           step, multiplications          step, bytes           one word, bytes
-    full, tied     3 N V D                        8 V D                 4 V D
-    adaptive       3 (N (S+C) D + Σ N p_c …)      8 (weights)           4 (head and, at times, tail)
-    hierarchical   3 N L D                        48 N L D + 8 V D      4 L D
-    sampled        3 N (K+1) D                    8 V D                 4 V D
+    head           step: pairs of a width                      one word: entries read
+    full, tied     N V of D                                    V D
+    adaptive       N (S+C) of D, N p_c V_c of D_c              (S+C) D, and p_c V_c D_c
+    hierarchical   N L of D                                    a call
+    sampled        N (K+1) of D                                V D
 
-with L the decisions on a path of a Huffman tree, about the entropy of the words in bits; rows that
-are gathered one by one come at a quarter of the speed. Every call costs a little besides.
+with L the decisions on a path of a Huffman tree, about the entropy of the words in bits. Dense
+gradients cost by the entry: of V D for full and sampled, of all weights for adaptive.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from textwrap import wrap
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead import checks
 from lmhead.head import LMHead
 from lmhead.tying import advise_tying
+from lmhead.vocab import calibration
 from lmhead.vocab.adaptive import AdaptiveHead
-from lmhead.vocab.cutoffs import choose_cutoffs, training_cost, widths
+from lmhead.vocab.calibration import Rates, best_of
+from lmhead.vocab.cutoffs import choose_cutoffs, widths
 from lmhead.vocab.frequencies import check_frequencies, zipf
 from lmhead.vocab.hierarchical import HierarchicalHead
 from lmhead.vocab.sampled import SampledLoss
@@ -43,8 +42,6 @@ _DIV_VALUE = 4.0
 _SMALL_SHARE = 0.4
 # A factored head must be faster than the full one by this much to be worth what it costs.
 _WORTH = 2.0
-# What a call costs however small it is, in seconds: a step, a question.
-_STEP, _QUESTION = 2e-3, 3e-4
 # Weight, gradient and Adam's two moments, in float32.
 _TRAINING_BYTES = 16
 
@@ -97,10 +94,11 @@ class Advice:
     cutoffs: tuple[int, ...]
 
     def __str__(self) -> str:
-        how = "measured" if self.measured else "modelled"
+        how = "measured" if self.measured else "estimated"
+        how += " on this machine"
         lines = [
-            f"V {self.vocab_size:,}, D {self.hidden_size:,}, N {self.tokens:,}; {how} on this "
-            "machine, one head alone",
+            f"Heads for {self.vocab_size:,} words, D {self.hidden_size:,}, {self.tokens:,} tokens "
+            f"a step; {how}:",
             f"  {'head':13s} {'parameters':>12s} {'training':>11s} {'step':>10s} {'one word':>10s} "
             f"{'best word':>10s}",
         ]
@@ -110,12 +108,21 @@ class Advice:
             f"{_time(h.argmax_seconds):>10s}"
             for h in self.heads
         ]
-        lines += [f"Take: {self.recommendation}", *(f"  - {reason}" for reason in self.reasons)]
+        lines.append(f"Take: {self.recommendation}")
+        for reason in self.reasons:
+            lines += wrap(reason, 94, initial_indent="  - ", subsequent_indent="    ")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """For programs."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Advice:
+        """What `to_dict` gave."""
+        heads = tuple(HeadCost(**head) for head in content["heads"])
+        rest = {name: tuple(content[name]) for name in ("reasons", "cutoffs")}
+        return cls(**(content | rest | {"heads": heads}))
 
     def to_json(self) -> str:
         """For programs."""
@@ -166,9 +173,9 @@ def advise(
         vocab_size, hidden_size, frequencies=shares, div_value=_DIV_VALUE, tokens=tokens
     )
     case = _Case(vocab_size, hidden_size, tokens, shares, cutoffs, num_samples)
-    speed = _Speed.of_this_machine()
-    heads = tuple((_measured if measure else _modelled)(case, speed))
-    choice, reasons = _choose(case, heads, layers, speed)
+    rates = calibration.rates()
+    heads = tuple(_measured(case) if measure else _modelled(case, rates))
+    choice, reasons = _choose(case, heads, layers, rates)
     return Advice(vocab_size, hidden_size, tokens, measure, heads, choice, tuple(reasons), cutoffs)
 
 
@@ -188,31 +195,17 @@ class _Case:
         return max(1.0, float(-(p * p.log2()).sum()) + 0.03)
 
     @property
-    def adaptive_sizes(self) -> tuple[int, int]:
-        """Parameters of the head that is always read, and of the clusters."""
+    def clusters(self) -> list[tuple[int, int, float]]:
+        """Of the adaptive head: words, width and share of all tokens of each cluster."""
         ends = [*self.cutoffs, self.vocab]
-        head = (ends[0] + len(self.cutoffs)) * self.width
         sizes = widths(self.width, len(self.cutoffs), _DIV_VALUE)
-        pairs = zip(ends[1:], ends[:-1], sizes, strict=True)
-        return head, sum((b - a + self.width) * d for b, a, d in pairs)
+        pairs = zip(pairwise(ends), sizes, strict=True)
+        return [(b - a, d, float(self.shares[a:b].sum())) for (a, b), d in pairs]
 
-
-@dataclass(frozen=True)
-class _Speed:
-    """Of this machine: multiplications and bytes a second."""
-
-    products: float
-    bytes: float
-
-    @classmethod
-    def of_this_machine(cls) -> _Speed:
-        a, b = torch.randn(512, 512), torch.randn(512, 512)
-        block = torch.randn(2**22)
-        products = 512**3 / _best(lambda: a @ b)
-        return cls(products, block.numel() * 4 / _best(lambda: block.sum()))
-
-    def seconds(self, products: float, bytes: float) -> float:
-        return products / self.products + bytes / self.bytes
+    @property
+    def shortlist(self) -> int:
+        """Rows of the head that every token reads: frequent words and clusters."""
+        return (self.cutoffs[0] if self.cutoffs else self.vocab) + len(self.cutoffs)
 
 
 _NOTES = {
@@ -229,46 +222,47 @@ def _cost(kind: str, parameters: int, *seconds: float) -> HeadCost:
     return HeadCost(kind, parameters, _TRAINING_BYTES * parameters, step, word, best, _NOTES[kind])
 
 
-def _modelled(case: _Case, speed: _Speed) -> list[HeadCost]:
+def _modelled(case: _Case, rates: Rates) -> list[HeadCost]:
     n, d = case.tokens, case.width
     every = case.vocab * d
-    word = speed.seconds(0, 4 * every)
-    # Finding the best word reads the rows' norms beside the rows.
-    full = (speed.seconds(3 * n * every, 8 * every), word, 2 * word)
-    head, tail = case.adaptive_sizes
-    products = training_cost(
-        case.cutoffs, case.vocab, d, shares=case.shares, div_value=_DIV_VALUE, tokens=n
-    )
-    rare = float(case.shares[case.cutoffs[0] :].sum()) if case.cutoffs else 0.0
-    read = 4 * (head + rare * tail)
-    adaptive = (
-        speed.seconds(3 * products, 8 * (head + tail)),
-        speed.seconds(0, read),
-        2 * speed.seconds(0, read),
-    )
-    path = case.path * d
-    # A best-first search opens several paths before it can stop.
+    word = rates.question["full"] + rates.read * every
+    best = rates.search["full"] + rates.compare * every
+    full = (rates.sweep.seconds(n * case.vocab, d) + rates.gradient * every, word, best)
+    sampled = rates.samples.seconds(n * (case.samples + 1), d) + rates.gradient * every
     tree = (
-        speed.seconds(3 * n * path, 48 * n * path + 8 * every),
-        speed.seconds(0, 4 * path),
-        speed.seconds(0, 32 * path),
+        rates.paths.seconds(n * case.path, d),
+        rates.question["hierarchical"],
+        rates.search["hierarchical"] * case.path,
     )
-    sampled = (speed.seconds(3 * n * (case.samples + 1) * d, 8 * every), word, 2 * word)
     sizes = {
         "full": (every, full),
         "tied": (0, full),
-        "adaptive": (head + tail, adaptive),
+        "adaptive": _adaptive(case, rates),
         "hierarchical": ((case.vocab - 1) * (d + 1), tree),
-        "sampled": (every, sampled),
+        "sampled": (every, (sampled, word, best)),
     }
-    return [
-        _cost(kind, size, step + _STEP, one + _QUESTION, best + _QUESTION)
-        for kind, (size, (step, one, best)) in sizes.items()
-    ]
+    return [_cost(kind, size, *seconds) for kind, (size, seconds) in sizes.items()]
 
 
-def _measured(case: _Case, speed: _Speed) -> list[HeadCost]:
-    del speed
+def _adaptive(case: _Case, rates: Rates) -> tuple[int, tuple[float, float, float]]:
+    """Entries of its weights, and seconds of a step, of one word and of the best word."""
+    n, d = case.tokens, case.width
+    entries = case.shortlist * d
+    step = rates.sweep.seconds(n * case.shortlist, d)
+    kind = "adaptive" if case.cutoffs else "full"
+    # A word is looked up in its own cluster; the best one may be in any.
+    read, compared = float(entries), entries
+    for words, width, share in case.clusters:
+        step += rates.clusters + rates.sweep.seconds(n * share * words, width)
+        step += 3 * n * share * d * width * rates.product
+        size = (words + d) * width
+        entries, compared, read = entries + size, compared + size, read + share * size
+    step += rates.gradient * entries
+    word = rates.question[kind] + rates.read * read
+    return entries, (step, word, rates.search[kind] + rates.compare * compared)
+
+
+def _measured(case: _Case) -> list[HeadCost]:
     heads: dict[str, Any] = {
         "full": lambda: LMHead(case.width, case.vocab),
         "adaptive": lambda: AdaptiveHead(
@@ -277,47 +271,31 @@ def _measured(case: _Case, speed: _Speed) -> list[HeadCost]:
         "hierarchical": lambda: HierarchicalHead(case.width, case.vocab, frequencies=case.shares),
         "sampled": lambda: LMHead(case.width, case.vocab),
     }
-    hidden = torch.randn(case.tokens, case.width)
     targets = case.shares.multinomial(case.tokens, replacement=True)
     made = []
     for kind, make in heads.items():
         head = make()
-        parameters = sum(p.numel() for p in head.parameters())
-        made.append(_cost(kind, parameters, *_timed(case, kind, head, hidden, targets)))
+        trained = SampledLoss(head, num_samples=case.samples) if kind == "sampled" else head
+        seconds = (
+            best_of(calibration.step(trained, case.tokens, targets), rounds=2),
+            best_of(calibration.log_prob(head)),
+            best_of(calibration.argmax(head)),
+        )
+        made.append(_cost(kind, sum(p.numel() for p in head.parameters()), *seconds))
         if kind == "full":
-            same = (made[0].step_seconds, made[0].log_prob_seconds, made[0].argmax_seconds)
-            made.append(_cost("tied", 0, *same))
+            made.append(_cost("tied", 0, *seconds))
     return made
 
 
-def _timed(
-    case: _Case, kind: str, head: Any, hidden: Tensor, targets: Tensor
-) -> tuple[float, float, float]:
-    loss: Any = None
-    if kind == "sampled":
-        loss = SampledLoss(head, num_samples=case.samples, seed=0)
-
-    def step() -> None:
-        leaf = hidden.detach().requires_grad_()
-        head.zero_grad()
-        made = F.cross_entropy(head(leaf), targets) if loss is None else loss(leaf, targets)
-        made.backward()
-
-    with torch.no_grad():
-        word = _best(lambda: head(hidden[:1]).ask(log_prob=targets[:1]))
-        best = _best(lambda: head(hidden[:1]).argmax(-1))
-    return _best(step, rounds=2), word, best
-
-
 def _choose(
-    case: _Case, heads: tuple[HeadCost, ...], layers: int | None, speed: _Speed
+    case: _Case, heads: tuple[HeadCost, ...], layers: int | None, rates: Rates
 ) -> tuple[str, list[str]]:
     by_kind = {h.kind: h for h in heads}
     full, adaptive = by_kind["full"], by_kind["adaptive"]
     tree = by_kind["hierarchical"]
     plain, reasons = "full", []
     if layers is not None:
-        body = speed.seconds(3 * case.tokens * 12 * layers * case.width**2, 0)
+        body = 3 * case.tokens * 12 * layers * case.width**2 * rates.product
         share = full.step_seconds / (full.step_seconds + body)
         if advise_tying(case.vocab, case.width, layers).tie:
             plain = "tied"
@@ -344,17 +322,6 @@ def _choose(
         )
     reasons.append("sampled trains fast, but every evaluation and every token costs a full softmax")
     return "adaptive", reasons
-
-
-def _best(call: Callable[[], object], rounds: int = 5) -> float:
-    """The least time of a few calls, after a first one."""
-    call()
-    taken = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return max(min(taken), 1e-9)
 
 
 def _time(seconds: float) -> str:

@@ -1,0 +1,189 @@
+"""What the inner loops of heads cost on this machine: a few rates, from a moment of trial.
+
+In:  nothing; the threads are torch's.
+Out: `Rates`, seconds per unit of work, measured once per process and number of threads.
+
+Every rate is the difference of two calls of real heads, or a call so small that nothing is left
+but the call. Heads are small, so all of it takes well under a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmhead.head import LMHead
+from lmhead.vocab.adaptive import AdaptiveHead
+from lmhead.vocab.frequencies import zipf
+from lmhead.vocab.hierarchical import HierarchicalHead
+from lmhead.vocab.sampled import SampledLoss
+
+# Tokens, words and the two widths of a trial; words of a tree; entries of a weight in memory.
+_TOKENS, _WORDS, _NARROW, _WIDE = 256, 1024, 16, 256
+_TREE = 2048
+_ENTRIES = 2**23
+_FEW = 8  # tokens or words: what is left is the call
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over pairs of a token and a word, or a decision: its seconds."""
+
+    call: float  # however small it is
+    pair: float  # per pair, beside its multiplications
+    product: float  # per multiplication
+
+    def seconds(self, pairs: float, width: float) -> float:
+        """Of so many pairs of so many multiplications each."""
+        return self.call + pairs * (self.pair + self.product * width)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of this machine.
+
+    Attributes:
+        sweep: loss and gradients of a softmax over words, a sweep.
+        clusters: what a cluster costs beside its sweep.
+        paths: loss and gradients of decisions on paths of a tree.
+        samples: loss and gradients against sampled words.
+        gradient: per entry of a weight whose gradient is dense.
+        question: of one word's log-probability, however few words: full, adaptive, a tree.
+        search: the same of the best word; of a tree, per decision on a path.
+        read: per entry of a weight, for one word's log-probability.
+        compare: per entry of a weight, for the best word.
+        product: per multiplication of plain products, as in a Transformer block.
+    """
+
+    sweep: Loop
+    clusters: float
+    paths: Loop
+    samples: Loop
+    gradient: float
+    question: dict[str, float]
+    search: dict[str, float]
+    read: float
+    compare: float
+    product: float
+
+
+def rates() -> Rates:
+    """Of this machine, with torch's number of threads."""
+    return _rates(torch.get_num_threads())
+
+
+@cache
+def _rates(threads: int) -> Rates:
+    del threads  # the key
+    state = torch.random.get_rng_state()
+    try:
+        return _measure()
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def _measure() -> Rates:
+    small = {
+        "full": LMHead(_NARROW, _FEW),
+        "adaptive": AdaptiveHead(_NARROW, 3 * _FEW, cutoffs=[_FEW]),
+        "hierarchical": HierarchicalHead(_NARROW, _FEW, tree="balanced"),
+    }
+    sweep = _loop(lambda d, v: LMHead(d, v), _WORDS)
+    cluster = max(0.0, best_of(step(small["adaptive"], _FEW)) - 2 * sweep.call)
+    trees = {d: HierarchicalHead(d, _TREE, frequencies=zipf(_TREE)) for d in (_NARROW, _WIDE)}
+    paths = _loop(lambda d, _: trees[d], trees[_NARROW].expected_path)
+    samples = _loop(lambda d, v: SampledLoss(LMHead(d, 4 * _WORDS), num_samples=v, seed=0), _WORDS)
+    # A weight that does not fit into a cache.
+    large = LMHead(_WIDE, _ENTRIES // _WIDE, device="meta")
+    large.weight = nn.Parameter(torch.rand(_ENTRIES // _WIDE, _WIDE))
+    question = {kind: best_of(log_prob(head)) for kind, head in small.items()}
+    search = {kind: best_of(argmax(head)) for kind, head in small.items()}
+    tree = trees[_WIDE]
+    search["hierarchical"] = best_of(argmax(tree)) / tree.expected_path
+
+    def per_entry(call: Callable[[], object], fixed: float) -> float:
+        return max(0.0, best_of(call) - fixed) / _ENTRIES
+
+    a = torch.randn(_TOKENS, _WIDE)
+    b = torch.randn(_WIDE, 4 * _WIDE)
+    return Rates(
+        sweep=sweep,
+        clusters=cluster,
+        paths=paths,
+        samples=samples,
+        gradient=per_entry(step(large, 1), sweep.call),
+        question=question,
+        search=search,
+        read=per_entry(log_prob(large), question["full"]),
+        compare=per_entry(argmax(large), search["full"]),
+        product=best_of(lambda: a @ b) / (_TOKENS * 4 * _WIDE**2),
+    )
+
+
+def _loop(make: Callable[[int, int], nn.Module], pairs: float) -> Loop:
+    """From three steps: tiny, narrow, wide; `pairs` are those of a token."""
+    call = best_of(step(make(_NARROW, _FEW), 1))
+    narrow = best_of(step(make(_NARROW, _WORDS), _TOKENS)) - call
+    wide = best_of(step(make(_WIDE, _WORDS), _TOKENS)) - call
+    n = _TOKENS * pairs
+    product = max(0.0, wide - narrow) / (n * (_WIDE - _NARROW))
+    return Loop(call, max(0.0, narrow / n - product * _NARROW), product)
+
+
+def step(module: nn.Module, tokens: int, targets: Tensor | None = None) -> Callable[[], None]:
+    """Loss and gradients, of random states, as a call."""
+    head: Any = module.head if isinstance(module, SampledLoss) else module
+    hidden = torch.randn(tokens, head.hidden_size)
+    if targets is None:
+        targets = zipf(head.vocab_size).multinomial(tokens, replacement=True)
+
+    def call() -> None:
+        leaf = hidden.detach().requires_grad_()
+        module.zero_grad()
+        if isinstance(module, SampledLoss):
+            loss = module(leaf, targets)
+        else:
+            loss = F.cross_entropy(module(leaf), targets)
+        torch.autograd.backward(loss)
+
+    return call
+
+
+def log_prob(head: Any) -> Callable[[], object]:
+    """Of one word, as a call."""
+    hidden, word = torch.randn(1, head.hidden_size), torch.zeros(1, dtype=torch.int64)
+
+    @torch.no_grad()
+    def call() -> object:
+        return head(hidden).ask(log_prob=word)
+
+    return call
+
+
+def argmax(head: Any) -> Callable[[], object]:
+    """The best word of one state, as a call."""
+    hidden = torch.randn(1, head.hidden_size)
+
+    @torch.no_grad()
+    def call() -> object:
+        return head(hidden).argmax(-1)
+
+    return call
+
+
+def best_of(call: Callable[[], object], rounds: int = 4) -> float:
+    """The least time of a few calls, after a first one."""
+    call()
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return max(min(taken), 1e-9)

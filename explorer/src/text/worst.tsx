@@ -25,7 +25,7 @@ export function Worst({ score, onOpen }: ListProps): JSX.Element {
   const spelled = useMemo(() => spell(everyToken(score)), [score]);
   const found = useMemo(() => worst(score.tokens, WORST), [score]);
   return (
-    <table class="facts worst" data-chart="worst">
+    <table class="facts surprises" data-chart="worst">
       <caption>{s.worst}</caption>
       <thead>
         <tr>
@@ -41,7 +41,7 @@ export function Worst({ score, onOpen }: ListProps): JSX.Element {
           return (
             <tr key={token.position} data-position={token.position}>
               <th scope="row">
-                <button type="button" class="place" aria-label={fill(s.openAt, { word })} onClick={() => onOpen(token.position)}>
+                <button type="button" class="spot" aria-label={fill(s.openAt, { word })} onClick={() => onOpen(token.position)}>
                   <bdi class="before">{before.map(({ shown }) => shown).join("").slice(-28)}</bdi>
                   <bdi class="that">{word}</bdi>
                 </button>

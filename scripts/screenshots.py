@@ -50,6 +50,7 @@ class Shot(NamedTuple):
 SHOTS = [
     Shot("learn", "/?", "#chain", "#chain"),
     Shot("next", "/next?", '[data-chart="ranked"]', dark=True),
+    Shot("text", "/text?", '[data-chart="heat"]'),
     Shot("lens", "/lens?", '[data-chart="grid"]'),
     Shot("compare", "/compare?", '[data-chart="pairs"]'),
     Shot("train", "/train?v=128256&d=4096&n=16384", '[data-chart="loss"]'),

@@ -155,7 +155,7 @@ def test_every_control_changes_the_figures_and_can_be_taken_back(page: Page) -> 
     opened(page)
     states, exact = [charts(page)], figures(page)
     for act, part in CONTROLS:
-        before, address = exact, page.url
+        was, address = exact, page.url
         act(page)
         page.wait_for_function(
             "([part, old]) => location.search.includes(part) && location.href !== old",
@@ -163,7 +163,7 @@ def test_every_control_changes_the_figures_and_can_be_taken_back(page: Page) -> 
         )
         states.append(charts(page))
         exact = figures(page)
-        assert exact != before, part
+        assert exact != was, part
     page.reload()
     page.wait_for_selector('[data-chart="how"]')
     assert charts(page) == states[-1]

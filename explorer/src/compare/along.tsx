@@ -4,8 +4,10 @@ import type { JSX } from "preact";
 import { Legend } from "../heat/legend";
 import { fill, useStrings } from "../i18n";
 import { Choice } from "../ui/controls";
+import { Exports } from "../ui/export";
 import { fixed, percent, whole } from "../ui/format";
 import { change, number, oneOf, useParam } from "../url";
+import { alongDocument, alongLines, alongTable, type Sides } from "./export";
 import { DifferenceMap } from "./map";
 import { legendOf, measuresOf, mostOf, type Measure } from "./measures";
 import { PlacePanel, Worst, PlaceTable } from "./place";
@@ -13,8 +15,18 @@ import { nats } from "./prompt";
 import { Totals, type Total } from "./totals";
 import type { Along } from "./useCompare";
 
-export function AlongResult({ found, samplers }: { found: Along; samplers: boolean }): JSX.Element {
+interface AlongProps {
+  readonly found: Along;
+  readonly sides: Sides;
+  /** The text. */
+  readonly said: string;
+  /** Whether the numbers are those of the settings, or still of those before. */
+  readonly settled: boolean;
+}
+
+export function AlongResult({ found, sides, said, settled }: AlongProps): JSX.Element {
   const { comparing: s } = useStrings();
+  const samplers = found.perplexity === null;
   const measures = measuresOf(samplers);
   const [measure, setMeasure] = useParam("by", oneOf<Measure>(measures[0] ?? "kl", measures));
   const [at, setAt] = useParam("at", number(0, 1, 1e6));
@@ -56,6 +68,16 @@ export function AlongResult({ found, samplers }: { found: Along; samplers: boole
           <PlacePanel place={place} samplers={samplers} onOpen={prefix.some(({ text }) => text.includes("\ufffd")) ? undefined : () => change({ where: null, prompt: spoken(prefix) })} />
         ) : null}
       </div>
+      {settled ? (
+        <Exports
+          name="compare"
+          title={s.title}
+          document={() => alongDocument(sides, found)}
+          tables={() => [alongTable(found, s.map)]}
+          charts='[data-chart="totals"], [data-chart="map"]'
+          lines={(where) => alongLines(sides, where, said)}
+        />
+      ) : null}
     </div>
   );
 }

@@ -9,6 +9,7 @@ import { Prose } from "../ui/prose";
 import { change, oneOf, text, useParam } from "../url";
 import { AlongResult } from "./along";
 import { DifferentNote } from "./different";
+import type { Sides } from "./export";
 import { PromptResult } from "./prompt";
 import { ModelSide, SamplerSide } from "./side";
 import { libraryOptions, swapped } from "./sides";
@@ -42,6 +43,8 @@ export function ComparePage(): JSX.Element {
   const walked = useAlong(onText ? question : undefined);
   const { waiting, failed } = onText ? walked : rows;
   const different = [onText ? walked.found : rows.found].find((found) => found?.comparable === false);
+  const [modelA, modelB] = [a, other].map((name) => models.find((model) => model.name === name));
+  const sides: Sides | undefined = modelA && modelB && { models: [modelA, modelB], samplers: samplers ? [one.options, two.options] : undefined };
   const swap = (): void => change(samplers ? swapped(one.options, two.options) : { a: b, b: a });
 
   return (
@@ -95,10 +98,10 @@ export function ComparePage(): JSX.Element {
         {failed ? fill(s.failed, { message: failed }) : waiting ? s.waiting : ""}
       </p>
       {different?.comparable === false ? <DifferentNote different={different} /> : null}
-      {!onText && rows.found?.comparable && rows.found.models.join() === [a, other].join() ? (
-        <PromptResult model={a} found={rows.found} options={samplers ? [one.options, two.options] : undefined} />
+      {!onText && sides && rows.found?.comparable && rows.found.models.join() === [a, other].join() ? (
+        <PromptResult found={rows.found} sides={sides} said={prompt} settled={!waiting} />
       ) : null}
-      {onText && walked.found?.comparable ? <AlongResult found={walked.found} samplers={walked.found.perplexity === null} /> : null}
+      {onText && sides && walked.found?.comparable ? <AlongResult found={walked.found} sides={sides} said={along} settled={!waiting} /> : null}
     </div>
   );
 }

@@ -7,25 +7,29 @@ import { fill, useStrings } from "../i18n";
 import { chance } from "../next/ranked";
 import { TokenText } from "../next/tokens";
 import { Choice } from "../ui/controls";
+import { Exports } from "../ui/export";
 import { fixed, percent, signed } from "../ui/format";
 import { number, oneOf, useParam } from "../url";
+import { promptDocument, promptLines, promptTable, wordsShown, type Sides } from "./export";
 import { Totals, type Total } from "./totals";
 import { distribution, massOf, pair, shownWords, type Sort } from "./pair";
-import type { Options } from "./sides";
 import type { Rows } from "./useCompare";
 
 interface PromptProps {
-  readonly model: string;
   readonly found: Rows;
-  /** Of samplers; none for two models. */
-  readonly options: readonly [Options, Options] | undefined;
+  readonly sides: Sides;
+  /** The text before the word. */
+  readonly said: string;
+  /** Whether the numbers are those of the settings, or still of those before. */
+  readonly settled: boolean;
 }
 
-export function PromptResult({ model, found, options }: PromptProps): JSX.Element {
+export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.Element {
   const { comparing: s, common } = useStrings();
   const [top, setTop] = useParam("top", number(12, 1, 200));
   const [sort, setSort] = useParam("sort", oneOf<Sort>("most", ["most", "apart"]));
-  const texts = useTexts(model);
+  const options = sides.samplers;
+  const texts = useTexts(sides.models[0].name);
   const a = useMemo(() => distribution(found.rows[0], options?.[0]), [found, JSON.stringify(options?.[0])]);
   const b = useMemo(() => distribution(found.rows[1], options?.[1]), [found, JSON.stringify(options?.[1])]);
   const both = useMemo(() => pair(a, b), [a, b]);
@@ -85,6 +89,16 @@ export function PromptResult({ model, found, options }: PromptProps): JSX.Elemen
           {s.more}
         </button>
       </div>
+      {settled ? (
+        <Exports
+          name="compare-next"
+          title={s.title}
+          document={() => promptDocument(sides, said, both, wordsShown(ids, a, b, say))}
+          tables={() => [promptTable(wordsShown(ids, a, b, say), s.next)]}
+          charts='[data-chart="totals"], [data-chart="pairs"]'
+          lines={(where) => promptLines(sides, where, said, ids.length)}
+        />
+      ) : null}
     </div>
   );
 }

@@ -27,7 +27,7 @@ export function ModelSide({ side, value, known, onChoose }: ModelProps): JSX.Ele
   const { comparing: s } = useStrings();
   const title = fill(s.sideModel, { side: s[side] });
   return (
-    <div class="panel side" data-side={side}>
+    <div class="panel side model" data-side={side}>
       <SideTitle side={side} text={title} />
       <Choice name={side} label={title} value={value} options={known.map((one) => [one, one] as const)} onChoose={onChoose} />
     </div>

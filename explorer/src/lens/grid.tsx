@@ -116,6 +116,15 @@ export function Grid({ lens, scale, measure, figures, chosen, onChoose }: GridPr
   );
 }
 
+/** A picture of the grid has its layers' names in front: scrolled back before one is taken. */
+export function wholeInView(): void {
+  document.querySelectorAll('[data-chart="grid"]').forEach((box) => {
+    const left = box.scrollLeft;
+    box.scrollLeft = 0;
+    setTimeout(() => (box.scrollLeft = left));
+  });
+}
+
 /** The card beside a cell. */
 function Told({ lens, at }: { lens: Lens; at: string }): JSX.Element | null {
   const { lens: s } = useStrings();

@@ -6,11 +6,13 @@ import { Legend } from "../heat/legend";
 import { fill, useStrings } from "../i18n";
 import { Models } from "../models";
 import { Choice, Switch } from "../ui/controls";
+import { Exports } from "../ui/export";
 import { whole } from "../ui/format";
 import { Prose } from "../ui/prose";
 import { change, flag, number, oneOf, text, useParam, type Codec } from "../url";
 import { CellPanel } from "./cell";
-import { Grid, type At } from "./grid";
+import { lensDocument, lensLines, lensTable } from "./export";
+import { Grid, wholeInView, type At } from "./grid";
 import { legendOf, MEASURES, scaleOf, type Measure } from "./measures";
 import { Numbers } from "./table";
 import { Target } from "./target";
@@ -38,7 +40,8 @@ export function LensPage(): JSX.Element {
   const [cell, setCell] = useParam("cell", place);
   const sought = target < 0 ? null : Math.floor(target);
   const { lens, waiting, failed } = useLens(name, prompt, sought);
-  const words = models.find((one) => one.name === name)?.vocab_size ?? 2;
+  const model = models.find((one) => one.name === name);
+  const words = model?.vocab_size ?? 2;
   const scale = useMemo(() => (lens ? scaleOf(lens, words) : undefined), [lens, words]);
   const corner: At = [(lens?.layers.length ?? 1) - 1, (lens?.prompt.length ?? 1) - 1];
   const inside = cell !== null && cell[0] <= corner[0] && cell[1] <= corner[1];
@@ -87,6 +90,18 @@ export function LensPage(): JSX.Element {
             </div>
             <CellPanel lens={lens} scale={scale} measure={measure} at={at} onSeek={seek} />
           </div>
+          {model && !waiting ? (
+            <div onClickCapture={wholeInView}>
+              <Exports
+                name="lens"
+                title={s.title}
+                document={() => lensDocument(model, lens)}
+                tables={() => [lensTable(lens, s.grid)]}
+                charts='[data-chart="grid"] table, [data-chart="climb"] svg'
+                lines={(where) => lensLines(where(name), prompt, sought === null ? undefined : lens.targets[0])}
+              />
+            </div>
+          ) : null}
         </>
       ) : null}
     </div>

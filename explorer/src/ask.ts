@@ -1,4 +1,5 @@
-// The questions to the server: which models, the text of all tokens, one row of logits.
+// The questions to the server: which models, the text of all tokens, one row of logits, and how
+// each way of choosing would go on.
 
 export interface Model {
   readonly name: string;
@@ -8,6 +9,8 @@ export interface Model {
   readonly hidden_size: number;
   readonly max_length: number | null;
   readonly text: boolean;
+  /** The page's languages that it has words for. */
+  readonly speaks: readonly string[];
 }
 
 export interface Token {
@@ -19,6 +22,15 @@ export interface Token {
 export interface Answer {
   readonly prompt: readonly Token[];
   readonly logits: Float32Array;
+}
+
+/** How one way of choosing goes on. */
+export interface Path {
+  readonly name: "greedy" | "sampler" | "beam";
+  readonly tokens: readonly { readonly id: number; readonly log_prob: number; readonly sampler_log_prob: number | null }[];
+  readonly log_prob: number;
+  /** Whether it came to the end of a text. */
+  readonly ended: boolean;
 }
 
 /** What the server said no with. */
@@ -43,14 +55,17 @@ export async function vocabulary(model: string): Promise<readonly string[]> {
 
 /** The token of an id; its bytes too. */
 export async function pieces(model: string, ids: readonly number[]): Promise<readonly Token[]> {
-  const { texts, odd } = await vocabularies(model);
+  const { names, odd } = await vocabularies(model);
   return ids.map((id) => {
-    const text = texts[id] ?? "";
+    const text = names[id] ?? "";
     return { id, text, bytes: odd.get(id) ?? [...new TextEncoder().encode(text)] };
   });
 }
 
 interface Vocabulary {
+  /** What is no text as a sign that says so. */
+  readonly names: readonly string[];
+  /** The same, but for parts of characters: see `escaped`. */
   readonly texts: readonly string[];
   /** The bytes of tokens where they are not those of the text. */
   readonly odd: ReadonlyMap<number, readonly number[]>;
@@ -65,7 +80,8 @@ function vocabularies(model: string): Promise<Vocabulary> {
   const made = asked(`/api/vocabulary?${new URLSearchParams({ model })}`)
     .then((answer) => answer.json() as Promise<(string | [string, number[]])[]>)
     .then((entries) => ({
-      texts: entries.map((entry) => (typeof entry === "string" ? entry : entry[0])),
+      names: entries.map((entry) => (typeof entry === "string" ? entry : entry[0])),
+      texts: entries.map((entry) => (typeof entry === "string" ? entry : escaped(...entry))),
       odd: new Map(entries.flatMap((entry, id) => (typeof entry === "string" ? [] : [[id, entry[1]] as const]))),
     }));
   made.catch(() => asking.delete(model)); // to be asked again
@@ -73,8 +89,31 @@ function vocabularies(model: string): Promise<Vocabulary> {
   return made;
 }
 
+/** Bytes that are no text as the code points from U+DC80 on: side by side they make characters again. */
+function escaped(name: string, bytes: readonly number[]): string {
+  let [text, i] = ["", 0];
+  while (i < bytes.length) {
+    const byte = bytes[i] ?? 0;
+    const length = byte < 0x80 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    const c = byte < 0x80 ? String.fromCharCode(byte) : decoded(bytes.slice(i, i + length));
+    text += c ?? String.fromCharCode(0xdc00 + byte);
+    i += c === undefined ? 1 : length;
+  }
+  return bytes.length ? text : name;
+}
+
+const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+function decoded(bytes: readonly number[]): string | undefined {
+  try {
+    return strict.decode(Uint8Array.from(bytes));
+  } catch {
+    return undefined;
+  }
+}
+
 export async function next(
-  question: { model: string; prompt: string } | { model: string; ids: readonly number[] },
+  question: { model: string; more?: readonly number[] } & ({ prompt: string } | { ids: readonly number[] }),
   signal: AbortSignal,
 ): Promise<Answer> {
   const response = await post("/api/next", question, signal);
@@ -88,6 +127,10 @@ export async function next(
 export async function news<T>(last: { end: number; mark: string } | undefined, signal: AbortSignal): Promise<T> {
   const query = last ? `?${new URLSearchParams({ after: String(last.end), mark: last.mark })}` : "";
   return (await (await asked(`/api/run${query}`, { signal })).json()) as T;
+}
+
+export async function paths(question: object, signal: AbortSignal): Promise<readonly Path[]> {
+  return ((await (await post("/api/paths", question, signal)).json()) as { paths: Path[] }).paths;
 }
 
 /** A question with a body; `Refused` if the server says no. */

@@ -83,20 +83,35 @@ test("a report escapes what it is given, and says that nothing may run", () => {
   expect(escaped("<&>\"'")).toBe("&lt;&amp;&gt;&quot;&#39;");
 });
 
+const OFF = { temperature: 1, topK: 0, topP: 1, minP: 0, typicalP: 1, repetition: 1, frequency: 0, presence: 0 };
+
 test("the steps of a sampler add up", () => {
   const row = new Row(Float32Array.from({ length: 50 }, (_, id) => Math.sin(id * id) * 4));
   for (const order of ["hf", "llama.cpp"] as const) {
-    const settings = { temperature: 0.7, topK: 20, topP: 0.9, minP: 0.05, order };
-    const done = steps({ row, settings });
-    const end = row.process(settings);
+    const settings = { ...OFF, temperature: 0.7, topK: 20, topP: 0.9, minP: 0.05, order };
+    const processed = row.process(settings);
+    const done = steps({ row, processed, settings });
     expect(done.map(({ stage }) => stage)).toEqual(
       order === "hf" ? ["logits", "temperature", "top_k", "top_p", "min_p"] : ["logits", "top_k", "top_p", "min_p", "temperature"],
     );
-    expect(done.at(-1)).toMatchObject({ words: end.words, entropy: end.entropy, best_prob: end.p(0) });
-    expect(done.reduce((sum, { cut }) => sum + Number(cut), end.words)).toBe(50);
+    expect(done.at(-1)).toMatchObject({ words: processed.words, entropy: processed.entropy });
+    expect(done.at(-1)?.["best_prob"]).toBeCloseTo(processed.p(0), 12);
+    expect(done.reduce((sum, { cut }) => sum + Number(cut), processed.words)).toBe(50);
+    const stay = done.reduce((share, { cut_mass }) => share * (1 - Number(cut_mass)), 1);
+    expect(stay).toBeGreaterThan(0.5);
     expect(options({ settings, seed: 3 })).toEqual({ temperature: 0.7, top_k: 20, top_p: 0.9, min_p: 0.05, order, seed: 3 });
   }
-  expect(options({ settings: { temperature: 1, topK: 0, topP: 1, minP: 0, order: "llama.cpp" }, seed: 3 })).toEqual({});
+  expect(options({ settings: { ...OFF, order: "llama.cpp" }, seed: 3 })).toEqual({});
+});
+
+test("penalties and typical words are stages like the others", () => {
+  const row = new Row(Float32Array.from({ length: 50 }, (_, id) => Math.sin(id * id) * 4));
+  const settings = { ...OFF, typicalP: 0.6, repetition: 1.5, presence: 0.5, order: "hf" as const };
+  const processed = row.process(settings, { prompt: [1, 2], output: [3, 3] });
+  const done = steps({ row, processed, settings });
+  expect(done.map(({ stage }) => stage)).toEqual(["logits", "repetition_penalty", "frequency_penalty", "typical_p"]);
+  expect(done[2]?.["settings"]).toBe("CountPenalty(frequency=0.0, presence=0.5, counted='output', last_n=None)");
+  expect(done[3]?.["cut"]).toBe(50 - processed.words);
 });
 
 test("mixed colours are written as every reader of SVG knows them", () => {

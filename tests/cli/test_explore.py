@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from llama2c_files import tiny_model
 
 from lmhead.cli import main
+from lmhead.models.bundled import default_model
 
 
 def started(*arguments: str) -> tuple[subprocess.Popen[str], str]:
@@ -47,10 +48,22 @@ def test_it_serves_the_page_and_a_model_and_ends_when_interrupted(tmp_path: Path
     assert process.returncode == 130
 
 
+@pytest.mark.parametrize(("arguments", "names"), [([], True), (["--no-model"], False)])
+def test_without_a_model_it_opens_the_default_one(arguments: list[str], names: bool) -> None:
+    process, address = started(*arguments)
+    try:
+        models = httpx.get(f"{address}api/models", timeout=30).json()["models"]
+        assert [model["name"] for model in models] == ([default_model()] if names else [])
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--host", "0.0.0.0"], 1, "come with a key"),
+        (["--no-model", "tiny"], 2, "tiny is one"),
+        (["--host", "0.0.0.0", "--no-model"], 1, "come with a key"),
         (["--lang", "fr"], 2, "is not one of"),
         (["--port", "70000"], 2, "65535"),
         (["/nowhere/model"], 3, "/nowhere/model"),

@@ -1,15 +1,24 @@
-"""A browser, a server with the built page, and a guard that lets nothing else be asked."""
+"""A browser, servers with the built page, and a guard that lets nothing else be asked."""
 
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from llama2c_files import (
+    random_weights,
+    tiny_model,
+    vocabulary,
+    write_checkpoint,
+    write_vocabulary,
+)
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 from server.asking import running
 
 from lmhead.explorer import page_folder
+from lmhead.models import LanguageModel, load_llama2c
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -63,3 +72,40 @@ def page(watched: tuple[Page, list[str]]) -> Iterator[Page]:
     yield page
     heard, said[:] = list(said), []
     assert not heard
+
+
+HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "\u202egnp", "{n}"]
+
+
+def hostile_model(folder: Path) -> LanguageModel:
+    """Words that a careless page would obey."""
+    folder.mkdir()
+    write_vocabulary(folder / "tok300.bin", vocabulary([" ", "a", "b", *HOSTILE]))
+    return load_llama2c(write_checkpoint(folder / "tiny.bin", random_weights(3)))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models of `models` are: tiny.bin, hostile/tiny.bin."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def models(folder: Path) -> dict[str, LanguageModel]:
+    return {"tiny": tiny_model(folder), "hostile": hostile_model(folder / "hostile")}
+
+
+@pytest.fixture(scope="session")
+def address(models: dict[str, LanguageModel]) -> Iterator[str]:
+    """The address of a server with these models."""
+    with running(page_folder(), models=models) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def here(page: Page, address: str) -> Iterator[Page]:
+    """The page may ask this server too."""
+    page.route(f"{address}/**", lambda route: route.continue_())
+    yield page
+    page.goto("about:blank")  # what is still being asked is given up
+    page.unroute(f"{address}/**")

@@ -1,6 +1,6 @@
 """Numbers that hold the page's TypeScript to the textbook: written to explorer/tests/golden.json.
 
-In:  `lmhead.reference` alone.
+In:  `lmhead.reference`; for chains of penalties and cuts `lmhead.Sampler`, which explains them.
 Out: a JSON file that Vitest reads; `test_golden.py` checks that it is up to date. After a change,
 write it again with `python tests/explorer/golden.py`.
 """
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from lmhead import Sampler
 from lmhead import reference as ref
 from lmhead.cli._toy import HIDDEN, WEIGHT
 
@@ -41,6 +43,22 @@ CHAINS: list[list[tuple[str, float]]] = [
     [("top_k", 4), ("typical_p", 0.9), ("top_p", 0.7), ("min_p", 0.4), ("temperature", 2.0)],
     [("min_p", 0.05), ("typical_p", 0.5)],
 ]
+
+SAMPLERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5, "top_p": 0.8},
+    {"temperature": 2.0, "top_k": 30, "top_p": 0.95, "min_p": 0.02},
+    {"typical_p": 0.2},
+    {"typical_p": 0.9, "temperature": 0.7, "min_p": 0.01},
+    {"temperature": 1.7, "top_k": 25, "typical_p": 0.6, "top_p": 0.9, "min_p": 0.1},
+    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 0.6, "temperature": 0.8},
+    {"frequency_penalty": 0.7, "presence_penalty": -0.4},
+    {"presence_penalty": 2.0, "top_k": 5},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.6}
+    | {"temperature": 0.9, "top_k": 60, "top_p": 0.97, "min_p": 0.01, "typical_p": 0.8},
+]
+SEED = 7
 
 
 def golden() -> dict[str, Any]:
@@ -97,6 +115,13 @@ def golden() -> dict[str, Any]:
         ],
         "step": [_step(target, rate) for target, rate in ((1, 0.1), (4, 0.5))],
         "tree": _tree(),
+        "sampler_rows": _sampler_rows(),
+        "samplers": [
+            _sampled(row, settings, order)
+            for settings in SAMPLERS
+            for order in ("hf", "llama.cpp")
+            for row in range(len(_sampler_rows()))
+        ],
     }
 
 
@@ -155,6 +180,44 @@ def _tree() -> dict[str, Any]:
     tree = ref.huffman_tree(COUNTS)
     p = ref.leaf_probabilities(HIDDEN, FORKS, tree)
     return {"counts": COUNTS, "forks": FORKS, "paths": tree.paths, "p": p}
+
+
+def _sampler_rows() -> list[dict[str, Any]]:
+    """Logits as float32 has them, with equal ones and masked ones, behind something said."""
+    rng = np.random.default_rng(21)
+    coarse = np.round(rng.normal(0, 2, 40) * 4) / 4  # as of a model in few bits: many are equal
+    coarse[[3, 17]] = -np.inf
+    fine = rng.normal(1, 3, 200).astype(np.float32).astype(float)
+    best = np.argsort(-fine)
+    return [
+        {"logits": [0.5], "prompt": [0], "output": []},
+        {"logits": coarse, "prompt": [1, 3, 5, 5, 8], "output": [5, 30, 30, 39]},
+        {"logits": fine, "prompt": [0, *best[:4], *range(70)], "output": [*best[2:5], best[4]]},
+    ]
+
+
+def _sampled(row: int, settings: dict[str, Any], order: str) -> dict[str, Any]:
+    """What the library's sampler does to a row: its steps, what it leaves, and its token."""
+    given = _sampler_rows()[row]
+    z = torch.tensor(np.asarray(given["logits"], dtype=float))[None]
+    ids = [[int(id) for id in (*given["prompt"], *given["output"])]]
+    sampler, length = Sampler(order=order, seed=SEED, **settings), len(given["prompt"])
+    found = sampler(z, ids, prompt_length=length)
+    p = sampler.process(z, ids, prompt_length=length)[0].softmax(-1)
+    steps = sampler.explain(z, ids, prompt_length=length).steps[0]
+    return {
+        "row": row,
+        "settings": settings,
+        "order": order,
+        "kept": found.kept[0].tolist(),
+        "p": p[found.kept[0]].tolist(),
+        "token": int(found.token),
+        "steps": [
+            {"stage": step.stage, "words": step.words, "mass": step.mass}
+            | {"entropy": step.entropy, "best": step.best, "best_prob": step.best_prob}
+            for step in steps
+        ],
+    }
 
 
 def plain(x: Any) -> Any:

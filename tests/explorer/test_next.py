@@ -1,68 +1,22 @@
 """The page of the next word: its numbers are the library's, and no token of a model is obeyed."""
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llama2c_files import (
-    random_weights,
-    tiny_model,
-    vocabulary,
-    write_checkpoint,
-    write_vocabulary,
-)
+import torch
+from click.testing import CliRunner
 from playwright.sync_api import Page, expect
-from server.asking import running
 
+from explorer.reading import asked, column, numbers, opened, outside, pieces, settled
 from lmhead import Sampler
 from lmhead.analysis import next_words
-from lmhead.explorer import page_folder
-from lmhead.models import LanguageModel, load_llama2c
+from lmhead.cli import main
+from lmhead.models import LanguageModel
 
 Watched = tuple[Page, list[str]]
-HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "\u202egnp", "{n}"]
-
-
-def hostile_model(folder: Path) -> LanguageModel:
-    """Words that a careless page would obey."""
-    folder.mkdir()
-    write_vocabulary(folder / "tok300.bin", vocabulary([" ", "a", "b", *HOSTILE]))
-    return load_llama2c(write_checkpoint(folder / "tiny.bin", random_weights(3)))
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
-    folder = tmp_path_factory.mktemp("models")
-    return {"tiny": tiny_model(folder), "hostile": hostile_model(folder / "hostile")}
-
-
-@pytest.fixture(scope="module")
-def address(models: dict[str, LanguageModel]) -> Iterator[str]:
-    with running(page_folder(), models=models) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture
-def here(page: Page, address: str) -> Iterator[Page]:
-    """The page may ask this server too."""
-    page.route(f"{address}/**", lambda route: route.continue_())
-    yield page
-    page.goto("about:blank")  # what is still being asked is given up
-    page.unroute(f"{address}/**")
-
-
-def numbers(page: Page, field: str) -> list[float]:
-    found: list[float] = page.locator('[data-chart="ranked"] tbody tr').evaluate_all(
-        f"rows => rows.map(row => Number(row.dataset.{field}))"
-    )
-    return found
-
-
-def opened(page: Page, address: str) -> None:
-    page.goto(address)
-    page.wait_for_selector('[data-chart="ranked"]')
-    expect(page.locator("[aria-busy=false]")).to_have_count(1)
+PROMPT = "hello hello"
 
 
 @pytest.mark.parametrize(
@@ -74,59 +28,127 @@ def opened(page: Page, address: str) -> None:
             "t=0.5&k=9&p=0.7&order=llama.cpp",
             {"temperature": 0.5, "top_k": 9, "top_p": 0.7, "order": "llama.cpp"},
         ),
+        ("typ=0.3", {"typical_p": 0.3}),
+        ("rep=1.5&t=0.9&p=0.95", {"repetition_penalty": 1.5, "temperature": 0.9, "top_p": 0.95}),
+        (
+            "rep=1.25&freq=0.5&pres=-0.3&t=2&k=150&typ=0.8&p=0.9&m=0.01&order=llama.cpp",
+            {"repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": -0.3}
+            | {"temperature": 2.0, "top_k": 150, "typical_p": 0.8, "top_p": 0.9, "min_p": 0.01}
+            | {"order": "llama.cpp"},
+        ),
     ],
 )
-def test_the_numbers_are_the_library_s(
-    here: Page,
-    address: str,
-    models: dict[str, LanguageModel],
-    query: str,
-    options: dict[str, Any],
+def test_the_numbers_are_those_of_lmhead_next(
+    here: Page, address: str, folder: Path, query: str, options: dict[str, Any]
 ) -> None:
     opened(here, f"{address}/next?prompt=hello+hello&top=30&seed=5&{query}")
-    want = next_words(models["tiny"], "hello hello", top=30, sampler=Sampler(seed=5, **options))
-    assert numbers(here, "id") == [token.piece.id for token in want.tokens]
-    assert numbers(here, "p") == pytest.approx([token.p for token in want.tokens], abs=1e-6)
-    processed = [token.processed_p for token in want.tokens]
-    assert numbers(here, "processed") == pytest.approx(processed, abs=1e-6)
-    assert want.processed is not None
-    last = here.locator('[data-chart="stages"] tbody tr').last.inner_text().split()
-    if options.get("order") != "llama.cpp":
-        assert int(last[1]) == want.processed.words
-    assert f"{want.entropy:.4f}" in here.locator('[data-chart="entropy"]').inner_text()
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    command = ["next", str(folder / "tiny.bin"), PROMPT, "--json", "--top=30", "--seed=5", *given]
+    told = CliRunner().invoke(main, command)
+    assert told.exit_code == 0, told.output
+    want = json.loads(told.stdout)
+    tokens, processed = want["tokens"], want["processed"]
+    assert numbers(here, "id") == [token["id"] for token in tokens]
+    assert numbers(here, "p") == pytest.approx([token["p"] for token in tokens], abs=1e-6)
+    left = [token["processed_p"] for token in tokens]
+    assert numbers(here, "processed") == pytest.approx(left, abs=1e-6)
+    assert column(here, "ranked", "cut") == [token["cut_by"] or "" for token in tokens]
+    steps = processed["steps"]
+    assert numbers(here, "words", "stages") == [step["words"] for step in steps]
+    assert numbers(here, "best", "stages") == [step["best"] for step in steps]
+    for field, name in (("mass", "mass"), ("entropy", "entropy"), ("p", "best_prob")):
+        shown = numbers(here, field, "stages")
+        assert shown == pytest.approx([step[name] for step in steps], abs=1e-6)
+    entropy = here.locator('[data-chart="entropy"]').inner_text()
+    assert f"{want['entropy']:.4f}" in entropy
+    assert f"{processed['entropy']:.4f}" in entropy
+    assert f"{100 * want['mass']:.2f}" in here.locator(".play").inner_text()
     said = here.locator('[data-chart="says"] dd').last.get_attribute("data-id")
-    assert said == str(want.processed.token.id)
+    assert said == str(processed["token"]["id"])
 
 
-def test_sliders_ask_nobody_and_words_can_be_taken_and_undone(here: Page, address: str) -> None:
-    opened(here, f"{address}/next?prompt=hello")
-    asked: list[str] = []
-    here.on("request", lambda request: asked.append(request.url))
+def test_penalties_count_what_came_behind_the_prompt(
+    here: Page, address: str, models: dict[str, LanguageModel]
+) -> None:
+    model = models["tiny"]
+    assert model.tokenizer is not None
+    prompt, more = model.tokenizer.encode(PROMPT), [264, 270, 270]
+    query = "freq=1.5&pres=0.5&top=300&seed=3&more=264,270,270"
+    opened(here, f"{address}/next?prompt=hello+hello&{query}")
+    ids = torch.tensor([[*prompt, *more]])
+    logits = (model.hidden(ids)[0][:, -1] @ model.head.weight.T).detach().double()
+    sampler = Sampler(frequency_penalty=1.5, presence_penalty=0.5, seed=3)
+    p = sampler.process(logits, ids, prompt_length=len(prompt))[0].softmax(-1)
+    shown = dict(zip(numbers(here, "id"), numbers(here, "processed"), strict=True))
+    assert [shown[id] for id in range(300)] == pytest.approx(p.tolist(), abs=1e-6)
+    drawn = int(sampler(logits, ids, prompt_length=len(prompt)).token)
+    said = here.locator('[data-chart="says"] dd').last.get_attribute("data-id")
+    assert said == str(drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("t", "0.3"), ("k", "7"), ("p", "0.4"), ("m", "0.5"), ("typ", "0.2")),
+        *(("rep", "1.8"), ("freq", "1.2"), ("pres", "-0.7")),
+    ],
+)
+def test_every_slider_acts_at_once_and_asks_nobody(
+    here: Page, address: str, name: str, value: str
+) -> None:
+    opened(here, f"{address}/next?prompt=hello&more=264&top=300")
+    heard = asked(here)
     before = numbers(here, "processed")
-    here.locator('input[name="t"]').fill("0.3")
+    here.locator(f'input[name="{name}"]').fill(value)
     expect(here.locator('[data-chart="stages"] tbody tr')).to_have_count(2)
-    assert numbers(here, "processed") != before
-    assert asked == []
-    pieces = here.locator('[data-chart="pieces"] .piece')
-    count = pieces.count()
-    here.locator('[data-chart="ranked"] button.word').nth(2).click()
-    expect(pieces).to_have_count(count + 1)
-    here.get_by_role("button", name="Undo the last word").click()
-    expect(pieces).to_have_count(count)
+    after = numbers(here, "processed")
+    assert sorted(after) != sorted(before)
+    assert sum(after) == pytest.approx(1, abs=1e-9)
+    here.wait_for_function(f"() => location.search.includes('{name}={value}')")
+    assert heard == []
+    here.reload()
+    settled(here)
+    assert here.locator(f'input[name="{name}"]').input_value() == value
+    assert numbers(here, "processed") == pytest.approx(after, abs=1e-12)
     here.go_back()
-    expect(pieces).to_have_count(count + 1)
+    expect(here.locator('[data-chart="stages"] tbody tr')).to_have_count(1)
+
+
+def test_the_sampler_s_own_best_words_come_too(
+    here: Page, address: str, models: dict[str, LanguageModel]
+) -> None:
+    opened(here, f"{address}/next?prompt=hello+hello&typ=0.05&top=4")
+    want = next_words(models["tiny"], PROMPT, top=4, sampler=Sampler(typical_p=0.05, seed=0))
+    assert numbers(here, "id") == [token.piece.id for token in want.tokens]
+    assert len(want.tokens) > 4
+    dead = here.locator('[data-chart="ranked"] tr.dead')
+    expect(dead.first).to_contain_text("Typical-p")
+
+
+def test_a_new_text_forgets_the_words_behind_the_old_one(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello&more=264,265&branches=266.*")
     here.locator("#prompt").fill("ab ab")
     here.get_by_role("button", name="Read").click()
     here.wait_for_function("() => location.search.includes('prompt=ab+ab')")
     assert "more" not in here.url
+    assert "branches" not in here.url
+    here.go_back()
+    expect(pieces(here).last).to_have_text("l")
+    assert "more=264,265" in here.url
 
 
 def test_hostile_tokens_are_text(here: Page, address: str) -> None:
-    opened(here, f"{address}/next?model=hostile&top=300&prompt=<img src=x onerror=alert(2)>")
+    query = "model=hostile&top=300&more=262,263,264,265&branches=*.262,263.264,265"
+    opened(here, f"{address}/next?{query}&prompt=<img src=x onerror=alert(2)>")
     expect(here.locator('[data-chart="ranked"] tbody tr')).to_have_count(300)
     shown = here.locator('[data-chart="ranked"]').inner_text()
     assert "<img␣src=x␣onerror=alert(1)>" in shown
     assert "⟨202E⟩gnp" in shown
+    branches = here.locator('[data-chart="branches"]').inner_text()
+    assert "<script>alert(1)</script>" in branches
+    assert "⟨202E⟩gnp{n}" in branches
+    here.locator('[data-do="paths"]').click()
+    expect(here.locator("[data-path]")).to_have_count(3)
     assert here.locator("main img, main script").count() == 0
 
 
@@ -139,12 +161,12 @@ def test_a_refusal_is_shown(here: Page, address: str, watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_cut(here: Page, address: str, width: int) -> None:
+@pytest.mark.parametrize("look", ["lang=en&theme=light", "lang=zh&theme=dark"])
+def test_nothing_is_cut(here: Page, address: str, width: int, look: str) -> None:
     here.set_viewport_size({"width": width, "height": 900})
-    opened(here, f"{address}/next?model=hostile&top=300&lang=zh&theme=dark")
+    query = "rep=1.5&freq=0.5&t=2&k=150&typ=0.8&p=0.9&m=0.01&more=262,263&branches=*.262"
+    opened(here, f"{address}/next?model=hostile&top=300&paths=1&{look}&{query}")
     here.locator("#find").fill("a")
-    outside = here.evaluate(
-        "() => [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right"
-        " > document.documentElement.clientWidth + 1).map(e => e.outerHTML.slice(0, 80))"
-    )
-    assert outside == []
+    expect(here.locator("[data-path]")).to_have_count(3)
+    here.evaluate("() => document.querySelectorAll('details').forEach(d => (d.open = true))")
+    assert outside(here) == []

@@ -15,7 +15,7 @@ from llama2c_files import tiny_model
 
 import lmhead
 from lmhead.analysis.reading import read_hidden
-from lmhead.models import LanguageModel
+from lmhead.models import LanguageModel, open_model
 from lmhead.server import Limits
 from server.asking import ask, make_app, write_page
 
@@ -46,8 +46,14 @@ def test_models_are_listed_without_paths(app: Any) -> None:
     sizes = {"vocab_size": 300, "hidden_size": 16, "max_length": 64, "text": True}
     assert ask(app, "GET", "/api/models").json() == {
         "lmhead": lmhead.__version__,
-        "models": [{"name": "tiny", "given": "tiny", **sizes}],
+        "models": [{"name": "tiny", "given": "tiny", **sizes, "speaks": ["en"]}],
     }
+
+
+def test_the_languages_are_those_that_a_model_has_words_for(page: Path) -> None:
+    app = make_app(page, models={"tiny": open_model("tiny")})
+    (model,) = ask(app, "GET", "/api/models").json()["models"]
+    assert model["speaks"] == ["en", "zh"]
 
 
 def test_the_row_is_the_model_s_own(app: Any, model: LanguageModel) -> None:
@@ -60,6 +66,9 @@ def test_the_row_is_the_model_s_own(app: Any, model: LanguageModel) -> None:
     again, same = next_row(app, model="tiny", ids=ids)
     assert again == said
     assert (same == row).all()
+    third, last = next_row(app, model="tiny", ids=ids[:-2], more=ids[-2:])
+    assert third == said
+    assert (last == row).all()
 
 
 def test_the_vocabulary_has_a_text_for_every_id(app: Any) -> None:
@@ -93,6 +102,8 @@ def test_the_vocabulary_has_a_text_for_every_id(app: Any) -> None:
         (b'{"model": "tiny", "ids": [99999999999999999999]}', 400, "ids of the model"),
         (b'{"model": "tiny", "ids": [true]}', 400, "whole numbers"),
         (b'{"model": "tiny", "ids": [1.0]}', 400, "whole numbers"),
+        (b'{"model": "tiny", "prompt": "a", "more": 3}', 400, "more must be a list"),
+        (b'{"model": "tiny", "prompt": "a", "more": [300]}', 400, "300"),
     ],
 )
 def test_a_malformed_question_is_told_what_is_wrong(
@@ -129,7 +140,7 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(["model", "prompt", "ids", "x"]), st.just("tiny") | JSON, max_size=4
+        st.sampled_from(["model", "prompt", "ids", "more", "x"]), st.just("tiny") | JSON, max_size=4
     )
     | JSON,
 )

@@ -6,92 +6,102 @@ import { modelJson } from "../export/json";
 import { commandLine, pyOptions, pyText, speakable } from "../export/quote";
 import { py } from "../ui/format";
 import type { Lines } from "../ui/export";
-import type { Processed, Row, Settings } from "./row";
+import type { Processed, Row, Said, Settings, StageName, Whose } from "./row";
+
+type Set = Required<Settings>;
 
 export interface Shown {
   readonly model: Model;
-  /** The text that was typed, and how many words were taken behind it. */
+  /** The text that was typed. */
   readonly text: string;
-  readonly taken: number;
+  /** The tokens of that, and those that were taken behind it. */
+  readonly said: Said;
   readonly prompt: readonly Token[];
   readonly row: Row;
   readonly processed: Processed;
-  readonly settings: Settings;
+  readonly settings: Set;
   readonly seed: number;
   readonly top: number;
   /** The place of the word that the sampler draws. */
   readonly drawn: number;
 }
 
-const NEUTRAL = { temperature: 1, topK: 0, topP: 1, minP: 0 };
-const NAMES = { temperature: "temperature", topK: "top_k", topP: "top_p", minP: "min_p" } as const;
-type Stage = keyof typeof NAMES;
+// The sampler's options by the library's names, and what each is where it does nothing.
+const OPTIONS: Record<Exclude<keyof Set, "order">, readonly [string, number]> = {
+  temperature: ["temperature", 1],
+  topK: ["top_k", 0],
+  topP: ["top_p", 1],
+  minP: ["min_p", 0],
+  typicalP: ["typical_p", 1],
+  repetition: ["repetition_penalty", 1],
+  frequency: ["frequency_penalty", 0],
+  presence: ["presence_penalty", 0],
+};
+
+const LAST: Record<Whose, string> = { hf: "None", "llama.cpp": "64" };
+const COUNTED: Record<Whose, string> = { hf: "output", "llama.cpp": "context" };
 
 // How the library writes a stage with its settings.
-const WRITTEN: Record<Stage, (x: number) => string> = {
-  temperature: (x) => `Temperature(temperature=${py(x)})`,
-  topK: (x) => `TopK(k=${py(x)}, ties='lowest')`,
-  topP: (x) => `TopP(min_tokens_to_keep=1, p=${py(x)})`,
-  minP: (x) => `MinP(min_tokens_to_keep=1, min_p=${py(x)})`,
+const WRITTEN: Record<StageName, (s: Set) => string> = {
+  temperature: (s) => `Temperature(temperature=${py(s.temperature)})`,
+  top_k: (s) => `TopK(k=${py(s.topK)}, ties='lowest')`,
+  top_p: (s) => `TopP(min_tokens_to_keep=1, p=${py(s.topP)})`,
+  min_p: (s) => `MinP(min_tokens_to_keep=1, min_p=${py(s.minP)})`,
+  typical_p: (s) => `Typical(min_tokens_to_keep=1, mass=${py(s.typicalP)})`,
+  repetition_penalty: (s) =>
+    `RepetitionPenalty(penalty=${py(s.repetition)}, counted='context', last_n=${LAST[s.order]})`,
+  frequency_penalty: (s) =>
+    `CountPenalty(frequency=${py(s.frequency)}, presence=${py(s.presence)}, counted='${COUNTED[s.order]}', last_n=${LAST[s.order]})`,
 };
 
 /** The sampler's options that are not as they are without one; {} for no sampler. */
 export function options({ settings, seed }: Pick<Shown, "settings" | "seed">): Record<string, string | number> {
-  const stages = Object.entries(NAMES) as [Stage, string][];
-  const given = stages.filter(([stage]) => settings[stage] !== NEUTRAL[stage]).map(([stage, name]) => [name, settings[stage]]);
+  const given = Object.entries(OPTIONS).flatMap(([key, [name, neutral]]) => {
+    const value = settings[key as keyof typeof OPTIONS];
+    return value === neutral ? [] : [[name, value] as const];
+  });
   return given.length ? { ...Object.fromEntries(given), order: settings.order, seed } : {};
 }
 
-/** The stages in the order in which they act. */
-function active(settings: Settings): Stage[] {
-  const cuts: Stage[] = ["topK", "topP", "minP"];
-  const all: Stage[] = settings.order === "hf" ? ["temperature", ...cuts] : [...cuts, "temperature"];
-  return all.filter((stage) => settings[stage] !== NEUTRAL[stage]);
-}
-
-/** What each stage does: the sampler stopped behind it, beside the sampler stopped before it. */
-export function steps({ row, settings }: Pick<Shown, "row" | "settings">): Record<string, string | number>[] {
-  let before = row.process({ ...NEUTRAL, order: settings.order });
-  const step = (stage: string, written: string, after: Processed, cutMass: number): Record<string, string | number> => ({
-    stage,
-    settings: written,
-    words: after.words,
-    mass: row.mass[after.words] ?? NaN,
-    cut: before.words - after.words,
-    cut_mass: cutMass,
-    entropy: after.entropy,
-    best: row.ids[0] ?? 0,
-    best_prob: after.p(0),
-  });
-  const found = [step("logits", "", before, 0)];
-  const stages = active(settings);
-  stages.forEach((stage, at) => {
-    const on = Object.fromEntries(stages.slice(0, at + 1).map((name) => [name, settings[name]]));
-    const after = row.process({ ...NEUTRAL, ...on, order: settings.order });
-    let cutMass = 0;
-    for (let place = after.words; place < before.words; place++) cutMass += before.p(place);
-    found.push(step(NAMES[stage], WRITTEN[stage](settings[stage]), after, cutMass));
-    before = after;
+/** What each stage does. */
+export function steps({ row, processed, settings }: Pick<Shown, "row" | "processed" | "settings">): Record<string, string | number>[] {
+  const words = row.order.words;
+  const none = { cut: 0, cut_mass: 0 };
+  const first = { words, mass: 1, ...none, entropy: row.entropy, best: row.ids[0] ?? 0, best_prob: row.p(0) };
+  const found: Record<string, string | number>[] = [{ stage: "logits", settings: "", ...first }];
+  processed.cuts.forEach((cut, at) => {
+    const before = processed.cuts[at - 1];
+    const gone = (before?.left ?? words) - cut.left;
+    found.push({
+      stage: cut.name,
+      settings: WRITTEN[cut.name](settings),
+      words: cut.left,
+      mass: cut.mass,
+      cut: gone,
+      cut_mass: gone ? 1 - (before ? before.share(cut.kept) : cut.mass) : 0,
+      entropy: cut.entropy,
+      best: cut.best,
+      best_prob: cut.bestP,
+    });
   });
   return found;
 }
 
 /** Best first, with all figures of a word. */
-function ranked({ row, processed, settings, top }: Shown): Record<string, string | number | null>[] {
-  const done = steps({ row, settings });
+function ranked({ row, processed, top }: Shown): Record<string, string | number | null>[] {
   return Array.from(row.ids.subarray(0, top), (id, rank) => ({
     id,
     logit: row.logits[id] ?? NaN,
     p: row.p(rank),
     processed_p: processed.p(rank),
-    log_prob: (row.below[rank] ?? NaN) - row.logSum,
+    log_prob: row.logP(rank),
     rank,
-    cut_by: rank < processed.words ? null : String(done.find(({ words }) => rank >= Number(words))?.["stage"]),
+    cut_by: processed.cutBy(rank) ?? null,
   }));
 }
 
 export async function nextDocument(shown: Shown): Promise<object> {
-  const { model, prompt, row, processed, settings, drawn } = shown;
+  const { model, prompt, row, processed, drawn } = shown;
   const words = ranked(shown);
   const texts = await pieces(model.name, [...words.map(({ id }) => Number(id)), row.ids[drawn] ?? 0]);
   const sampler = options(shown);
@@ -105,9 +115,9 @@ export async function nextDocument(shown: Shown): Promise<object> {
       ? {
           settings: `Sampler(${pyOptions(sampler, WHOLE).replaceAll('"', "'")})`,
           words: processed.words,
-          mass: row.mass[processed.words],
+          mass: processed.cuts.at(-1)?.mass ?? 1,
           entropy: processed.entropy,
-          steps: steps({ row, settings }),
+          steps: steps(shown),
           token: texts.at(-1),
         }
       : null,
@@ -129,7 +139,8 @@ export function nextTables(shown: Shown, say: (id: number) => string, titles: { 
 }
 
 export function nextLines(shown: Shown, where: string, anew: string): Lines {
-  const { prompt, text, taken, top } = shown;
+  const { prompt, text, said: { output }, top } = shown;
+  const taken = output.length > 0;
   const sampler = options(shown);
   const sampled = Object.keys(sampler).length > 0;
   const said = taken ? spelled(prompt) : text;

@@ -1,7 +1,7 @@
 // Find any token by its text or id, with its rank and probability.
 
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { useStrings } from "../i18n";
 import { whole } from "../ui/format";
 import { chance } from "./ranked";
@@ -20,7 +20,7 @@ interface FindProps {
 export function Find({ row, processed, texts, onTake }: FindProps): JSX.Element {
   const { next: s } = useStrings();
   const [sought, setSought] = useState("");
-  const found = sought ? search(sought, texts) : [];
+  const found = useMemo(() => (sought ? search(sought, texts) : []), [sought, texts]);
   return (
     <div class="number">
       <label for="find">{s.find}</label>

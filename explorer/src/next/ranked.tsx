@@ -1,30 +1,39 @@
-// The ranked words: logit, the model's p, the sampler's p; a click goes on with a word.
+// The ranked words: logit, the model's p, the sampler's p or what struck it out; a click goes on.
+//
+// As in `lmhead next`: the model's best words, and the sampler's own best ones, each in its place.
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n";
-import { fixed } from "../ui/format";
+import { fixed, whole } from "../ui/format";
 import type { Processed, Row } from "./row";
 import { TokenText, visible } from "./tokens";
 
 interface RankedProps {
   readonly row: Row;
   readonly processed: Processed;
-  readonly top: number;
+  /** Places in the model's ranking. */
+  readonly places: readonly number[];
   say(id: number): string;
   onTake(id: number): void;
 }
 
-export function Ranked({ row, processed, top, say, onTake }: RankedProps): JSX.Element {
+/** Those of the best words of model and sampler. */
+export function shownPlaces(row: Row, processed: Processed, top: number): number[] {
+  const best = Array.from({ length: Math.min(top, row.ids.length) }, (_, place) => place);
+  return [...new Set([...best, ...processed.best(top)])].sort((a, b) => a - b);
+}
+
+export function Ranked({ row, processed, places, say, onTake }: RankedProps): JSX.Element {
   const { next: s, common } = useStrings();
-  const places = Array.from({ length: Math.min(top, row.ids.length) }, (_, place) => place);
-  const most = Math.max(row.p(0), processed.p(0));
+  const most = Math.max(row.p(0), ...places.map((place) => processed.p(place)));
   return (
     <table class="bars ranked" data-chart="ranked">
       <caption>{s.ranked}</caption>
       <thead>
         <tr>
+          <th scope="col" class="figure rank">{s.rank}</th>
           <th scope="col">{common.word}</th>
-          <th scope="col" class="figure">{s.id}</th>
+          <th scope="col" class="figure id">{s.id}</th>
           <th scope="col" class="figure">{common.logit}</th>
           <th scope="col" class="figure">{s.raw}</th>
           <th scope="col" class="figure">{s.processed}</th>
@@ -35,17 +44,19 @@ export function Ranked({ row, processed, top, say, onTake }: RankedProps): JSX.E
         {places.map((place) => {
           const id = row.ids[place] ?? 0;
           const [raw, left] = [row.p(place), processed.p(place)];
+          const cut = processed.cutBy(place);
           return (
-            <tr key={id} class={place < processed.words ? undefined : "dead"} data-id={id} data-p={raw} data-processed={left}>
+            <tr key={id} class={cut ? "dead" : undefined} data-id={id} data-p={raw} data-processed={left} data-cut={cut ?? ""}>
+              <td class="figure rank">{whole(place + 1)}</td>
               <th scope="row">
                 <button type="button" class="word" aria-label={fill(s.continue, { word: visible(say(id)) })} onClick={() => onTake(id)}>
                   <TokenText text={say(id)} />
                 </button>
               </th>
-              <td class="figure">{id}</td>
+              <td class="figure id">{id}</td>
               <td class="figure">{fixed(row.logits[id] ?? NaN, 3)}</td>
               <td class="figure">{chance(raw)}</td>
-              <td class="figure">{place < processed.words ? chance(left) : "—"}</td>
+              <td class="figure">{cut ? <small title={fill(s.cut_by, { stage: s[cut] })}>{s[cut]}</small> : chance(left)}</td>
               <td class="bar">
                 <div class="track" aria-hidden="true">
                   <div class="fill plain" style={{ left: "0", width: `${(100 * left) / most}%` }} />

@@ -1,32 +1,47 @@
-// What each stage of the sampler leaves, first to last.
+// What each stage of the sampler leaves, first to last: the library's `explain`.
 
 import type { JSX } from "preact";
 import { useStrings } from "../i18n";
 import { fixed, whole } from "../ui/format";
+import { chance } from "./ranked";
 import type { Processed, Row } from "./row";
+import { TokenText } from "./tokens";
 
-export function Stages({ row, processed }: { row: Row; processed: Processed }): JSX.Element {
-  const { next: s } = useStrings();
+interface StagesProps {
+  readonly row: Row;
+  readonly processed: Processed;
+  say(id: number): string;
+}
+
+export function Stages({ row, processed, say }: StagesProps): JSX.Element {
+  const { next: s, common } = useStrings();
+  const given = { left: row.order.words, mass: 1, entropy: row.entropy, best: row.ids[0] ?? 0, bestP: row.p(0) };
   const lines = [
-    { name: s.given, left: row.ids.length, mass: 1 },
-    ...processed.cuts.map((cut) => ({ name: s[cut.name], left: cut.left, mass: cut.mass })),
+    { name: s.given, ...given },
+    ...processed.cuts.map(({ name, ...rest }) => ({ ...rest, name: s[name] })),
   ];
   return (
-    <table class="facts" data-chart="stages">
+    <table class="facts stages" data-chart="stages">
       <caption>{s.stages}</caption>
       <thead>
         <tr>
           <th scope="col">{s.stage}</th>
           <th scope="col">{s.left}</th>
           <th scope="col">{s.mass}</th>
+          <th scope="col">{common.entropy}</th>
+          <th scope="col">{s.best}</th>
         </tr>
       </thead>
       <tbody>
-        {lines.map((line, at) => (
-          <tr key={at}>
-            <th scope="row">{line.name}</th>
-            <td>{whole(line.left)}</td>
-            <td>{fixed(line.mass, 4)}</td>
+        {lines.map(({ name, left, mass, entropy, best, bestP }, at) => (
+          <tr key={at} data-words={left} data-mass={mass} data-entropy={entropy} data-best={best} data-p={bestP}>
+            <th scope="row">{name}</th>
+            <td>{whole(left)}</td>
+            <td>{fixed(mass, 4)}</td>
+            <td>{fixed(entropy, 3)}</td>
+            <td>
+              <TokenText text={say(best)} /> <small>{chance(bestP)}</small>
+            </td>
           </tr>
         ))}
       </tbody>

@@ -2,10 +2,12 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { next, vocabulary, type Token } from "../ask";
-import { Row } from "./row";
+import { Row, type Said } from "./row";
 
 export interface Reading {
+  /** The tokens of the prompt and of what came behind it. */
   readonly prompt: readonly Token[];
+  readonly said: Said;
   readonly row: Row;
 }
 
@@ -21,11 +23,6 @@ export function useNext(model: string, prompt: string, more: readonly number[]):
   const [texts, setTexts] = useState<readonly string[]>();
   const [waiting, setWaiting] = useState(true);
   const [failed, setFailed] = useState<string>();
-
-  useEffect(() => {
-    setTexts(undefined);
-    vocabulary(model).then(setTexts, (error: Error) => setFailed(error.message));
-  }, [model]);
 
   useEffect(() => {
     const stop = new AbortController();
@@ -46,11 +43,22 @@ export function useNext(model: string, prompt: string, more: readonly number[]):
     return () => stop.abort();
   }, [model, prompt, more.join()]);
 
+  // Behind the row: words without a text are better than none, and the server works one by one.
+  useEffect(() => {
+    let wanted = true;
+    setTexts(undefined);
+    vocabulary(model).then(
+      (found) => wanted && setTexts(found),
+      (error: Error) => wanted && setFailed(error.message),
+    );
+    return () => void (wanted = false);
+  }, [model]);
+
   return { reading, texts, waiting, failed };
 }
 
 async function read(model: string, prompt: string, more: readonly number[], signal: AbortSignal): Promise<Reading> {
-  let answer = await next({ model, prompt }, signal);
-  if (more.length) answer = await next({ model, ids: [...answer.prompt.map(({ id }) => id), ...more] }, signal);
-  return { prompt: answer.prompt, row: new Row(answer.logits) };
+  const answer = await next({ model, prompt, more }, signal);
+  const ids = answer.prompt.map(({ id }) => id);
+  return { prompt: answer.prompt, said: { prompt: ids.slice(0, ids.length - more.length), output: more }, row: new Row(answer.logits) };
 }

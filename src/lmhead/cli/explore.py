@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     help="Watch the run of `lmhead train --out FOLDER`, begun or not.",
 )
 @click.option("--no-browser", is_flag=True, help="Only say the address.")
+@click.option("--no-model", is_flag=True, help="Open no model: the story alone.")
 @model_options
 def command(
     models: tuple[str, ...],
@@ -43,21 +44,26 @@ def command(
     key: str | None,
     run: Path | None,
     no_browser: bool,
+    no_model: bool,
     download: bool,
     threads: int | None,
 ) -> None:
     """Watch a vector become a word, in the browser.
 
-    The page needs no network: it comes from this machine, and asks nothing but this machine.
-    Without a MODEL it tells how the last step works, on one small enough to check by hand.
+    How the last step works, on a model small enough to check by hand; then what a real one would
+    say next. The page needs no network: it comes from this machine, and asks nothing but this
+    machine.
 
     \b
     Examples:
       lmhead explore
       lmhead explore --lang zh
-      lmhead explore ./model --port 8000 --no-browser
+      lmhead explore ./model ./other --port 8000 --no-browser
       lmhead explore --run ./run
+      lmhead explore --no-model
     """
+    if no_model and models:
+        raise click.UsageError(f"--no-model opens none, and {models[0]} is one: give one of them.")
     try:
         with leaving_at_once():
             from lmhead.server import serve
@@ -69,10 +75,10 @@ def command(
         ) from None
     opened: dict[str, LanguageModel] = {}
     given: dict[str, str] = {}
-    for where in models:
+    for where in () if no_model else models or (None,):
         model = open_model(where, download=download, threads=threads)
-        name = _name(model.name or Path(where).name, opened)
-        opened[name], given[name] = model, where
+        name = _name(model.name or Path(where or "model").name, opened)
+        opened[name], given[name] = model, where or name
     try:
         serve(
             opened,

@@ -22,6 +22,7 @@ from lmhead.analysis.reading import prompt_ids
 from lmhead.models import LanguageModel
 from lmhead.server.guard import refusal
 from lmhead.server.limits import Limits
+from lmhead.server.stopping import asking_before_layers
 from lmhead.server.work import Busy, Gone, Ticket, Worker
 
 __all__ = ["Desk", "Endpoint", "Refused", "answering"]
@@ -81,6 +82,10 @@ class Desk:
             raise Refused(400, "wrong_value", f"give {name} or ids, one of them")
         return self.text(asked, name) if name in asked else self.ids(asked["ids"])
 
+    def more(self, asked: Mapping[str, Any]) -> list[int]:
+        """The ids behind the prompt, under "more"; none if it is not there."""
+        return self.ids(asked.get("more", []), "more")
+
     def text(self, asked: Mapping[str, Any], name: str) -> str:
         """The text under `name`."""
         text = asked.get(name)
@@ -92,13 +97,20 @@ class Desk:
             raise Refused(400, "wrong_value", f"{name} must be text in UTF-8") from None
         return text
 
-    def ids(self, ids: object) -> list[int]:
+    def ids(self, ids: object, name: str = "ids") -> list[int]:
         """Ids as they came; whether the model has them, `tokens` finds out."""
         if not isinstance(ids, list) or not all(type(id) is int for id in ids):
-            raise Refused(400, "wrong_value", "ids must be a list of whole numbers")
+            raise Refused(400, "wrong_value", f"{name} must be a list of whole numbers")
         if not all(0 <= id < 2**31 for id in ids):
-            raise Refused(400, "wrong_value", "ids must be ids of the model's tokens")
+            raise Refused(400, "wrong_value", f"{name} must be ids of the model's tokens")
         return ids
+
+    def whole(self, asked: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+        """The whole number under `name`."""
+        value = asked.get(name, default)
+        if type(value) is not int or not low <= value <= high:
+            raise Refused(400, "wrong_value", f"{name} must be a whole number from {low} to {high}")
+        return value
 
     def tokens(
         self, model: LanguageModel, prompt: str | list[int], name: str = "prompt"
@@ -114,8 +126,17 @@ class Desk:
         return ids
 
     async def work(self, request: Request, job: Callable[[Ticket], _T]) -> _T:
-        """The job's result, unless the client leaves first."""
-        job_done = asyncio.ensure_future(self.worker.run(job))
+        """The job's result, unless the client leaves first.
+
+        The models ask the job's ticket before each of their layers: a job that nobody waits for
+        ends in the middle of a text, though it may not ask itself.
+        """
+
+        def stoppable(ticket: Ticket) -> _T:
+            with asking_before_layers(self.models.values(), ticket.check):
+                return job(ticket)
+
+        job_done = asyncio.ensure_future(self.worker.run(stoppable))
         client_left = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait({job_done, client_left}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,6 +14,8 @@ class Limits:
         text_tokens: of a text that is scored.
         lens_tokens: of a prompt that is looked at layer by layer.
         compare_tokens: of a text along which two models or samplers are compared.
+        new_tokens: that a model is asked to write.
+        beams: of a beam search.
         waiting: requests for the worker at one time, the running one included.
         seconds: from the question to the answer; then the work is given up.
     """
@@ -24,5 +26,7 @@ class Limits:
     text_tokens: int = 8192
     lens_tokens: int = 128
     compare_tokens: int = 1024
+    new_tokens: int = 64
+    beams: int = 8
     waiting: int = 8
     seconds: float = 60.0

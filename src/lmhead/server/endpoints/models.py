@@ -1,6 +1,6 @@
 """Which models there are, and the text of their tokens.
 
-GET /api/models                    names and sizes, and the version of lmhead
+GET /api/models                    names, sizes, languages, and the version of lmhead
 GET /api/vocabulary?model=NAME     the text of every token, by id; [text, bytes] where the bytes of
                                    the token are not those of the text
 """
@@ -35,6 +35,7 @@ def routes(desk: Desk) -> list[Route]:
                 "hidden_size": model.head.hidden_size,
                 "max_length": model.max_length,
                 "text": model.tokenizer is not None,
+                "speaks": _speaks(model),
             }
             for name, model in desk.models.items()
         ]
@@ -49,6 +50,19 @@ def routes(desk: Desk) -> list[Route]:
     return [
         Route("/api/models", list_models),
         Route("/api/vocabulary", answering(vocabulary)),
+    ]
+
+
+# A model has words for a language if it takes few tokens to a character, not one for each byte.
+_MOST = 1.5
+_SAMPLES = {"en": "And it came to pass in those days", "zh": "明月几时有，把酒问青天"}
+
+
+def _speaks(model: LanguageModel) -> list[str]:
+    """The languages of the page that the model has words for."""
+    encode = None if model.tokenizer is None else model.tokenizer.encode
+    return [
+        lang for lang, text in _SAMPLES.items() if encode and len(encode(text)) <= _MOST * len(text)
     ]
 
 

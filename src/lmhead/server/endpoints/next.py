@@ -2,6 +2,8 @@
 
 POST /api/next    {"model": NAME, "prompt": text} or {"model": NAME, "ids": [...]}
 
+and with "more": [...], ids that came behind the prompt, if there are any.
+
 The answer is binary: four bytes that give the length of a JSON text (little-endian), the text
 `{"prompt": [tokens], "vocab_size": V}` filled up with spaces to a multiple of four, and then one
 row of V float32 logits. The page does the rest, so that no slider asks the server.
@@ -31,17 +33,21 @@ def routes(desk: Desk) -> list[Route]:
     """The one of this file."""
 
     async def next(request: Request) -> Response:
-        asked = await desk.read(request, {"model", "prompt", "ids"})
+        asked = await desk.read(request, {"model", "prompt", "ids", "more"})
         _, model = desk.model(asked.get("model"))
-        prompt = desk.prompt(asked)
-        content = await desk.work(request, lambda ticket: _row(desk, model, prompt, ticket))
+        prompt, more = desk.prompt(asked), desk.more(asked)
+        content = await desk.work(request, lambda ticket: _row(desk, model, prompt, more, ticket))
         return Response(content, media_type="application/octet-stream")
 
     return [Route("/api/next", answering(next), methods=["POST"])]
 
 
-def _row(desk: Desk, model: LanguageModel, prompt: str | list[int], ticket: Ticket) -> bytes:
+def _row(
+    desk: Desk, model: LanguageModel, prompt: str | list[int], more: list[int], ticket: Ticket
+) -> bytes:
     ids = desk.tokens(model, prompt)
+    if more:
+        ids = desk.tokens(model, ids + more)
     ticket.check()
     last = read_hidden(model, ids)[-1:]
     ticket.check()

@@ -1,0 +1,60 @@
+// Several ways to go on from one prompt, each a list of ids; one of them is the current one.
+//
+// In the address: `more` is the current way, `branches` the others around it: "5,6.*.7" are three,
+// the current one (the star) between the other two. A single way has no `branches`.
+
+export type Path = readonly number[];
+
+export interface Branches {
+  readonly all: readonly Path[];
+  readonly current: number;
+}
+
+export const MOST = 12;
+const HERE = "*";
+
+export function path({ all, current }: Branches): Path {
+  return all[current] ?? [];
+}
+
+/** The current branch becomes another way. */
+export function goTo(branches: Branches, to: Path): Branches {
+  return { ...branches, all: branches.all.map((one, at) => (at === branches.current ? to : one)) };
+}
+
+/** A new branch beside the current one, which stays as it is; the new one is the current one. */
+export function fork({ all, current }: Branches, to: Path): Branches {
+  return { all: [...all.slice(0, current + 1), to, ...all.slice(current + 1)], current: current + 1 };
+}
+
+export function open(branches: Branches, current: number): Branches {
+  return { ...branches, current };
+}
+
+/** Without one of several; if it was the current one, its neighbour is. */
+export function close({ all, current }: Branches, which: number): Branches {
+  const left = all.filter((_, at) => at !== which);
+  return { all: left, current: Math.min(which < current ? current - 1 : current, left.length - 1) };
+}
+
+/** From the address; what cannot be read is a single branch. */
+export function parse(more: string | null, branches: string | null): Branches {
+  const here = ids(more ?? "") ?? [];
+  const parts = (branches ?? HERE).split(".");
+  const current = parts.indexOf(HERE);
+  const all = parts.map((part) => (part === HERE ? here : ids(part)));
+  const read = all.every((one) => one !== undefined) && parts.filter((part) => part === HERE).length === 1;
+  return read && all.length <= MOST ? { all: all as Path[], current } : { all: [here], current: 0 };
+}
+
+/** For the address; null for what it does not need. */
+export function show({ all, current }: Branches): { more: string | null; branches: string | null } {
+  const parts = all.map((one, at) => (at === current ? HERE : one.join()));
+  return { more: (all[current] ?? []).join() || null, branches: all.length > 1 ? parts.join(".") : null };
+}
+
+function ids(text: string): number[] | undefined {
+  if (text === "") return [];
+  const read = text.split(",");
+  return read.every((part) => /^\d{1,9}$/.test(part)) ? read.map(Number) : undefined;
+}

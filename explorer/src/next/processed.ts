@@ -1,0 +1,187 @@
+// A row behind a sampler: penalties move words, a temperature spreads them, cuts keep some.
+//
+// The stages come in the order of Hugging Face or of llama.cpp, as in `lmhead.sampling.dialects`.
+
+import { Kept, minP, topK, topP, typicalP } from "./kept";
+import { at, type Order, type Sums } from "./order";
+import { counted, counts, repeated, repetition, type Said, type Whose } from "./penalties";
+import type { Row } from "./row";
+
+/** What is left out does nothing. */
+export interface Settings {
+  readonly temperature?: number;
+  /** 0: all. */
+  readonly topK?: number;
+  readonly topP?: number;
+  readonly minP?: number;
+  readonly typicalP?: number;
+  readonly repetition?: number;
+  readonly frequency?: number;
+  readonly presence?: number;
+  readonly order?: Whose;
+}
+
+export type StageName =
+  | "repetition_penalty"
+  | "frequency_penalty"
+  | "temperature"
+  | "top_k"
+  | "top_p"
+  | "min_p"
+  | "typical_p";
+
+/** The distribution behind a stage. */
+export interface Cut {
+  readonly name: StageName;
+  /** How many words are left. */
+  readonly left: number;
+  /** How much of the model's probability they have. */
+  readonly mass: number;
+  readonly entropy: number;
+  /** The id of the best one, and its probability. */
+  readonly best: number;
+  readonly bestP: number;
+  readonly kept: Kept;
+  /** How much of this distribution a later stage leaves. */
+  share(later: Kept): number;
+}
+
+const CUTS: Record<Whose, readonly StageName[]> = {
+  hf: ["temperature", "top_k", "top_p", "min_p", "typical_p"],
+  "llama.cpp": ["top_k", "typical_p", "top_p", "min_p", "temperature"],
+};
+
+export class Processed {
+  readonly words: number;
+  readonly cuts: readonly Cut[];
+  readonly entropy: number;
+  private readonly kept: Kept;
+  private readonly order: Order;
+  private readonly sums: Sums;
+  private readonly total: number;
+
+  constructor(
+    private readonly row: Row,
+    private readonly settings: Settings,
+    said: Said,
+  ) {
+    const order = (settings.order ?? "hf") satisfies Whose;
+    const cuts: Cut[] = [];
+    this.order = this.penalised(said, order, cuts);
+    this.sums = this.order.at(1);
+    this.kept = Kept.best(this.order.words);
+    for (const name of CUTS[order]) {
+      if (name === "temperature") {
+        const { temperature = 1 } = settings;
+        if (temperature === 1) continue;
+        this.sums = this.order.at(temperature);
+      } else {
+        const kept = this.cut(name);
+        if (!kept) continue;
+        this.kept = kept;
+      }
+      cuts.push(look(name, this.order, this.sums, this.kept));
+    }
+    this.cuts = cuts;
+    this.words = this.kept.words;
+    this.total = this.kept.sum(this.sums.odds);
+    this.entropy = this.kept.entropy(this.sums);
+  }
+
+  /** The probability of the word at a place of the model's ranking, 0 if it was struck out. */
+  p(place: number): number {
+    const here = this.place(place);
+    return this.kept.has(here) ? Math.exp(this.sums.x(here)) / this.total : 0;
+  }
+
+  /** Whether the word at a place of the model's ranking is left. */
+  has(place: number): boolean {
+    return this.kept.has(this.place(place));
+  }
+
+  /** The stage that struck out the word at a place of the model's ranking. */
+  cutBy(place: number): StageName | undefined {
+    const here = this.place(place);
+    return this.cuts.find(({ kept }) => !kept.has(here))?.name;
+  }
+
+  /** The places in the model's ranking of the sampler's best words. */
+  best(n: number): number[] {
+    const some = Math.min(n, this.words);
+    return Array.from({ length: some }, (_, i) => this.row.placeOf(at(this.order.ids, this.kept.place(i))));
+  }
+
+  /** The place, in the model's ranking, of the word that is drawn with the noise of all words. */
+  draw(noise: Float64Array): number {
+    let best = 0;
+    let largest = -Infinity;
+    for (let n = 0; n < this.words; n++) {
+      const place = this.kept.place(n);
+      const id = at(this.order.ids, place);
+      const noisy = this.sums.x(place) + at(noise, id);
+      if (noisy > largest) [best, largest] = [id, noisy];
+    }
+    return this.row.placeOf(best);
+  }
+
+  /** From a place in the model's ranking to one in the sampler's. */
+  private place(place: number): number {
+    if (this.order === this.row.order) return place;
+    const id = at(this.row.ids, place);
+    const score = this.scores?.get(id) ?? at(this.row.logits, id);
+    return this.order.placeOf(id, score);
+  }
+
+  /** Scores that penalties changed. */
+  private scores: ReadonlyMap<number, number> | undefined;
+
+  private penalised(said: Said, whose: Whose, cuts: Cut[]): Order {
+    const { repetition: factor = 1, frequency = 0, presence = 0 } = this.settings;
+    const size = this.row.logits.length;
+    const scores = new Map<number, number>();
+    const score = (id: number): number => scores.get(id) ?? at(this.row.logits, id);
+    let order = this.row.order;
+    let reason = "";
+    const move = (name: StageName, why: string, changes: ReadonlyMap<number, number>): void => {
+      const before = order;
+      reason += why;
+      order = changes.size ? this.row.remembered(name, reason, () => before.moved(changes)) : before;
+      changes.forEach((value, id) => scores.set(id, value));
+      cuts.push(look(name, order, order.at(1), Kept.best(order.words)));
+    };
+    if (factor !== 1) {
+      const ids = repeated(said, whose).filter((id) => id < size);
+      move("repetition_penalty", `${factor}:${ids};`, repetition(ids, factor, score));
+    }
+    if (frequency !== 0 || presence !== 0) {
+      const ids = counted(said, whose).filter((id) => id < size);
+      move("frequency_penalty", `${frequency},${presence}:${ids};`, counts(ids, frequency, presence, score));
+    }
+    this.scores = scores;
+    return order;
+  }
+
+  /** What a cut leaves; nothing for one that is off. */
+  private cut(name: StageName): Kept | undefined {
+    const { topK: k = 0, topP: p = 1, minP: m = 0, typicalP: typical = 1 } = this.settings;
+    if (name === "top_k" && k > 0) return topK(this.kept, k);
+    if (name === "top_p" && p < 1) return topP(this.kept, p, this.sums);
+    if (name === "min_p" && m > 0) return minP(this.kept, m, this.sums);
+    if (name === "typical_p" && typical < 1) return typicalP(this.kept, typical, this.sums, this.order);
+    return undefined;
+  }
+}
+
+function look(name: StageName, order: Order, sums: Sums, kept: Kept): Cut {
+  const place = kept.place(0);
+  return {
+    name,
+    left: kept.words,
+    mass: Math.min(1, kept.sum(order.mass)),
+    entropy: kept.entropy(sums),
+    best: at(order.ids, place),
+    bestP: Math.exp(sums.x(place)) / kept.sum(sums.odds),
+    kept,
+    share: (later) => later.sum(sums.odds) / kept.sum(sums.odds),
+  };
+}

@@ -1,0 +1,190 @@
+"""Going on from a text: steps, branches, and what each way of choosing would say."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+from server.asking import running
+
+from explorer.reading import asked, numbers, opened, pieces, settled
+from lmhead import Sampler, beam_search, generate, open_model
+from lmhead.explorer import page_folder
+from lmhead.models import LanguageModel
+
+
+def names(page: Page) -> list[str]:
+    found: list[str] = page.locator('[data-chart="branches"] .open').all_inner_texts()
+    return found
+
+
+def test_words_can_be_taken_and_undone(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello")
+    count = pieces(here).count()
+    here.locator('[data-chart="ranked"] button.word').nth(2).click()
+    expect(pieces(here)).to_have_count(count + 1)
+    here.get_by_role("button", name="Undo the last word").click()
+    expect(pieces(here)).to_have_count(count)
+    here.go_back()
+    expect(pieces(here)).to_have_count(count + 1)
+
+
+def test_steps_write_what_generate_writes(
+    here: Page, address: str, models: dict[str, LanguageModel]
+) -> None:
+    opened(here, f"{address}/next?prompt=hello&t=0.9&p=0.95&seed=11")
+    sampler = Sampler(temperature=0.9, top_p=0.95, seed=11)
+    want = generate(models["tiny"], "hello", sampler, max_new_tokens=4).tokens
+    start = pieces(here).count()
+    for n in range(4):
+        here.locator('[data-do="step"]').click()
+        expect(pieces(here)).to_have_count(start + n + 1)
+        settled(here)
+    assert f"more={'%2C'.join(map(str, want))}&" in here.url + "&"
+
+
+def test_branches_open_close_and_come_back(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello&more=264,268")
+    assert here.locator('[data-chart="branches"]').count() == 0
+    count = pieces(here).count()
+    here.get_by_role("button", name="Branch here").click()
+    expect(here.locator('[data-chart="branches"] li')).to_have_count(2)
+    here.locator('[data-chart="ranked"] button.word').first.click()
+    expect(pieces(here)).to_have_count(count + 1)
+    first, second = names(here)
+    assert second.startswith(first)
+    assert second != first
+    longer = numbers(here, "p")
+    # To the first one, and back to the second, which is where it was.
+    here.get_by_role("button", name=f"Open the branch: {first}", exact=True).click()
+    expect(pieces(here)).to_have_count(count)
+    expect(here.locator(".branches .here .open")).to_have_attribute("aria-current", "true")
+    assert here.locator(".branches .here").inner_text().startswith(first)
+    shorter = numbers(here, "p")
+    assert shorter != longer
+    here.reload()
+    settled(here)
+    assert names(here) == [first, second]
+    assert numbers(here, "p") == shorter
+    here.get_by_role("button", name=f"Open the branch: {second}", exact=True).click()
+    expect(pieces(here)).to_have_count(count + 1)
+    here.get_by_role("button", name=f"Close the branch: {first}", exact=True).click()
+    expect(here.locator('[data-chart="branches"]')).to_have_count(0)
+    settled(here)
+    assert numbers(here, "p") == longer
+    here.go_back()
+    expect(here.locator('[data-chart="branches"] li')).to_have_count(2)
+
+
+def test_a_word_of_the_text_begins_a_branch_behind_it(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello&more=264,268,270")
+    count = pieces(here).count()
+    here.locator("button.piece").first.click()
+    expect(pieces(here)).to_have_count(count - 2)
+    assert "branches=264%2C268%2C270.*" in here.url
+    assert "more=264&" in here.url + "&"
+
+
+def test_three_ways_are_the_library_s_and_a_click_goes_on(
+    here: Page, address: str, models: dict[str, LanguageModel]
+) -> None:
+    model = models["tiny"]
+    opened(here, f"{address}/next?prompt=hello&t=1.2&k=40&seed=4&n=9&beams=3")
+    assert here.locator("[data-path]").count() == 0
+    here.get_by_role("button", name="Ask the model").click()
+    expect(here.locator("[data-path]")).to_have_count(3)
+    sampler = Sampler(temperature=1.2, top_k=40, seed=4)
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode("hello")
+    want = {
+        "greedy": generate(model, ids, max_new_tokens=9).tokens,
+        "sampler": generate(model, ids, sampler, max_new_tokens=9).tokens,
+        "beam": beam_search(model, [ids], num_beams=3, max_new_tokens=9).best[0],
+    }
+    for name, tokens in want.items():
+        way = here.locator(f'[data-path="{name}"]')
+        assert way.get_attribute("data-ids") == ",".join(map(str, tokens))
+        each = way.locator("tbody tr").evaluate_all(
+            "rows => rows.map(r => Number(r.dataset.logProb))"
+        )
+        assert float(way.get_attribute("data-log-prob") or "nan") == pytest.approx(sum(each))
+    greedy = generate(model, ids, max_new_tokens=9)
+    total = here.locator('[data-path="greedy"]').get_attribute("data-log-prob")
+    assert float(total or "nan") == pytest.approx(sum(greedy.log_probs), abs=1e-6)
+    # A slider asks nobody; what is shown says that it was made otherwise.
+    heard = asked(here)
+    here.locator('input[name="t"]').fill("0.3")
+    expect(here.locator(".paths [role=status]")).to_contain_text("other settings")
+    assert heard == []
+    here.get_by_role("button", name="Ask again").click()
+    expect(here.locator(".paths [role=status]")).to_have_text("")
+    # A reload shows them again; a click on the third word of one goes on up to there.
+    here.reload()
+    expect(here.locator("[data-path]")).to_have_count(3)
+    here.locator('[data-path="beam"] summary').click()
+    here.locator('[data-path="beam"] button.word').nth(2).click()
+    expect(pieces(here)).to_have_count(len(ids) + 3)
+    assert f"more={'%2C'.join(map(str, want['beam'][:3]))}&" in here.url + "&"
+    assert here.locator("[data-path]").count() == 0
+    here.go_back()
+    expect(here.locator("[data-path]")).to_have_count(3)
+
+
+def test_by_keyboard_alone(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello")
+    count = pieces(here).count()
+    here.locator("#prompt").focus()
+    for name in ("Read", "Take the sampler’s word:", "Branch here"):
+        here.keyboard.press("Tab")
+        assert name in here.evaluate("() => document.activeElement.textContent")
+        if name.startswith("Take"):
+            here.keyboard.press("Enter")
+            expect(pieces(here)).to_have_count(count + 1)
+            settled(here)
+            here.keyboard.press("Tab")
+            here.keyboard.press("Space")  # undo
+            expect(pieces(here)).to_have_count(count)
+            settled(here)
+    here.keyboard.press("Enter")
+    expect(here.locator('[data-chart="branches"] li')).to_have_count(2)
+    here.keyboard.press("Tab")
+    here.keyboard.press("Tab")
+    here.keyboard.press("Enter")  # closes the first one
+    expect(here.locator('[data-chart="branches"]')).to_have_count(0)
+    here.locator('input[name="typ"]').focus()
+    here.keyboard.press("ArrowLeft")
+    expect(here.locator('[data-chart="stages"] tbody tr')).to_have_count(2)
+    here.locator('[data-do="paths"]').focus()
+    here.keyboard.press("Enter")
+    expect(here.locator("[data-path]")).to_have_count(3)
+
+
+@pytest.fixture(scope="module")
+def bilingual() -> Iterator[str]:
+    with running(page_folder(), models={"tiny": open_model("tiny")}) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("lang", "prompt", "title", "ask"),
+    [
+        ("en", "In the beginning", "Greedy choice", "Ask the model"),
+        ("zh", "明月几时有，", "贪心", "问问模型"),
+    ],
+)
+def test_the_first_text_is_one_that_the_model_can_read(
+    page: Page, bilingual: str, lang: str, prompt: str, title: str, ask: str
+) -> None:
+    page.route(f"{bilingual}/**", lambda route: route.continue_())
+    opened(page, f"{bilingual}/next?lang={lang}")
+    expect(page.locator("#prompt")).to_have_value(prompt)
+    page.get_by_role("button", name=ask).click()
+    expect(page.locator('[data-path="greedy"] h3')).to_have_text(title)
+    shown = page.locator('[data-path="beam"] .said').inner_text()
+    assert "\ufffd" not in shown[:-1]
+    page.goto("about:blank")
+    page.unroute(f"{bilingual}/**")
+
+
+def test_a_model_without_chinese_begins_in_english(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?lang=zh")
+    expect(here.locator("#prompt")).to_have_value("In the beginning")

@@ -1,0 +1,178 @@
+"""A crowd of clients, good and bad, all at once: what each does, and what it must be told.
+
+In:  the port of a server, how many clients, how long.
+Out: per kind of client how often it got which status, and what nobody should have got.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+BUSY = frozenset({200, 429})
+
+
+@dataclass
+class Crowd:
+    """Clients of every kind in turn, each a new connection, until the time is up."""
+
+    port: int
+    model: str
+    end: float = 0.0
+    seen: Counter[tuple[str, int]] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    slowest: float = 0.0
+
+    def run(self, clients: int, seconds: float) -> None:
+        """So many at once, for so long."""
+        self.end = time.monotonic() + seconds
+        asyncio.run(self._all(clients))
+
+    async def _all(self, clients: int) -> None:
+        await asyncio.gather(*(self._client(number) for number in range(clients)))
+
+    async def _client(self, number: int) -> None:
+        chance = random.Random(number)
+        for turn in itertools.count(number):
+            if time.monotonic() > self.end:
+                return
+            kind = KINDS[turn % len(KINDS)]
+            began = time.monotonic()
+            try:
+                status = await asyncio.wait_for(kind.act(self, chance), 60)
+            except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError) as error:
+                self.wrong[f"{kind.name}: {error!r}"] += 1
+                continue
+            self.seen[kind.name, status] += 1
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            if status not in kind.right:
+                self.wrong[f"{kind.name}: {status}"] += 1
+
+    def head(self, first: str, *more: str, host: str | None = None) -> bytes:
+        lines = [f"{first} HTTP/1.1", f"Host: {host or f'127.0.0.1:{self.port}'}", *more]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    async def ask(self, *parts: bytes, pause: float = 0.0) -> int:
+        """Send the parts, and read the status; 0 if the connection ends without one."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(pause)
+            return await _answer(reader)
+        except ConnectionError:
+            return await _answer(reader)  # it may have said why before it closed
+        finally:
+            writer.close()
+
+    async def post(self, path: str, body: bytes, *more: str, pause: float = 0.0) -> int:
+        lines = ("Content-Type: application/json", f"Content-Length: {len(body)}", *more)
+        half = len(body) // 2 if pause else 0
+        head = self.head(f"POST {path}", *lines)
+        return await self.ask(head + body[:half], body[half:], pause=pause)
+
+    def question(self, words: int = 3) -> bytes:
+        return json.dumps({"model": self.model, "ids": [5] * words}).encode()
+
+
+async def _answer(reader: asyncio.StreamReader) -> int:
+    text = await reader.readuntil(b"\r\n\r\n")
+    if b"content-length:" in text.lower():
+        length = int(text.lower().split(b"content-length:")[1].split()[0])
+        await reader.readexactly(length)
+    return int(text.split()[1])
+
+
+async def _vanish(crowd: Crowd, chance: random.Random) -> int:
+    """Ask for much and leave at once, now and then without a word."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", crowd.port))
+    body = json.dumps({"model": crowd.model, "ids": [5] * 60, "tokens": 60}).encode()
+    head = crowd.head(
+        "POST /api/paths", "Content-Type: application/json", f"Content-Length: {len(body)}"
+    )
+    sent = (head + body)[: chance.choice([len(head) // 2, len(head), len(head + body)])]
+    await asyncio.get_running_loop().sock_sendall(sock, sent)
+    await asyncio.sleep(chance.random() / 20)
+    if chance.random() < 0.5:  # a reset instead of an end
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    return 0
+
+
+async def _stall(crowd: Crowd, chance: random.Random) -> int:  # noqa: ARG001
+    """A body that does not come: waited for as long as the server waits, or our time lasts."""
+    head = crowd.head("POST /api/next", "Content-Type: application/json", "Content-Length: 50")
+    reader, writer = await asyncio.open_connection("127.0.0.1", crowd.port)
+    try:
+        writer.write(head + b"{")
+        return await asyncio.wait_for(_answer(reader), max(0.1, crowd.end - time.monotonic()))
+    except TimeoutError:
+        return 0
+    finally:
+        writer.close()
+
+
+async def _endless(crowd: Crowd, chance: random.Random) -> int:  # noqa: ARG001
+    """A body in chunks that never says how long it is."""
+    head = crowd.head(
+        "POST /api/next", "Content-Type: application/json", "Transfer-Encoding: chunked"
+    )
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    return await crowd.ask(head, *[chunk] * 20)
+
+
+Act = Callable[[Crowd, random.Random], Awaitable[int]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a client does, and the statuses that it may get; 0 for none."""
+
+    name: str
+    right: frozenset[int]
+    act: Act
+
+
+def _kind(name: str, right: set[int] | frozenset[int], act: Act) -> Kind:
+    return Kind(name, frozenset(right), act)
+
+
+KINDS = (
+    _kind("page", {200}, lambda c, _: c.ask(c.head("GET /"))),
+    _kind("next", BUSY, lambda c, r: c.post("/api/next", c.question(r.randint(1, 60)))),
+    _kind("models", {200}, lambda c, _: c.ask(c.head("GET /api/models"))),
+    _kind("paths", BUSY, lambda c, _: c.post("/api/paths", c.question())),
+    _kind("vocabulary", BUSY, lambda c, _: c.ask(c.head(f"GET /api/vocabulary?model={c.model}"))),
+    _kind("no JSON", {400}, lambda c, r: c.post("/api/next", r.randbytes(40))),
+    _kind("wrong field", {400}, lambda c, _: c.post("/api/next", b'{"model": "tiny", "x": 1}')),
+    _kind("no model", {404}, lambda c, _: c.post("/api/next", b'{"model": "../etc"}')),
+    _kind("no type", {415}, lambda c, _: c.ask(c.head("POST /api/next", "Content-Length: 0"))),
+    _kind(
+        "too large",
+        {413},
+        lambda c, _: c.ask(
+            c.head("POST /api/next", "Content-Type: application/json", "Content-Length: 99999999")
+        ),
+    ),
+    _kind("endless", {413}, _endless),
+    _kind("foreign host", {421}, lambda c, _: c.ask(c.head("GET /", host="evil.example"))),
+    _kind(
+        "foreign origin",
+        {403},
+        lambda c, _: c.post("/api/next", c.question(), "Origin: http://evil.example"),
+    ),
+    _kind("no HTTP", {400}, lambda c, r: c.ask(b"\x16\x03" + r.randbytes(20) + b"\r\n\r\n")),
+    _kind("slow", BUSY, lambda c, _: c.post("/api/next", c.question(), pause=0.3)),
+    _kind("vanish", {0}, _vanish),
+    _kind("vanish again", {0}, _vanish),
+    _kind("stall", {0, 408}, _stall),
+)

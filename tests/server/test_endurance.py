@@ -1,0 +1,100 @@
+"""Two hundred clients at once, good and bad: no crash, no leak, the right status for everyone.
+
+`LMHEAD_SERVE_SECONDS=60 pytest -s tests/server/test_endurance.py` is the full minute, and prints
+what it saw; the default is a few seconds.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.crowd import KINDS, Crowd
+
+SECONDS = float(os.environ.get("LMHEAD_SERVE_SECONDS", "4"))
+CLIENTS = 200
+REST = 6.0  # seconds after which connections that are kept alive have ended, and all jobs
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="memory and open files are read from /proc"
+)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`lmhead explore tiny` in a process of its own, and its port."""
+    code = "from lmhead.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "explore", "tiny", "--no-browser", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline().strip().rstrip("/").split(":")[-1])
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def footprint(process: subprocess.Popen[str]) -> tuple[float, int, int]:
+    """Resident megabytes, open files, threads."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = dict(line.split(":", 1) for line in status.splitlines())
+    files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+    return int(found["VmRSS"].split()[0]) / 1024, files, int(found["Threads"])
+
+
+def test_a_crowd_leaves_the_server_as_it_was(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, port = server
+    Crowd(port, "tiny").run(CLIENTS, 2.0)  # what is made once is made now
+    time.sleep(REST)
+    memory, files, threads = footprint(process)
+    crowd = Crowd(port, "tiny")
+    began = time.monotonic()
+    crowd.run(CLIENTS, SECONDS)
+    took = time.monotonic() - began
+    time.sleep(REST)
+    later = footprint(process)
+    print(_told(crowd, took, (memory, files, threads), later))
+    assert process.poll() is None
+    assert not crowd.wrong
+    assert {kind for kind, _ in crowd.seen} == {kind.name for kind in KINDS}
+    assert crowd.seen["next", 200] > 0
+    assert later[1] <= files
+    assert later[2] <= threads
+    assert later[0] < memory + 30
+    answer = httpx.post(
+        f"http://127.0.0.1:{port}/api/next", json={"model": "tiny", "prompt": "In the"}, timeout=10
+    )
+    assert answer.status_code == 200
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
+
+
+def _told(crowd: Crowd, took: float, *prints: tuple[float, int, int]) -> str:
+    """What happened, as a table."""
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for (kind, status), count in sorted(crowd.seen.items()):
+        by_kind[kind].append(f"{status or 'left'} x {count:,}")
+    total = sum(crowd.seen.values())
+    lines = [f"{total:,} clients in {took:.1f} s, {CLIENTS} at once, {total / took:,.0f} a second"]
+    lines += [f"  {kind:16} {', '.join(seen)}" for kind, seen in by_kind.items()]
+    lines.append(f"  slowest {crowd.slowest:.2f} s")
+    for name, (memory, files, threads) in zip(("before", "after"), prints, strict=True):
+        lines.append(f"  {name:7} {memory:.1f} MB, {files} open files, {threads} threads")
+    return "\n" + "\n".join([*lines, *(f"  WRONG {w} x {n}" for w, n in crowd.wrong.items())])

@@ -5,7 +5,7 @@
     python scripts/screenshots.py train      one page's
 
 Every page, in English and Chinese, 1280 and 390 pixels wide, on the bundled model `tiny`; two in
-dark colours. The run on the page of training is a real one, of a minute, on the text of the docs.
+dark colours. The run on the page of training is a real one, a short one, on the text of the docs.
 Needs Chromium and Pillow.
 """
 
@@ -121,8 +121,9 @@ def train_a_little(run: Path) -> None:
     text = run.with_suffix(".txt")
     pages = sorted((ROOT / "docs").glob("*.md"))
     text.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages), "utf-8")
-    given = {"corpus": [str(text)], "steps": 600, "layers": 2, "width": 64, "batch": 16}
-    given |= {"eval_every": 50, "eval_tokens": 4000, "sample_tokens": 160, "curve": False}
+    given = {"corpus": [str(text)], "steps": 240, "layers": 2, "width": 64, "batch": 8}
+    given |= {"log_every": 4, "eval_every": 40, "eval_tokens": 1000, "sample_tokens": 100}
+    given |= {"warmup": 20, "learning_rate": 3e-3, "curve": False}
     train(make_config(given, preset="shakespeare-char"), run)
 
 

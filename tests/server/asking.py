@@ -3,11 +3,11 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import uvicorn
@@ -17,6 +17,8 @@ from lmhead.models import LanguageModel
 from lmhead.server import create_app
 
 HOST = "127.0.0.1:8000"
+
+T = TypeVar("T")
 
 
 def write_page(folder: Path) -> Path:
@@ -35,19 +37,21 @@ def make_app(page: Path, *, models: dict[str, LanguageModel] | None = None, **op
     return create_app(models, page=page, **options)
 
 
-def ask(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
-    """One request, as from the server's own page.
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """What it comes to, in a thread of its own: Playwright keeps this one's event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
-    In a thread of its own: a browser driven by Playwright keeps this one's event loop.
-    """
+
+def ask(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
+    """One request, as from the server's own page."""
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
             return await client.request(method, path, **options)
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, run()).result()
+    return finish(run())
 
 
 @contextmanager

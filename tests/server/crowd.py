@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from server.asking import finish
+
 BUSY = frozenset({200, 429})
 
 
@@ -32,7 +34,7 @@ class Crowd:
     def run(self, clients: int, seconds: float) -> None:
         """So many at once, for so long."""
         self.end = time.monotonic() + seconds
-        asyncio.run(self._all(clients))
+        finish(self._all(clients))
 
     async def _all(self, clients: int) -> None:
         await asyncio.gather(*(self._client(number) for number in range(clients)))

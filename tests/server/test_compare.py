@@ -74,7 +74,7 @@ def test_different_tokens_are_an_answer_and_no_mistake(app: Any) -> None:
 
 def test_different_sizes(page: Path, models: dict[str, LanguageModel]) -> None:
     class Wide:
-        tokenizer = models["a"].tokenizer
+        tokenizer, body = models["a"].tokenizer, None
 
         class head:  # noqa: N801
             vocab_size = 400

@@ -17,7 +17,7 @@ from lmhead.models import LanguageModel
 from lmhead.server import Limits
 from lmhead.server.endpoints import lens
 from lmhead.server.work import Gone
-from server.asking import ask, make_app, write_page
+from server.asking import ask, finish, make_app, write_page
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_no_json_breaks_it(app: Any, asked: dict[str, Any]) -> None:
 def test_a_model_without_layers_says_so(page: Path, model: LanguageModel) -> None:
     class Closed:
         name, eos_token_ids, tokenizer = "closed", (), model.tokenizer
-        max_length, head = model.max_length, model.head
+        max_length, head, body = model.max_length, model.head, None
 
         def layers(self, _: torch.Tensor) -> list[torch.Tensor]:
             raise TypeError("the body of closed must have layers(ids), to be looked into")
@@ -149,5 +149,5 @@ def test_who_leaves_stops_the_work_between_two_layers(
         await app(scope, receive, send)
         assert await asyncio.to_thread(ended.wait, 5)
 
-    asyncio.run(main())
+    finish(main())
     assert layers == 1

@@ -16,7 +16,7 @@ from llama2c_files import tiny_model
 
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
-from server.asking import running, write_page
+from server.asking import finish, running, write_page
 
 QUESTION = {"model": "slow", "ids": [5, 6]}
 
@@ -85,7 +85,7 @@ def test_too_many_are_told_to_come_again_and_the_rest_answered(port: int, slow: 
             slow.go.set()
             return list(await asyncio.gather(*asked))
 
-    answers = asyncio.run(main())
+    answers = finish(main())
     assert Counter(answer.status_code for answer in answers) == {200: 3, 429: 9}
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
@@ -138,7 +138,7 @@ def test_two_hundred_clients_at_once(port: int, slow: SlowBody) -> None:
     async def main() -> None:
         await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(200))), 30)
 
-    asyncio.run(main())
+    finish(main())
     assert set(seen) == {200, 429}
     assert seen[200] >= 201
     assert httpx.get(f"http://127.0.0.1:{port}/api/models").status_code == 200

@@ -110,7 +110,7 @@ def test_a_client_who_leaves_stops_the_work(model: LanguageModel) -> None:
 def test_a_model_without_a_tokenizer_is_refused(model: LanguageModel, page: Path) -> None:
     class Mute:
         head, max_length, eos_token_ids, name, tokenizer = model.head, None, (), "mute", None
-        hidden = model.hidden
+        hidden, body = model.hidden, None
 
     app = make_app(page, models={"mute": Mute()})  # type: ignore[dict-item]
     answer = ask(app, "POST", "/api/score", json={"model": "mute", "text": "a"})

@@ -8,6 +8,7 @@ import pytest
 
 from lmhead.server.limits import Limits
 from lmhead.server.work import Busy, Gone, Ticket, Worker
+from server.asking import finish
 
 
 def test_jobs_run_one_after_another() -> None:
@@ -25,7 +26,7 @@ def test_jobs_run_one_after_another() -> None:
         worker = Worker(Limits(waiting=5))
         return await asyncio.gather(*(worker.run(job) for _ in range(5)))
 
-    assert asyncio.run(main()) == [7] * 5
+    assert finish(main()) == [7] * 5
     assert most == 1
 
 
@@ -45,7 +46,7 @@ def test_who_comes_too_many_is_told_when_to_come_again() -> None:
         assert worker.waiting == 0
         assert await worker.run(lambda _: 3) == 3
 
-    asyncio.run(main())
+    finish(main())
 
 
 def test_a_job_that_takes_too_long_is_given_up_and_told() -> None:
@@ -68,7 +69,7 @@ def test_a_job_that_takes_too_long_is_given_up_and_told() -> None:
         await asyncio.sleep(0.01)
         assert worker.waiting == 0
 
-    asyncio.run(main())
+    finish(main())
 
 
 def test_a_waiting_job_whose_asker_left_is_never_begun() -> None:
@@ -86,7 +87,7 @@ def test_a_waiting_job_whose_asker_left_is_never_begun() -> None:
         await first
         assert await worker.run(lambda _: 1) == 1
 
-    asyncio.run(main())
+    finish(main())
     assert not began.is_set()
 
 
@@ -100,4 +101,4 @@ def test_an_error_of_a_job_arrives_and_the_worker_goes_on() -> None:
             await worker.run(job)
         assert await worker.run(lambda _: 1) == 1
 
-    asyncio.run(main())
+    finish(main())

@@ -47,6 +47,7 @@ def test_the_model_orders_the_heads() -> None:
 def test_recommendations() -> None:
     assert advise(300_000, 256, layers=2).recommendation == "adaptive"
     assert advise(500_000, 256).recommendation == "adaptive"
+    assert advise(49_152, 576, 8192, layers=30).recommendation == "tied"
     small = advise(2000, 1024, layers=24)
     assert small.recommendation == "full"
     assert "affordable" in small.reasons[-1]

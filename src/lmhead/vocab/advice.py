@@ -173,9 +173,8 @@ def advise(
         vocab_size, hidden_size, frequencies=shares, div_value=_DIV_VALUE, tokens=tokens
     )
     case = _Case(vocab_size, hidden_size, tokens, shares, cutoffs, num_samples)
-    rates = calibration.rates()
-    heads = tuple(_measured(case) if measure else _modelled(case, rates))
-    choice, reasons = _choose(case, heads, layers, rates)
+    heads = tuple(_measured(case) if measure else _modelled(case, calibration.rates()))
+    choice, reasons = _choose(case, heads, layers)
     return Advice(vocab_size, hidden_size, tokens, measure, heads, choice, tuple(reasons), cutoffs)
 
 
@@ -287,19 +286,17 @@ def _measured(case: _Case) -> list[HeadCost]:
     return made
 
 
-def _choose(
-    case: _Case, heads: tuple[HeadCost, ...], layers: int | None, rates: Rates
-) -> tuple[str, list[str]]:
+def _choose(case: _Case, heads: tuple[HeadCost, ...], layers: int | None) -> tuple[str, list[str]]:
     by_kind = {h.kind: h for h in heads}
     full, adaptive = by_kind["full"], by_kind["adaptive"]
     tree = by_kind["hierarchical"]
     plain, reasons = "full", []
     if layers is not None:
-        body = 3 * case.tokens * 12 * layers * case.width**2 * rates.product
-        share = full.step_seconds / (full.step_seconds + body)
+        # Counted, not timed: a sweep multiplies about as fast as a block does.
+        share = case.vocab / (case.vocab + 12 * layers * case.width)
         if advise_tying(case.vocab, case.width, layers).tie:
             plain = "tied"
-        reasons.append(f"a full head would take {share:.0%} of a training step's time")
+        reasons.append(f"a full head would be {share:.0%} of a training step's multiplications")
         if share < _SMALL_SHARE:
             return plain, [*reasons, "the exact softmax is affordable: nothing to give up for it"]
     gain = full.step_seconds / adaptive.step_seconds

@@ -120,7 +120,7 @@ def test_two_samplers_along_a_text(here: Page, address: str, paths: dict[str, Pa
     here.locator('[data-do="swap"]').click()
     here.wait_for_function("() => location.search.includes('kb=9')")
     expect(here.locator('[data-chart="totals"] [data-name="kl"] dd')).to_have_text("∞")
-    expect(here.locator(".result")).to_contain_text("KL is infinite")
+    expect(here.locator(".compared")).to_contain_text("KL is infinite")
 
 
 def test_one_next_word_of_two_models(here: Page, address: str, paths: dict[str, Path]) -> None:
@@ -194,7 +194,7 @@ def test_every_control_changes_what_it_should(here: Page, address: str) -> None:
     here.locator('.choice input[value="models"]').check(force=True)
     here.wait_for_selector('[data-side="b"] input[value="two"]', state="attached")
     here.locator('[data-side="b"] input[value="one"]').check(force=True)
-    expect(here.locator(".result")).to_contain_text("both sides are the same")
+    expect(here.locator(".compared")).to_contain_text("both sides are the same")
     here.locator('.choice input[value="text"]').check(force=True)
     here.wait_for_selector('[data-chart="map"]')
     here.get_by_role("button", name="Start over").click()

@@ -51,7 +51,7 @@ export function AlongResult({ found, sides, said, settled }: AlongProps): JSX.El
   ];
   const prefix = place ? [found.first, ...found.places.slice(0, place.position - 1).map(({ token }) => token)] : [];
   return (
-    <div class="result">
+    <div class="compared">
       <Totals totals={totals} />
       {kl === Infinity ? <p class="note">{s.infinite}</p> : null}
       {found.max_kl === 0 && !found.total_variation ? <p class="note">{s.identical}</p> : null}

@@ -44,7 +44,7 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
     { name: "entropy_b", label: fill(s.entropyOf, { side: s.b }), value: both.entropyB, text: nats(both.entropyB, s.nats) },
   ];
   return (
-    <div class="result">
+    <div class="compared">
       <Totals totals={totals} />
       {both.kl === Infinity ? <p class="note">{s.infinite}</p> : null}
       {both.variation === 0 ? <p class="note">{s.identical}</p> : null}

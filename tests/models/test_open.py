@@ -146,7 +146,7 @@ def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     hub = pytest.importorskip("huggingface_hub")
 
     def snapshot(name: str, **options: object) -> str:
-        assert options["allow_patterns"] == ["*.json", "*.safetensors"]
+        assert options["allow_patterns"] == ["*.json", "*.safetensors", "chat_template.jinja"]
         raise OSError(f"{name}: connection\nrefused")
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot)

@@ -289,11 +289,11 @@ def test_exports_are_the_command_s(here: Page, address: str, model: LanguageMode
     want = {**_json.head("score"), "model": sizes, **whole(model, TEXT)}
     assert_near(got, want)
     *_, (perplexity, bits_per_byte) = run(copied(here, "python"), {})
-    assert perplexity == pytest.approx(want["perplexity"], rel=1e-9)
-    assert bits_per_byte == pytest.approx(want["bits_per_byte"], rel=1e-9)
+    assert perplexity == pytest.approx(want["perplexity"], rel=1e-6)
+    assert bits_per_byte == pytest.approx(want["bits_per_byte"], rel=1e-6)
     line = copied(here, "command")
     printed = json.loads(shell(line.replace("lmhead score", "lmhead score --json", 1)))
-    assert printed == {**want, "model": printed["model"]}
+    assert_near(printed, {**want, "model": printed["model"]})
 
 
 def test_the_line_for_a_file_runs_beside_it(
@@ -310,10 +310,10 @@ def test_the_line_for_a_file_runs_beside_it(
     scope: dict[str, Any] = {}
     run(copied(here, "python"), scope)
     assert isinstance(scope["result"], Score)
-    assert scope["result"].perplexity == pytest.approx(want.perplexity, rel=1e-9)
+    assert scope["result"].perplexity == pytest.approx(want.perplexity, rel=1e-6)
     line = copied(here, "command")
     printed = json.loads(shell(line.replace("lmhead score", "lmhead score --json", 1)))
-    assert printed["perplexity"] == pytest.approx(want.perplexity, rel=1e-9)
+    assert printed["perplexity"] == pytest.approx(want.perplexity, rel=1e-6)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -190,15 +190,15 @@ class Row:
         best, everything = known.words, len(known.ids) == self.call.vocab
         # One pass over the bounds serves the cut and the model's own distribution.
         by_mass = not self.greedy and not isinstance(chain[0], _BY_PLACE)
-        others = self._others(known.ids, [1.0, beta] if by_mass else [1.0])
-        lse = _plus(_log_sum(known.raw), others[0])
+        others = self._others(known.ids, {1.0, beta} if by_mass else {1.0})
+        lse = _plus(_log_sum(known.raw), others[1.0])
         if self.greedy:
             return self._drawn(int(best.ids[0, 0]), known, (0.0, 0.0), lse)
         scaled = best.scaled(torch.tensor([beta], dtype=torch.float64))
         masses: tuple[float, ...] = (math.nan,)
         if by_mass:
             low = beta * known.low if len(known.low) else known.low
-            masses = _plus(_log_add(_log_sum(scaled.z), _log_sum(low)), others[1])
+            masses = _plus(_log_add(_log_sum(scaled.z), _log_sum(low)), others[beta])
         done = self._cut(scaled, masses, chain, everything=everything)
         if done is None:
             return None
@@ -238,11 +238,12 @@ class Row:
                 return None
         return left, call
 
-    def _others(self, ids: Tensor, betas: list[float]) -> list[Range]:
+    def _others(self, ids: Tensor, betas: set[float]) -> dict[float, Range]:
         """Per β the range of the log of the mass of all words but these."""
         if len(ids) == self.call.vocab:
-            return [(-math.inf, -math.inf)] * len(betas)
-        return log_masses(self.found, ids, betas)
+            return dict.fromkeys(betas, (-math.inf, -math.inf))
+        each = sorted(betas)
+        return dict(zip(each, log_masses(self.found, ids, each), strict=True))
 
     def _by_race(self, beta: float, edited: Few) -> Draw | None:
         """Only words whose upper bound plus noise can win are scored."""
@@ -263,9 +264,9 @@ class Row:
         words, order = words.sort()  # the lowest id first among equals
         z = z[order]
         place = int((beta * z + gumbel(keys, words[None])[0]).argmax())
-        rest, scaled_rest = self._others(edited.ids[0], [1.0, beta])
-        lse = _plus(_log_sum(self._before), rest)
-        low, high = _plus(_log_sum(beta * edited.z), scaled_rest)
+        rest = self._others(edited.ids[0], {1.0, beta})
+        lse = _plus(_log_sum(self._before), rest[1.0])
+        low, high = _plus(_log_sum(beta * edited.z), rest[beta])
         chosen = beta * float(z[place])
         bounds = (min(chosen - high, 0.0), min(chosen - low, 0.0))
         raw = torch.cat([self._before, z])[torch.cat([edited.ids[0], words]) == words[place]]

@@ -65,10 +65,12 @@ inline double token(const Inputs& in, Shape shape, const Map& map, const Options
   const double lse = twin::Softmax(z).lse();
   const auto target = static_cast<size_t>(in.targets[j]);
   double loss = in.lse[j] * lse, a = in.lse[j];
+  double parts = std::abs(a);  // of a, which may cancel
   if (in.picked[j] != 0.0) loss -= in.picked[j] * z[target];
   if (options.squared) {
     loss += in.squared[j] * lse * lse;
     a += 2.0 * in.squared[j] * lse;
+    parts += std::abs(2.0 * in.squared[j] * lse);
   }
   const double wide = std::abs(map.scale * map.outer);
   for (size_t w = 0; w < words; ++w) {
@@ -76,8 +78,9 @@ inline double token(const Inputs& in, Shape shape, const Map& map, const Options
     const auto g = twin::gradient(map, z[w], lse, a, 0.0);
     gradient.push_back(g.value);
     // Logits are rounded after bias and map, and the largest is subtracted before exp.
-    const double size = std::exp(z[w] - lse) * std::abs(a) * wide;
-    bound.push_back(g.bound + size * 6e-7 * (10.0 + std::abs(z[w])) + 1e-38);
+    const double size = std::exp(z[w] - lse) * parts * wide;
+    const double far = std::isinf(z[w]) ? 0.0 : std::abs(z[w]);  // a masked word has no size
+    bound.push_back(g.bound + size * 6e-7 * (10.0 + far) + 1e-38);
     if (options.mix) {
       if (in.mix[w] != 0.0f) loss -= in.mixed[j] * in.mix[w] * z[w];
       gradient[w] -= in.mixed[j] * in.mix[w] * steep;

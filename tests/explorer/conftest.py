@@ -17,6 +17,7 @@ from llama2c_files import (
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 from server.asking import running
 
+from explorer.sites import HOSTILE
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel, load_llama2c
 
@@ -74,9 +75,6 @@ def page(watched: tuple[Page, list[str]]) -> Iterator[Page]:
     assert not heard
 
 
-HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "\u202egnp", "{n}"]
-
-
 def hostile_model(folder: Path) -> LanguageModel:
     """Words that a careless page would obey."""
     folder.mkdir()
@@ -104,8 +102,9 @@ def address(models: dict[str, LanguageModel]) -> Iterator[str]:
 
 @pytest.fixture
 def here(page: Page, address: str) -> Iterator[Page]:
-    """The page may ask this server too."""
+    """The page may ask this server too, and use the clipboard."""
     page.route(f"{address}/**", lambda route: route.continue_())
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
     yield page
     page.goto("about:blank")  # what is still being asked is given up
     page.unroute(f"{address}/**")

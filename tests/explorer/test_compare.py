@@ -13,11 +13,12 @@ from playwright.sync_api import Page, expect
 from server.asking import running
 from tiny_models import write_model
 
+from explorer.reading import asked
+from explorer.sites import HOSTILE
 from lmhead.cli import main
 from lmhead.explorer import page_folder
 from lmhead.models import open_model
 
-HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "\u202egnp", "{n}"]
 TEXT = "hello ab cab hello lo"
 
 
@@ -37,15 +38,6 @@ def address(paths: dict[str, Path]) -> Iterator[str]:
     models = {name: open_model(path) for name, path in paths.items()}
     with running(page_folder(), models=models) as port:
         yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture
-def here(page: Page, address: str) -> Iterator[Page]:
-    """The page may ask this server too."""
-    page.route(f"{address}/**", lambda route: route.continue_())
-    yield page
-    page.goto("about:blank")
-    page.unroute(f"{address}/**")
 
 
 def opened(page: Page, address: str, shows: str = "totals") -> None:
@@ -147,13 +139,12 @@ def test_one_next_word_of_two_models(here: Page, address: str, paths: dict[str, 
 def test_one_next_word_of_two_samplers(here: Page, address: str, paths: dict[str, Path]) -> None:
     """Sliders act in the page alone, and what they make is what the library makes."""
     opened(here, f"{address}/compare?what=samplers&prompt=hello+ab&top=30")
-    asked: list[str] = []
-    here.on("request", lambda request: asked.append(request.url))
+    questions = asked(here)
     before = totals(here)
     here.locator('input[name="tb"]').fill("1.5")
     here.locator('input[name="mb"]').fill("0.1")
     here.wait_for_function("() => location.search.includes('mb=0.1')")
-    assert asked == []
+    assert questions == []
     found = totals(here)
     assert found["kl"] != before["kl"]
     options = ("--temperature", "1.5", "--min-p", "0.1", "--top", "300")

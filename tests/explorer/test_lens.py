@@ -11,11 +11,11 @@ from playwright.sync_api import Page, expect
 from server.asking import running
 from tiny_models import write_model
 
+from explorer.sites import HOSTILE
 from lmhead.cli import main
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel, open_model
 
-HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "\u202egnp", "{n}"]
 FIELDS = {"p": "target_p", "rank": "target_rank", "entropy": "entropy", "kl": "kl"}
 
 
@@ -34,15 +34,6 @@ def models(path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, La
 def address(models: dict[str, LanguageModel]) -> Iterator[str]:
     with running(page_folder(), models=models) as port:
         yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture
-def here(page: Page, address: str) -> Iterator[Page]:
-    """The page may ask this server too."""
-    page.route(f"{address}/**", lambda route: route.continue_())
-    yield page
-    page.goto("about:blank")
-    page.unroute(f"{address}/**")
 
 
 def opened(page: Page, address: str) -> None:

@@ -42,14 +42,6 @@ def address(given: dict[str, str]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.fixture
-def here(page: Page, address: str) -> Iterator[Page]:
-    page.route(f"{address}/**", lambda route: route.continue_())
-    yield page
-    page.goto("about:blank")
-    page.unroute(f"{address}/**")
-
-
 def show(page: Page, address: str) -> None:
     page.goto(address)
     page.wait_for_selector(".exports")

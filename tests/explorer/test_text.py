@@ -44,15 +44,6 @@ def address(opened: tuple[dict[str, LanguageModel], Any]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.fixture
-def here(page: Page, address: str) -> Iterator[Page]:
-    page.route(f"{address}/**", lambda route: route.continue_())
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
-    yield page
-    page.goto("about:blank")
-    page.unroute(f"{address}/**")
-
-
 def show(page: Page, address: str, **query: str) -> None:
     asked = "&".join(f"{name}={quote(value)}" for name, value in query.items())
     page.goto(f"{address}/text?{asked}")

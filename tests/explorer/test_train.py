@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from server.asking import running
 
+from explorer.reading import asked
 from explorer.test_python import assert_same
 from explorer.test_python import run as run_python
 from lmhead.explorer import page_folder
@@ -213,12 +214,11 @@ def test_a_run_grows_while_it_is_watched(page: Page, here: str, run: Path) -> No
     assert fact(page, "here", "speed").inner_text() == "1,200"
     expect(page.locator('[data-chart="loss"] .series.dots circle')).to_have_count(2)
     expect(page.locator('[data-chart="sample"] blockquote')).to_have_text("Written at 200.")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    questions = asked(page)
     write_lines(run, range(210, 311, 10))
     expect(fact(page, "standing", "step")).to_have_text("310 of 400")
-    assert asked
-    assert all(re.search(r"/api/run\?after=[1-9]\d*&mark=\w+$", url) for url in asked)
+    assert questions
+    assert all(re.search(r"/api/run\?after=[1-9]\d*&mark=\w+$", url) for url in questions)
     expect(page.locator('[data-chart="sample"] blockquote')).to_have_text("Written at 300.")
     write_lines(run, range(320, STEPS + 1, 10))
     expect(page.locator('[data-chart="standing"]')).to_have_attribute("data-state", "done")

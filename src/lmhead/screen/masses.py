@@ -36,12 +36,13 @@ def log_masses(found: Candidates, without: Tensor, betas: Sequence[float]) -> li
         both, radius = found.refined(near)
         parts = [((factors[:, None] * (both + sign * radius)).logsumexp(1)) for sign in (-1.0, 1.0)]
         without = torch.cat([without, near.ids])
-    left_out = approx[:, without]
+    row = approx[0]
+    left_out = row.index_select(0, without)
     try:  # for a moment, these words are masked
-        approx[:, without] = -math.inf
+        row.index_fill_(0, without, -math.inf)
         ends = list(kernels.masses(found.copy, approx, found.top, found.states, factors))
     finally:
-        approx[:, without] = left_out
+        row.index_copy_(0, without, left_out)
     if parts:
         ends = [torch.logaddexp(end, part) for end, part in zip(ends, parts, strict=True)]
     base = float(found.states.base)

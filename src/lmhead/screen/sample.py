@@ -200,13 +200,15 @@ class Row:
             low = beta * known.low if len(known.low) else known.low
             masses = _plus(_log_add(_log_sum(scaled.z), _log_sum(low)), others[beta])
         done = self._cut(scaled, masses, chain, everything=everything)
-        if done is None:
+        drawn: list[tuple[int, float]] = []
+        for words, call in done or ():
+            token, z = choose(words, call, greedy=False)
+            log_prob = (z - words.lse).clamp_(max=0.0)
+            drawn += zip(token.tolist(), log_prob.tolist(), strict=True)
+        if len({token for token, _ in drawn}) != 1:
             return None
-        token, z = choose(*done, greedy=False)
-        tokens, log_probs = token.tolist(), (z - done[0].lse).clamp(max=0.0).tolist()
-        if tokens[0] != tokens[-1]:
-            return None
-        return self._drawn(tokens[0], known, (min(log_probs), max(log_probs)), lse)
+        log_probs = [log_prob for _, log_prob in drawn]
+        return self._drawn(drawn[0][0], known, (min(log_probs), max(log_probs)), lse)
 
     def _drawn(self, token: int, known: _Known, log_prob: Range, lse: Range) -> Draw:
         z = float(known.raw[known.ids.tolist().index(token)])
@@ -214,19 +216,19 @@ class Row:
 
     def _cut(
         self, words: Few, masses: Sequence[float], chain: list[Stage], *, everything: bool
-    ) -> tuple[Distribution, Call] | None:
-        """What the chain leaves of the best words, one row for each mass that all may have.
+    ) -> list[tuple[Distribution, Call]] | None:
+        """What the chain leaves of the best words, for the masses that all may have.
 
         None where it might keep words beyond these; `everything` says that there are none.
         """
         first, n = chain[0], words.ids.shape[1]
         if len(chain) == 1 and isinstance(first, TopP):
+            # The best words, more of them the larger the mass: what wins at both ends always wins.
             z = words.z[0].tolist()
-            counts = [first.count(z, mass, self.call) for mass in masses]
-            if counts[0] == counts[-1]:
-                here = slice(0, counts[0])
-                whole = counts[0] == n and not everything
-                return None if whole else (Few(words.ids[:, here], words.z[:, here]), self.call)
+            counts = {first.count(z, mass, self.call) for mass in masses}
+            if n in counts and not everything:
+                return None
+            return [(Few(words.ids[:, :count], words.z[:, :count]), self.call) for count in counts]
         rows = torch.zeros(len(masses), dtype=torch.int64)
         call = self.call.select(rows)
         mass = torch.tensor(masses, dtype=torch.float64)
@@ -236,7 +238,7 @@ class Row:
             ends = number > 0 or everything or not isinstance(stage, Cut) or len(masses) == 1
             if not ends and bool((left.n >= n).any()):
                 return None
-        return left, call
+        return [(left, call)]
 
     def _others(self, ids: Tensor, betas: set[float]) -> dict[float, Range]:
         """Per β the range of the log of the mass of all words but these."""

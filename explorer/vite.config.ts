@@ -10,5 +10,5 @@ export default defineConfig({
     assetsInlineLimit: 0, // a data: address would need a hole in the content security policy
     modulePreload: { polyfill: false },
   },
-  test: { include: ["tests/**/*.test.ts"], environment: "node" },
+  test: { include: ["tests/**/*.test.ts"], environment: "node", testTimeout: 60_000 },
 });

@@ -3,6 +3,7 @@ import { expect, test } from "vitest";
 import { kept, run, type Stage } from "../src/math/filters";
 import { draw, gumbels, uniform } from "../src/math/philox";
 import { entropy, softmax } from "../src/math/softmax";
+import { Moved } from "../src/next/moved";
 import { Order } from "../src/next/order";
 import { Row, type Settings } from "../src/next/row";
 import { expectClose, golden } from "./golden";
@@ -114,7 +115,7 @@ test("a gap in what is left: the cut behind it keeps the best of the rest", () =
   expectClose([...row.ids].map((_, place) => processed.p(place)), [...row.ids].map((id) => p[id] ?? NaN));
 });
 
-test("a penalty moves words of the context alone, and what was made for it is used again", () => {
+test("a penalty moves words of the context alone", () => {
   const row = new Row(logits(50, 3));
   const said = { prompt: [4, 9], output: [9, 11] };
   const first = row.process({ repetition: 1.5 }, said);
@@ -126,6 +127,35 @@ test("a penalty moves words of the context alone, and what was made for it is us
   expect(row.process({ frequency: 100 }, said).best(50).slice(-2).map((place) => row.ids[place])).toEqual(
     [11, 9], // of Hugging Face's order: what came behind the prompt
   );
+});
+
+test("an order with words moved is that of the new scores, sorted; its sums are theirs", () => {
+  for (const [size, count, spread] of [[1, 1, 1], [7, 7, 1], [40, 3, 1], [300, 60, 1], [300, 5, 400]] as const) {
+    const z = logits(size, size + count).map((x) => (x > 1 ? x * spread : x));
+    const order = Order.of(z);
+    // The best words are among those that move: down, to where others are, up, or not at all.
+    const ids = [...order.ids.slice(0, Math.ceil(count / 2)), ...order.ids.slice(-Math.floor(count / 2) || size)];
+    const to = (id: number, n: number): number => [-3, z[(id * 7) % size] ?? 0, (z[id] ?? 0) + 2, z[id] ?? 0][n % 4] ?? 0;
+    const changes = new Map(ids.map((id, n) => [id, to(id, n)]));
+    const moved = new Moved(order, changes);
+    const scores = [...z].map((score, id) => changes.get(id) ?? score);
+    const want = [...scores.keys()].sort((a, b) => (scores[b] ?? 0) - (scores[a] ?? 0) || a - b);
+    expect(want.map((_, place) => moved.id(place))).toEqual(want);
+    expect(want.map((_, place) => moved.score(place))).toEqual(want.map((id) => scores[id]));
+    expect(want.map((id) => moved.placeOf(id))).toEqual([...want.keys()]);
+    const own = softmax([...z]);
+    for (const temperature of [0.05, 1, 3]) {
+      const sums = moved.at(temperature);
+      const p = softmax(scores.map((score) => score / temperature));
+      for (const [from, to] of [[0, size], [0, 1], [size >> 2, size >> 1], [size >> 1, size]] as const) {
+        const part = want.slice(from, to);
+        const sum = (of: readonly number[]): number => part.reduce((all, id) => all + (of[id] ?? NaN), 0);
+        expectClose([sums.odds(from, to) / sums.odds(0, size), moved.mass(from, to)], [sum(p), sum(own)], 1e-10);
+      }
+      const mean = sums.weighted(0, size) / sums.odds(0, size);
+      expectClose([Math.log(sums.odds(0, size)) - mean], [entropy(scores.map((score) => score / temperature))], 1e-9);
+    }
+  }
 });
 
 test("words are sorted by logit, then id, whatever their signs", () => {

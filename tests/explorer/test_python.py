@@ -24,7 +24,7 @@ SETTINGS = [
 def test_the_python_on_the_page_gives_the_page_s_numbers(page: Page, query: str) -> None:
     page.goto(f"/?{query}")
     scope: dict[str, Any] = {}
-    blocks: list[tuple[str, str]] = page.locator("pre code").evaluate_all(
+    blocks: list[tuple[str, str]] = page.locator("figure.python pre code").evaluate_all(
         "blocks => blocks.map(code => [code.textContent, code.dataset.values])"
     )
     assert len(blocks) == STEPS

@@ -10,9 +10,8 @@ import { fixed } from "../ui/format";
 import { Formula, gap, i, log, n, o, over, row, sub } from "../ui/math";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/step";
+import { SHOWN, drawCode } from "./python";
 import { DRAW_COUNTS, SEEDS, type Learn } from "./state";
-
-const SHOWN = 12;
 
 export function Draw({ learn }: { learn: Learn }): JSX.Element {
   const { draw: s, common, words } = useStrings();
@@ -39,16 +38,7 @@ export function Draw({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={
-        <Python
-          code={[
-            `tokens = sampler(logits.expand(${count}, -1), position=torch.arange(${count})).token`,
-            `tokens[:${SHOWN}]`,
-            `torch.bincount(tokens, minlength=${words.length})`,
-          ].join("\n")}
-          values={[tokens.slice(0, SHOWN), times]}
-        />
-      }
+      python={<Python code={drawCode(learn)} values={[tokens.slice(0, SHOWN), times]} />}
     >
       <div class="controls pair">
         <WholeNumber name="seed" label={s.seed} value={learn.seed} low={0} high={SEEDS} onSet={(seed) => learn.setSeed(seed, true)} />

@@ -6,10 +6,11 @@ import { layerNorm, mean, sum, variance, type Vector } from "../math/linear";
 import { softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
 import { Slider, Switch } from "../ui/controls";
-import { fixed, py, pyList } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, frac, gap, i, n, o, row, sqrt } from "../ui/math";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/step";
+import { hiddenCode } from "./python";
 import type { Learn } from "./state";
 
 export function Hidden({ learn }: { learn: Learn }): JSX.Element {
@@ -35,7 +36,7 @@ export function Hidden({ learn }: { learn: Learn }): JSX.Element {
           {row(gap(), i("ε"), o("="), n("0.00001"))}
         </Formula>
       }
-      python={<Python code={python(learn)} values={[normed]} />}
+      python={<Python code={hiddenCode(learn)} values={[normed]} />}
     >
       <div class="controls">
         {learn.h.map((x, d) => (
@@ -105,18 +106,4 @@ export function Hidden({ learn }: { learn: Learn }): JSX.Element {
       </table>
     </Step>
   );
-}
-
-function python({ h, stretch, norm }: Learn): string {
-  const scale = stretch === 1 ? "" : `${py(stretch)} * `;
-  return [
-    "import numpy as np",
-    "from lmhead import reference as ref",
-    "",
-    `h = ${scale}np.array(${pyList(h)})`,
-    norm ? "h = ref.layer_norm(h)" : "",
-    norm ? "h" : "ref.layer_norm(h)  # not used below",
-  ]
-    .filter((line, at) => line !== "" || at === 2)
-    .join("\n");
 }

@@ -4,9 +4,11 @@ import type { JSX } from "preact";
 import { useContext } from "preact/hooks";
 import glossary from "../i18n/glossary.json";
 import { Language, useStrings } from "../i18n";
+import { Exports } from "../ui/export";
 import { Chain } from "./chain";
 import { Compare } from "./compare";
 import { Draw } from "./draw";
+import { learnDocument, learnLines, learnTables } from "./export";
 import { Hidden } from "./hidden";
 import { Linear } from "./linear";
 import { Logits } from "./logits";
@@ -53,6 +55,14 @@ export function LearnPage(): JSX.Element {
       {STEPS.map(([id, StepView]) => (
         <StepView key={id} learn={learn} />
       ))}
+      <Exports
+        name="learn"
+        title={strings.intro.title}
+        document={() => learnDocument(learn, strings.words)}
+        tables={() => learnTables(learn, strings)}
+        charts="table.bars"
+        lines={() => learnLines(learn)}
+      />
       <section class="glossary" aria-labelledby="glossary-title">
         <h2 id="glossary-title">{strings.glossary.title}</h2>
         <dl>

@@ -4,10 +4,11 @@ import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n";
 import { Bars } from "../ui/bars";
 import { Choice } from "../ui/controls";
-import { fixed, percent, pyList, whole } from "../ui/format";
+import { fixed, percent, whole } from "../ui/format";
 import { Formula, gap, i, o, over, sub, sup } from "../ui/math";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/step";
+import { linearCode } from "./python";
 import { MODELS, type Learn, type ModelName } from "./state";
 import { WEIGHT } from "./toy";
 
@@ -43,7 +44,7 @@ export function Linear({ learn }: { learn: Learn }): JSX.Element {
           {sup(i("W"), i("⊤"))}
         </Formula>
       }
-      python={<Python code={`W = np.array([${WEIGHT.map(pyList).join(", ")}])\nz = ref.linear(h, W)\nz`} values={[learn.logits]} />}
+      python={<Python code={linearCode()} values={[learn.logits]} />}
     >
       <table class="dots" data-chart="dots">
         <thead>

@@ -6,10 +6,11 @@ import { linear, sum, type Matrix } from "../math/linear";
 import { crossEntropy, crossEntropyGradient, smoothedTruth, softmax, stepDown } from "../math/softmax";
 import { Bars } from "../ui/bars";
 import { Choice, Slider } from "../ui/controls";
-import { fixed, py, signed } from "../ui/format";
+import { fixed, signed } from "../ui/format";
 import { Formula, frac, gap, i, log, o, over, row, sub } from "../ui/math";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/step";
+import { lossCode } from "./python";
 import type { Learn } from "./state";
 import { WEIGHT } from "./toy";
 
@@ -51,7 +52,7 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
           {row(o("="), i("p"), o("−"), i("y"))}
         </Formula>
       }
-      python={<Python code={python(learn)} values={[losses[0], crossEntropyGradient(learn.logits, target, smoothing), loss]} />}
+      python={<Python code={lossCode(learn)} values={[losses[0], crossEntropyGradient(learn.logits, target, smoothing), loss]} />}
     >
       <div class="controls">
         <Choice
@@ -119,17 +120,4 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
       ) : null}
     </Step>
   );
-}
-
-function python({ target, smoothing, rate, steps }: Learn): string {
-  const options = smoothing ? `, label_smoothing=${py(smoothing)}` : "";
-  return [
-    `ref.cross_entropy(z, ${target}${options})`,
-    `ref.cross_entropy_backward(z, ${target}${options})`,
-    "trained = W",
-    `for _ in range(${steps}):`,
-    `    grads = ref.linear_cross_entropy_backward(h, trained, ${target}${options})`,
-    `    trained = trained - ${py(rate)} * grads.weight`,
-    `ref.linear_cross_entropy(h, trained, ${target}${options})`,
-  ].join("\n");
 }

@@ -1,8 +1,12 @@
-// The Python of a sampler, with the reader's own settings.
+// The Python of the steps, with the reader's own settings: one after the other they are a program.
 
 import type { StageName } from "../math/filters";
-import { py } from "../ui/format";
+import { py, pyList } from "../ui/format";
 import { active, orderOf, type Card, type Learn } from "./state";
+import { WEIGHT } from "./toy";
+
+/** How many draws are told one by one. */
+export const SHOWN = 12;
 
 const CLASSES: Record<StageName, string> = {
   temperature: "Temperature",
@@ -26,6 +30,49 @@ export function samplerCode({ cards, seed }: Learn): string {
     sampler = `lmhead.Sampler(stages=[${stages}], seed=${seed})`;
   }
   return [...head, "", `sampler = ${sampler}`, "logits = torch.tensor(z)[None]", "sampler(logits).kept[0]"].join("\n");
+}
+
+export function hiddenCode({ h, stretch, norm }: Learn): string {
+  const scale = stretch === 1 ? "" : `${py(stretch)} * `;
+  return [
+    "import numpy as np",
+    "from lmhead import reference as ref",
+    "",
+    `h = ${scale}np.array(${pyList(h)})`,
+    norm ? "h = ref.layer_norm(h)" : "",
+    norm ? "h" : "ref.layer_norm(h)  # not used below",
+  ]
+    .filter((line, at) => line !== "" || at === 2)
+    .join("\n");
+}
+
+export function linearCode(): string {
+  return `W = np.array([${WEIGHT.map(pyList).join(", ")}])\nz = ref.linear(h, W)\nz`;
+}
+
+export function temperatureCode({ temperature }: Learn): string {
+  return `ref.softmax(z, temperature=${py(temperature)})\nref.entropy(z / ${py(temperature)})`;
+}
+
+export function drawCode({ draws, logits }: Learn): string {
+  return [
+    `tokens = sampler(logits.expand(${draws}, -1), position=torch.arange(${draws})).token`,
+    `tokens[:${SHOWN}]`,
+    `torch.bincount(tokens, minlength=${logits.length})`,
+  ].join("\n");
+}
+
+export function lossCode({ target, smoothing, rate, steps }: Learn): string {
+  const options = smoothing ? `, label_smoothing=${py(smoothing)}` : "";
+  return [
+    `ref.cross_entropy(z, ${target}${options})`,
+    `ref.cross_entropy_backward(z, ${target}${options})`,
+    "trained = W",
+    `for _ in range(${steps}):`,
+    `    grads = ref.linear_cross_entropy_backward(h, trained, ${target}${options})`,
+    `    trained = trained - ${py(rate)} * grads.weight`,
+    `ref.linear_cross_entropy(h, trained, ${target}${options})`,
+  ].join("\n");
 }
 
 function value(stage: Pick<Card, "name" | "value">): string {

@@ -8,10 +8,11 @@ import { entropy, softmax } from "../math/softmax";
 import type { Vector } from "../math/linear";
 import { Bars } from "../ui/bars";
 import { Slider } from "../ui/controls";
-import { fixed, py } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, frac, i, log, o, over, sub, sup } from "../ui/math";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/step";
+import { temperatureCode } from "./python";
 import type { Learn } from "./state";
 
 export function Temperature({ learn }: { learn: Learn }): JSX.Element {
@@ -47,12 +48,7 @@ export function Temperature({ learn }: { learn: Learn }): JSX.Element {
         </Formula>
         </>
       }
-      python={
-        <Python
-          code={`ref.softmax(z, temperature=${py(t)})\nref.entropy(z / ${py(t)})`}
-          values={[p, nats]}
-        />
-      }
+      python={<Python code={temperatureCode(learn)} values={[p, nats]} />}
     >
       <div class="controls">
         <Slider

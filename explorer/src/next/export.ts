@@ -110,7 +110,7 @@ export async function nextDocument(shown: Shown): Promise<object> {
     prompt,
     vocab_size: row.ids.length,
     entropy: row.entropy,
-    mass: row.mass[words.length],
+    mass: row.order.mass(0, words.length),
     processed: Object.keys(sampler).length
       ? {
           settings: `Sampler(${pyOptions(sampler, WHOLE).replaceAll('"', "'")})`,

@@ -4,7 +4,7 @@
 // Typical keeps the words around one score: a stretch in the middle, and a gap only where it could
 // not take all of several equal words and took those with the lowest ids.
 
-import { at, first, type Order, type Sums } from "./order";
+import { first, type Ranking, type Sums } from "./order";
 
 export class Kept {
   /** The places from `from` to `gap` and from `resume` to `to`, without the ends. */
@@ -39,14 +39,23 @@ export class Kept {
     return new Kept(this.from, this.gap, this.resume, Math.min(this.to, this.resume + n - before));
   }
 
-  /** What they have together of a running sum. */
-  sum(running: Float64Array): number {
-    return at(running, this.gap) - at(running, this.from) + at(running, this.to) - at(running, this.resume);
+  /** How much of the model's probability they have. */
+  mass(order: Ranking): number {
+    return Math.min(1, order.mass(this.from, this.gap) + order.mass(this.resume, this.to));
+  }
+
+  /** Σ exp(x). */
+  odds(sums: Sums): number {
+    return sums.odds(this.from, this.gap) + sums.odds(this.resume, this.to);
+  }
+
+  /** The mean of x. */
+  mean(sums: Sums): number {
+    return (sums.weighted(this.from, this.gap) + sums.weighted(this.resume, this.to)) / this.odds(sums);
   }
 
   entropy(sums: Sums): number {
-    const total = this.sum(sums.odds);
-    return Math.max(0, Math.log(total) - this.sum(sums.weighted) / total);
+    return Math.max(0, Math.log(this.odds(sums)) - this.mean(sums));
   }
 }
 
@@ -55,9 +64,9 @@ export function topK(kept: Kept, k: number): Kept {
 }
 
 /** A word stays if those before it have less than the share. */
-export function topP(kept: Kept, share: number, { odds }: Sums): Kept {
-  const limit = share * kept.sum(odds);
-  return kept.best(Math.max(1, first(kept.words, (n) => kept.best(n).sum(odds) >= limit)));
+export function topP(kept: Kept, share: number, sums: Sums): Kept {
+  const limit = share * kept.odds(sums);
+  return kept.best(Math.max(1, first(kept.words, (n) => kept.best(n).odds(sums) >= limit)));
 }
 
 /** A word stays if it has at least this share of the best one's probability. */
@@ -72,18 +81,17 @@ export function minP(kept: Kept, share: number, sums: Sums): Kept {
  * Surprise less entropy is (mean of x) - x, so the nearest words are those around the mean: from
  * there two pointers walk apart. It comes where the best so many words are left, and no gap.
  */
-export function typicalP(kept: Kept, share: number, sums: Sums, order: Order): Kept {
+export function typicalP(kept: Kept, share: number, sums: Sums, order: Ranking): Kept {
   const end = kept.words;
-  const total = kept.sum(sums.odds);
-  const mean = kept.sum(sums.weighted) / total;
-  const limit = share * total;
+  const mean = kept.mean(sums);
+  const limit = share * kept.odds(sums);
   const centre = first(end, (place) => sums.x(place) < mean);
   let [up, down, mass] = [centre, centre, 0]; // what is kept: from up to down
   while (mass < limit && (up > 0 || down < end)) {
     if (up > 0 && (down === end || sums.x(up - 1) - mean <= mean - sums.x(down))) {
-      const score = at(order.scores, up - 1);
+      const score = order.score(up - 1);
       let [start, taken] = [up - 1, 0];
-      while (start > 0 && at(order.scores, start - 1) === score) start--;
+      while (start > 0 && order.score(start - 1) === score) start--;
       for (; start + taken < up && mass < limit; taken++) mass += Math.exp(sums.x(start + taken));
       if (start + taken < up) return new Kept(start, start + taken, up, down);
       up = start;

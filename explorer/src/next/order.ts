@@ -1,119 +1,142 @@
 // All words of a vocabulary by their scores, best first; of equal ones the lowest id first.
 //
-// Sorted once. After that nothing is sorted again: a penalty moves a few words to other places, a
-// temperature moves none, and its running sums answer for any stretch of words in no time.
+// Sorted once. After that nothing is sorted again: a temperature moves no word, and its running sums
+// answer for any stretch of words in no time. What penalties move stands in `moved.ts`.
 
 const ID_BITS = 2 ** 21;
+// Scores this far from what the sums start at, temperature applied, are in the range of exp.
+const REACH = 300;
 
-export class Order {
-  /** mass[n]: how much of the model's probability the first n words have. */
-  readonly mass: Float64Array;
+/** Words in an order, by place from 0. */
+export interface Ranking {
+  readonly size: number;
   /** How many words are not masked; those that are come last. */
   readonly words: number;
-  private one: Sums | undefined;
-  private other: Sums | undefined;
+  id(place: number): number;
+  score(place: number): number;
+  placeOf(id: number): number;
+  /** How much of the model's probability the words of a stretch have. */
+  mass(from: number, to: number): number;
+  at(temperature: number): Sums;
+}
 
-  constructor(
+/** A ranking at a temperature: x is a score less one that all share, divided. */
+export interface Sums {
+  x(place: number): number;
+  /** Σ exp(x) of a stretch. */
+  odds(from: number, to: number): number;
+  /** Σ x · exp(x) of a stretch. */
+  weighted(from: number, to: number): number;
+}
+
+/** The model's own order. */
+export class Order implements Ranking {
+  readonly words: number;
+  private readonly one: RunningSums;
+  private other: RunningSums | undefined;
+
+  private constructor(
+    private readonly logits: Float32Array,
     readonly ids: Uint32Array,
     /** In the same order. */
-    readonly scores: Float64Array,
-    /** The model's probabilities, in the same order. */
-    private readonly p: Float64Array,
+    private readonly scores: Float32Array,
   ) {
-    this.mass = new Float64Array(ids.length + 1);
-    let sum = 0;
-    for (let place = 0; place < ids.length; place++) this.mass[place + 1] = sum += at(p, place);
     this.words = first(ids.length, (place) => at(scores, place) === -Infinity);
+    this.one = new RunningSums(scores, 1, at(scores, 0));
   }
 
   static of(logits: Float32Array): Order {
     const ids = sorted(logits);
-    const scores = new Float64Array(ids.length);
-    const p = new Float64Array(ids.length);
-    const largest = at(logits, ids[0] ?? 0);
-    let sum = 0;
-    for (let place = 0; place < ids.length; place++) {
-      const score = (scores[place] = at(logits, at(ids, place)));
-      sum += p[place] = Math.exp(score - largest);
-    }
-    for (let place = 0; place < ids.length; place++) p[place] = at(p, place) / sum;
-    return new Order(ids, scores, p);
+    const scores = new Float32Array(ids.length);
+    for (let place = 0; place < ids.length; place++) scores[place] = at(logits, at(ids, place));
+    return new Order(logits, ids, scores);
   }
 
-  /** Where a word stands, by its id and score. */
-  placeOf(id: number, score: number): number {
-    return first(this.ids.length, (place) => {
+  get size(): number {
+    return this.ids.length;
+  }
+
+  id(place: number): number {
+    return at(this.ids, place);
+  }
+
+  score(place: number): number {
+    return at(this.scores, place);
+  }
+
+  placeOf(id: number): number {
+    return this.before(id, at(this.logits, id));
+  }
+
+  /** How many words come before one that had this id and score. */
+  before(id: number, score: number): number {
+    return first(this.size, (place) => {
       const here = at(this.scores, place);
       return here < score || (here === score && at(this.ids, place) >= id);
     });
   }
 
-  /** The same words, a few of them with other scores: they are taken out and put in again. */
-  moved(changes: ReadonlyMap<number, number>): Order {
-    const size = this.ids.length;
-    const away = new Uint8Array(size);
-    const own = new Map<number, number>();
-    const coming = [...changes].sort(([a, x], [b, y]) => y - x || a - b);
-    const [ids, scores, p] = [new Uint32Array(size), new Float64Array(size), new Float64Array(size)];
-    for (const id of changes.keys()) away[id] = 1;
-    for (let place = 0; place < size; place++) {
-      const id = at(this.ids, place);
-      if (away[id]) own.set(id, at(this.p, place));
-    }
-    let [to, next] = [0, 0];
-    const put = (id: number, score: number, mass: number): void => {
-      ids[to] = id;
-      scores[to] = score;
-      p[to++] = mass;
-    };
-    for (let place = 0; place < size; place++) {
-      const [id, score] = [at(this.ids, place), at(this.scores, place)];
-      if (away[id]) continue;
-      for (; next < coming.length; next++) {
-        const [other, given] = coming[next] as [number, number];
-        if (given < score || (given === score && other > id)) break;
-        put(other, given, own.get(other) ?? NaN);
-      }
-      put(id, score, at(this.p, place));
-    }
-    for (const [other, given] of coming.slice(next)) put(other, given, own.get(other) ?? NaN);
-    return new Order(ids, scores, p);
+  mass(from: number, to: number): number {
+    return this.one.odds(from, to) / this.one.odds(0, this.size);
   }
 
-  /** The sums at a temperature; those at 1 and at the last other one are kept. */
-  at(temperature: number): Sums {
-    if (temperature === 1) return (this.one ??= new Sums(this.scores, 1));
-    if (this.other?.temperature !== temperature) this.other = new Sums(this.scores, temperature);
+  /**
+   * The sums at a temperature; those at 1 and the last others are kept.
+   *
+   * `best` is the largest score that counts, if it is another than the order's: words above it are
+   * taken to be gone.
+   */
+  at(temperature: number, best = this.score(0)): RunningSums {
+    const own = this.score(0);
+    const top = Math.abs(best - own) <= REACH * temperature ? own : best;
+    if (this.one.is(temperature, top)) return this.one;
+    if (!this.other?.is(temperature, top)) this.other = new RunningSums(this.scores, temperature, top);
     return this.other;
   }
 }
 
-/** Running sums over an order at a temperature; x is a score less the largest one, divided. */
-export class Sums {
-  /** odds[n]: Σ exp(x) of the first n words. */
-  readonly odds: Float64Array;
-  /** weighted[n]: Σ x · exp(x). */
-  readonly weighted: Float64Array;
+/** Sums over everything behind a place: of the small numbers there, none is lost in a large one. */
+export class RunningSums implements Sums {
+  private readonly behind: Float64Array;
+  private readonly turned: Float64Array;
 
   constructor(
-    private readonly scores: Float64Array,
+    private readonly scores: Float32Array,
     readonly temperature: number,
+    readonly top: number,
   ) {
-    this.odds = new Float64Array(scores.length + 1);
-    this.weighted = new Float64Array(scores.length + 1);
+    const [behind, turned] = [new Float64Array(scores.length + 1), new Float64Array(scores.length + 1)];
     let [odds, weighted] = [0, 0];
-    for (let place = 0; place < scores.length; place++) {
-      const x = this.x(place);
-      const e = Math.exp(x);
+    for (let place = scores.length - 1; place >= 0; place--) {
+      const x = (at(scores, place) - top) / temperature;
+      const e = x > 0 ? 0 : Math.exp(x);
       odds += e;
       if (e > 0) weighted += e * x;
-      this.odds[place + 1] = odds;
-      this.weighted[place + 1] = weighted;
+      behind[place] = odds;
+      turned[place] = weighted;
     }
+    [this.behind, this.turned] = [behind, turned];
+  }
+
+  is(temperature: number, top: number): boolean {
+    return this.temperature === temperature && Object.is(this.top, top);
   }
 
   x(place: number): number {
-    return (at(this.scores, place) - at(this.scores, 0)) / this.temperature;
+    return this.of(at(this.scores, place));
+  }
+
+  /** The x of a score. */
+  of(score: number): number {
+    return (score - this.top) / this.temperature;
+  }
+
+  odds(from: number, to: number): number {
+    return at(this.behind, from) - at(this.behind, to);
+  }
+
+  weighted(from: number, to: number): number {
+    return at(this.turned, from) - at(this.turned, to);
   }
 }
 

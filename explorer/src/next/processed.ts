@@ -3,7 +3,8 @@
 // The stages come in the order of Hugging Face or of llama.cpp, as in `lmhead.sampling.dialects`.
 
 import { Kept, minP, topK, topP, typicalP } from "./kept";
-import { at, type Order, type Sums } from "./order";
+import { Moved } from "./moved";
+import { at, type Ranking, type Sums } from "./order";
 import { counted, counts, repeated, repetition, type Said, type Whose } from "./penalties";
 import type { Row } from "./row";
 
@@ -56,7 +57,7 @@ export class Processed {
   readonly cuts: readonly Cut[];
   readonly entropy: number;
   private readonly kept: Kept;
-  private readonly order: Order;
+  private readonly order: Ranking;
   private readonly sums: Sums;
   private readonly total: number;
 
@@ -84,7 +85,7 @@ export class Processed {
     }
     this.cuts = cuts;
     this.words = this.kept.words;
-    this.total = this.kept.sum(this.sums.odds);
+    this.total = this.kept.odds(this.sums);
     this.entropy = this.kept.entropy(this.sums);
   }
 
@@ -108,17 +109,19 @@ export class Processed {
   /** The places in the model's ranking of the sampler's best words. */
   best(n: number): number[] {
     const some = Math.min(n, this.words);
-    return Array.from({ length: some }, (_, i) => this.row.placeOf(at(this.order.ids, this.kept.place(i))));
+    return Array.from({ length: some }, (_, i) => this.row.placeOf(this.order.id(this.kept.place(i))));
   }
 
   /** The place, in the model's ranking, of the word that is drawn with the noise of all words. */
   draw(noise: Float64Array): number {
+    const loudest = noise.reduce((a, b) => Math.max(a, b), -Infinity);
     let best = 0;
     let largest = -Infinity;
     for (let n = 0; n < this.words; n++) {
       const place = this.kept.place(n);
-      const id = at(this.order.ids, place);
-      const noisy = this.sums.x(place) + at(noise, id);
+      const [id, x] = [this.order.id(place), this.sums.x(place)];
+      if (x + loudest <= largest) break; // nor can any behind it
+      const noisy = x + at(noise, id);
       if (noisy > largest) [best, largest] = [id, noisy];
     }
     return this.row.placeOf(best);
@@ -127,37 +130,28 @@ export class Processed {
   /** From a place in the model's ranking to one in the sampler's. */
   private place(place: number): number {
     if (this.order === this.row.order) return place;
-    const id = at(this.row.ids, place);
-    const score = this.scores?.get(id) ?? at(this.row.logits, id);
-    return this.order.placeOf(id, score);
+    return this.order.placeOf(at(this.row.ids, place));
   }
 
-  /** Scores that penalties changed. */
-  private scores: ReadonlyMap<number, number> | undefined;
-
-  private penalised(said: Said, whose: Whose, cuts: Cut[]): Order {
+  private penalised(said: Said, whose: Whose, cuts: Cut[]): Ranking {
     const { repetition: factor = 1, frequency = 0, presence = 0 } = this.settings;
     const size = this.row.logits.length;
     const scores = new Map<number, number>();
     const score = (id: number): number => scores.get(id) ?? at(this.row.logits, id);
-    let order = this.row.order;
-    let reason = "";
-    const move = (name: StageName, why: string, changes: ReadonlyMap<number, number>): void => {
-      const before = order;
-      reason += why;
-      order = changes.size ? this.row.remembered(name, reason, () => before.moved(changes)) : before;
+    let order: Ranking = this.row.order;
+    const move = (name: StageName, changes: ReadonlyMap<number, number>): void => {
       changes.forEach((value, id) => scores.set(id, value));
+      if (changes.size) order = new Moved(this.row.order, scores);
       cuts.push(look(name, order, order.at(1), Kept.best(order.words)));
     };
     if (factor !== 1) {
       const ids = repeated(said, whose).filter((id) => id < size);
-      move("repetition_penalty", `${factor}:${ids};`, repetition(ids, factor, score));
+      move("repetition_penalty", repetition(ids, factor, score));
     }
     if (frequency !== 0 || presence !== 0) {
       const ids = counted(said, whose).filter((id) => id < size);
-      move("frequency_penalty", `${frequency},${presence}:${ids};`, counts(ids, frequency, presence, score));
+      move("frequency_penalty", counts(ids, frequency, presence, score));
     }
-    this.scores = scores;
     return order;
   }
 
@@ -172,16 +166,16 @@ export class Processed {
   }
 }
 
-function look(name: StageName, order: Order, sums: Sums, kept: Kept): Cut {
+function look(name: StageName, order: Ranking, sums: Sums, kept: Kept): Cut {
   const place = kept.place(0);
   return {
     name,
     left: kept.words,
-    mass: Math.min(1, kept.sum(order.mass)),
+    mass: kept.mass(order),
     entropy: kept.entropy(sums),
-    best: at(order.ids, place),
-    bestP: Math.exp(sums.x(place)) / kept.sum(sums.odds),
+    best: order.id(place),
+    bestP: Math.exp(sums.x(place)) / kept.odds(sums),
     kept,
-    share: (later) => later.sum(sums.odds) / kept.sum(sums.odds),
+    share: (later) => later.odds(sums) / kept.odds(sums),
   };
 }

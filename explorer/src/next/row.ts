@@ -1,6 +1,6 @@
 // One row of logits of a whole vocabulary, sorted once: the model's own distribution.
 
-import { Order, at } from "./order";
+import { Order } from "./order";
 import type { Said } from "./penalties";
 import { Processed, type Settings } from "./processed";
 
@@ -11,19 +11,16 @@ export class Row {
   /** Ids, best first; of equal ones the lowest first. */
   readonly ids: Uint32Array;
   readonly entropy: number;
-  /** mass[n]: how much of the probability the best n words have. */
-  readonly mass: Float64Array;
   readonly order: Order;
   private readonly logTotal: number;
-  private readonly made = new Map<string, readonly [string, Order]>();
 
   constructor(readonly logits: Float32Array) {
     this.order = Order.of(logits);
     this.ids = this.order.ids;
-    this.mass = this.order.mass;
-    const { odds, weighted } = this.order.at(1);
-    this.logTotal = Math.log(at(odds, logits.length));
-    this.entropy = this.logTotal - at(weighted, logits.length) / at(odds, logits.length);
+    const sums = this.order.at(1);
+    const odds = sums.odds(0, logits.length);
+    this.logTotal = Math.log(odds);
+    this.entropy = this.logTotal - sums.weighted(0, logits.length) / odds;
   }
 
   /** The model's own probability of the word at a place. */
@@ -37,20 +34,11 @@ export class Row {
 
   /** The place of an id, 0 for the best. */
   placeOf(id: number): number {
-    return id < this.logits.length ? this.order.placeOf(id, at(this.logits, id)) : -1;
+    return id < this.logits.length ? this.order.placeOf(id) : -1;
   }
 
   /** What a sampler makes of it, behind what was said. */
   process(settings: Settings, said: Said = { prompt: [], output: [] }): Processed {
     return new Processed(this, settings, said);
-  }
-
-  /** An order that was made for the same reason before, or a new one: one is kept per stage. */
-  remembered(stage: string, reason: string, make: () => Order): Order {
-    const known = this.made.get(stage);
-    if (known?.[0] === reason) return known[1];
-    const order = make();
-    this.made.set(stage, [reason, order]);
-    return order;
   }
 }

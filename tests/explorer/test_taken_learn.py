@@ -1,0 +1,105 @@
+"""What the pages Learn and Train let be taken along: the numbers on the page, lines that run."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page
+
+from explorer.sites import saved
+from explorer.test_python import run as values_of
+from explorer.test_train import begin, figures, here, opened, run
+from lmhead import reference as ref
+
+__all__ = ["here", "run"]  # fixtures
+
+SET = "h=-1.5,2.2,0.7&norm=1&t=0.3&draws=100&target=4&eps=0.3&chain="
+CHAIN = "top_k:4,temperature:1.5,min_p:0.2,typical_p:0.9:off,top_p:0.9"
+
+
+def document(page: Page) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(saved(page, "json").read_text())
+    return found
+
+
+def table(page: Page) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(saved(page, "csv").read_text(), newline="")))
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_story_is_the_library_s(page: Page, lang: str) -> None:
+    page.goto(f"/?{SET}{CHAIN}&lang={lang}")
+    story = document(page)
+    assert (story["command"], story["schema"]) == ("learn", 1)
+    z = np.array(story["logits"])
+    h = ref.layer_norm(np.array(story["hidden"]["given"]))
+    np.testing.assert_allclose(h, story["hidden"]["used"], atol=1e-12)
+    np.testing.assert_allclose(ref.linear(h, np.array(story["weight"])), z, atol=1e-12)
+    np.testing.assert_allclose(ref.softmax(z, temperature=0.3), story["softmax"]["p"], atol=1e-12)
+    loss = story["loss"]
+    assert loss["value"] == pytest.approx(float(ref.cross_entropy(z, 4, label_smoothing=0.3)))
+    gradient = ref.cross_entropy_backward(z, 4, label_smoothing=0.3)
+    np.testing.assert_allclose(gradient, loss["gradient"], atol=1e-12)
+    rows = table(page)
+    assert [list(row.values())[1] for row in rows] == story["words"]
+    assert [float(list(row.values())[2]) for row in rows] == pytest.approx(story["logits"])
+
+
+def test_the_story_s_lines_are_one_program(page: Page) -> None:
+    page.goto(f"/?{SET}{CHAIN}")
+    story = document(page)
+    code = page.locator('[data-line="python"]').text_content() or ""
+    values = values_of(code, {})
+    np.testing.assert_allclose(values[1], story["logits"], atol=1e-12)
+    np.testing.assert_allclose(values[2], story["softmax"]["p"], atol=1e-12)
+    assert sorted(values[4].tolist()) == story["sampler"]["kept"]
+    assert values[5].tolist() == story["drawn"]["tokens"][: len(values[5])]
+    assert values[6].sum() == len(story["drawn"]["tokens"]) == 100
+    assert values[7] == pytest.approx(story["loss"]["value"])
+
+
+def test_the_story_as_picture_and_report(page: Page) -> None:
+    page.goto("/?lang=zh")
+    drawn = "".join(ElementTree.fromstring(saved(page, "svg").read_text()).itertext())
+    assert "交税" in drawn
+    report = saved(page, "html").read_text()
+    assert "<script" not in report
+    assert "交税" in report
+    assert "ref.softmax" in report
+
+
+def test_the_memory_of_the_loss(page: Page) -> None:
+    opened(page, "v=50000&d=512&n=4096")
+    shown, taken = figures(page), document(page)
+    assert (taken["command"], taken["run"]) == ("train", None)
+    both = [taken["memory"][way]["tensors"] for way in ("dense", "streamed")]
+    named = {tensor["name"]: tensor["bytes"] for tensors in both for tensor in tensors}
+    assert named.items() <= shown.items()
+    assert named
+    for way in ("dense", "streamed"):
+        tensors = taken["memory"][way]["tensors"]
+        assert taken["memory"][way]["bytes"] == sum(t["bytes"] for t in tensors)
+    rows = table(page)
+    assert [int(row["bytes"]) for row in rows] == [t["bytes"] for ts in both for t in ts]
+
+
+def test_the_run(page: Page, here: str, run: Path) -> None:
+    begin(run)
+    page.goto(here)
+    page.wait_for_selector('[data-chart="loss"]')
+    taken = document(page)
+    assert (taken["run"], taken["step"], taken["steps"]) == ("my run", 200, 400)
+    assert (taken["best_step"], taken["best_loss"]) == (200, pytest.approx(3.1))
+    assert [point["step"] for point in taken["train"]] == list(range(10, 201, 10))
+    assert [point["loss"] for point in taken["valid"]] == pytest.approx([3.6, 3.1])
+    assert [sample["text"] for sample in taken["samples"]] == ["Written at 100.", "Written at 200."]
+    rows = [list(row.values()) for row in table(page)]
+    assert [float(row[1]) for row in rows] == pytest.approx([p["loss"] for p in taken["train"]])
+    assert page.locator('[data-line="command"]').text_content() == "lmhead explore --run 'my run'"
+    ElementTree.fromstring(saved(page, "svg").read_text())
+    assert "Written at 200." in saved(page, "html").read_text()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lmhead
-from lmhead.vocab import AdaptiveHead
+from lmhead.vocab import AdaptiveHead, HierarchicalHead
 
 
 class LogProbAndEntropy(NamedTuple):
@@ -26,7 +26,8 @@ class LogProbAndEntropy(NamedTuple):
 class Implementation(ABC):
     """One way to compute; `can` names the options and promises it has beyond the common ones.
 
-    "map" is scale and soft-capping.
+    "map" is scale and soft-capping; "rows" that rows of the weight are used as they are given, so
+    that half precision rounds them no further.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Functional(Implementation):
     def __init__(self, name: str, max_bytes: int | None = None) -> None:
         self.name = name
         self.max_bytes = max_bytes
-        self.can = frozenset({"z_loss", "num_items", "map"})
+        self.can = frozenset({"z_loss", "num_items", "map", "rows"})
         if max_bytes is None:
             self.can |= {"size", "three products"}
 
@@ -74,7 +75,7 @@ class Lazy(Implementation):
     """Torch's own functions on what `LMHead` returns."""
 
     name = "lazy"
-    can = frozenset({"size", "three products", "map"})
+    can = frozenset({"size", "three products", "map", "rows"})
 
     def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
         logits = self._logits(hidden, weight, options)
@@ -109,7 +110,7 @@ class Factored(Lazy):
     """An adaptive head without clusters, whose one softmax is that of a linear layer."""
 
     name = "factored"
-    can = frozenset({"three products"})
+    can = frozenset({"three products", "rows"})
 
     @staticmethod
     def _logits(hidden: Tensor, weight: Tensor, options: dict[str, Any]) -> Any:
@@ -121,11 +122,36 @@ class Factored(Lazy):
         return logits.float() if weight.dtype in HALF else logits
 
 
+class OneFork(Lazy):
+    """A hierarchical head of one fork, all words its branches: softmax again.
+
+    The last branch has no row, its score is 0: the others' are taken relative to it. It is the word
+    with the largest bias, so that a masked word never is.
+    """
+
+    name = "one-fork"
+    can = frozenset()
+
+    @staticmethod
+    def _logits(hidden: Tensor, weight: Tensor, options: dict[str, Any]) -> Any:
+        bias = options.pop("bias", None)
+        vocab, dim = weight.shape
+        last = vocab - 1 if bias is None else int(bias.detach().argmax())
+        rest = [word for word in range(vocab) if word != last]
+        tree = [*rest, last] if rest else last
+        head = HierarchicalHead(dim, vocab, tree=tree, bias=bias is not None, dtype=weight.dtype)
+        parameters = {"weight": weight[rest] - weight[last]}
+        if bias is not None:
+            parameters["bias"] = bias[rest] - bias[last]
+        logits = torch.func.functional_call(head, parameters, (hidden,))
+        return logits.float() if weight.dtype in HALF else logits
+
+
 class Plain(Implementation):
     """`F.linear`, then `F.cross_entropy` or `Categorical`, and the options written out."""
 
     name = "torch"
-    can = frozenset({"z_loss", "num_items", "three products", "map"})
+    can = frozenset({"z_loss", "num_items", "three products", "map", "rows"})
 
     def loss(
         self,
@@ -196,6 +222,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Functional("functional-in-tiles", max_bytes=512),
     Lazy(),
     Factored(),
+    OneFork(),
     TORCH,
 )
 

@@ -17,7 +17,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@every_implementation()
+@every_implementation(needs={"rows"})
 def test_dtypes_and_errors(
     implementation: Implementation, reduction: str, dtype: torch.dtype
 ) -> None:
@@ -38,7 +38,7 @@ def test_dtypes_and_errors(
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=name_of)
-@every_implementation()
+@every_implementation(needs={"rows"})
 def test_the_weight_gradient_of_many_rows_does_not_stall(
     implementation: Implementation, dtype: torch.dtype
 ) -> None:
@@ -95,7 +95,9 @@ def test_the_loss_of_many_rows_does_not_stall(
     assert_close(loss, truth, rtol=1e-3, dtype=torch.float32)
 
 
-@every_implementation(torch_differs="its float16 logits end at 65504; ours are float32")
+@every_implementation(
+    needs={"rows"}, torch_differs="its float16 logits end at 65504; ours are float32"
+)
 def test_float16_logits_beyond_the_range_of_float16(implementation: Implementation) -> None:
     hidden, weight, bias, targets = inputs(dtype=torch.float16, dim=16)
     hidden, weight = 200 * hidden, 200 * weight

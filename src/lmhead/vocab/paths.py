@@ -116,9 +116,11 @@ class Forks(NamedTuple):
 
         `below` (nodes,) is what `masses_below` makes of m (V,). No sum down the tree is needed.
         """
-        child = self.tree.on(hidden.device).child
+        mass = below[self.tree.on(hidden.device).child]
         log_p = self._edges(hidden)
-        return below[child].to(log_p) @ log_p
+        if bool((mass == 0).any()):  # 0 · log 0 is 0
+            log_p = log_p.masked_fill((mass == 0)[:, None], 0.0)
+        return mass.to(log_p) @ log_p
 
     def masses_below(self, mass: Tensor) -> Tensor:
         """For every node the sum of `mass` (V,) over the words below it: (nodes,), float64."""

@@ -92,6 +92,8 @@ class TreeFactors(Factors):
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         """The loss of each token (N,), 0 where ignored, and what "mean" divides by; float64."""
+        if torch._C._are_functorch_transforms_active():
+            return self._hard_of_all(hidden, targets, class_weight, ignore_index, label_smoothing)
         token = (targets != ignore_index).nonzero()[:, 0]
         words = targets[token]
         own = torch.ones(len(words), dtype=torch.float64, device=words.device)
@@ -103,10 +105,40 @@ class TreeFactors(Factors):
             loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
         return loss.new_zeros(len(targets)).index_copy(0, token, loss), own.sum()
 
+    def _hard_of_all(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        class_weight: Tensor | None,
+        ignore_index: int,
+        label_smoothing: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The same from all words: under `vmap` no size may depend on the targets."""
+        kept = targets != ignore_index
+        words = torch.where(kept, targets, 0)
+        own = kept.double() if class_weight is None else kept * class_weight.double()[words]
+        log_p = self.forks.all_log_probs(hidden).gather(1, words[:, None])[:, 0]
+        loss = -own * log_p
+        if label_smoothing:
+            spread = self._spread(hidden, class_weight)
+            loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
+        return torch.where(kept, loss, 0.0), own.sum()
+
+    def _shares(self) -> Tensor:
+        """Which words get a share of what smoothing spreads: 1 and 0, (V,). Masked ones do not."""
+        forks = self.forks.detach()
+        ones = forks.weight.new_ones(self.vocab, dtype=torch.float64)
+        if forks.bias is None or bool(forks.bias.isfinite().all()):
+            return ones
+        nothing = forks.weight.new_zeros(1, forks.weight.shape[1])
+        return ones.masked_fill(forks.all_log_probs(nothing)[0] == -torch.inf, 0.0)
+
     def _spread(self, hidden: Tensor, class_weight: Tensor | None) -> Tensor:
         """Σ_v m_v log p_v with the class weights m, or 1: (N,), float64."""
-        mass = self.forks.weight.new_ones(self.vocab) if class_weight is None else class_weight
-        below = self.forks.masses_below(mass.detach())
+        mass = self._shares()
+        if class_weight is not None:
+            mass = mass * class_weight.detach()
+        below = self.forks.masses_below(mass)
         return self.by_blocks(lambda h: self.forks.sum_log_probs(h, below), hidden).double()
 
     def _soft(
@@ -117,7 +149,9 @@ class TreeFactors(Factors):
         label_smoothing: float,
     ) -> Tensor:
         """The loss of each token (N,) for target probabilities (N, V); float64."""
-        t = (1 - label_smoothing) * targets + label_smoothing / self.vocab
+        t = (1 - label_smoothing) * targets
+        if label_smoothing:
+            t = t + (label_smoothing / self.vocab * self._shares()).to(t)
         if class_weight is not None:
             t = t * class_weight
         parts, start = [], 0
@@ -125,7 +159,7 @@ class TreeFactors(Factors):
             some = t[start : start + len(rows)]
             parts.append(again(self._soft_rows, rows, some))
             start += len(rows)
-        return torch.cat(parts) if parts else hidden.double().sum(1)
+        return torch.cat(parts) if parts else self._soft_rows(hidden, t)
 
     def _soft_rows(self, hidden: Tensor, targets: Tensor) -> Tensor:
         log_p = self.forks.all_log_probs(hidden)

@@ -1,6 +1,8 @@
 // The questions to the server: which models, the text of all tokens, one row of logits, and how
 // each way of choosing would go on.
 
+import { decoded, lengthOf } from "./utf8";
+
 export interface Model {
   readonly name: string;
   /** How it was given to `lmhead explore`: a name or a path that opens it again. */
@@ -94,22 +96,12 @@ function escaped(name: string, bytes: readonly number[]): string {
   let [text, i] = ["", 0];
   while (i < bytes.length) {
     const byte = bytes[i] ?? 0;
-    const length = byte < 0x80 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    const length = lengthOf(byte);
     const c = byte < 0x80 ? String.fromCharCode(byte) : decoded(bytes.slice(i, i + length));
     text += c ?? String.fromCharCode(0xdc00 + byte);
     i += c === undefined ? 1 : length;
   }
   return bytes.length ? text : name;
-}
-
-const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-
-function decoded(bytes: readonly number[]): string | undefined {
-  try {
-    return strict.decode(Uint8Array.from(bytes));
-  } catch {
-    return undefined;
-  }
 }
 
 export async function next(

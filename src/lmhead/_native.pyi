@@ -179,24 +179,9 @@ def screen_decide_f32(
     ids: Tensor,
     threads: int,
 ) -> tuple[int, bool, bool]: ...
-def screen_decide_bf16(
-    approx: Tensor,
-    block_max: Tensor,
-    words_e: Tensor,
-    words_n: Tensor,
-    block_e: Tensor,
-    block_n: Tensor,
-    e: Tensor,
-    n: Tensor,
-    base: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    most: int,
-    values: Tensor,
-    ids: Tensor,
-    threads: int,
-) -> tuple[int, bool, bool]: ...
+
+screen_decide_bf16 = screen_decide_f32
+
 def screen_within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool: ...
 def screen_masses(
     approx: Tensor,

@@ -2,6 +2,7 @@
 
 import type { Token } from "../ask";
 import { visible } from "../next/tokens";
+import { decoded, lengthOf } from "../utf8";
 
 /** Stands for the rest of a character that an earlier token began. */
 export const REST = "·";
@@ -18,7 +19,7 @@ export function spell(tokens: readonly Token[]): Spelled[] {
   const add = (at: number, c: string): void => void (parts[at] += c);
   for (let i = 0; i < bytes.length; ) {
     const { byte, at } = bytes[i] as { byte: number; at: number };
-    const length = byte < 0x80 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    const length = lengthOf(byte);
     const c = decoded(bytes.slice(i, i + length).map((entry) => entry.byte));
     add(at, c === undefined ? `⟨${byte.toString(16).toUpperCase().padStart(2, "0")}⟩` : readable(c));
     const end = i + (c === undefined ? 1 : length);
@@ -36,16 +37,6 @@ export function spell(tokens: readonly Token[]): Spelled[] {
 /** A space stays one; what cannot be seen is shown by its number. */
 function readable(c: string): string {
   return c === " " ? c : visible(c);
-}
-
-const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-
-function decoded(bytes: readonly number[]): string | undefined {
-  try {
-    return strict.decode(Uint8Array.from(bytes));
-  } catch {
-    return undefined;
-  }
 }
 
 /** The text of tokens; undefined where they are none, e.g. end inside a character. */

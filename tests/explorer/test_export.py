@@ -183,6 +183,8 @@ def shell(line: str) -> str:
         "prompt=-x&t=1.5&order=llama.cpp&top=5",
         "prompt=-",
         "prompt=hello&more=262,259,263&p=0.5",
+        "prompt=hello&more=262,259,262&freq=1.5&pres=0.7&rep=1.3&t=0.7",
+        "prompt=hello&more=262,259,262&freq=1.5&order=llama.cpp",
     ],
 )
 def test_copied_lines_run_and_give_the_page_s_numbers(here: Page, address: str, query: str) -> None:

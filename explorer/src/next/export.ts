@@ -4,6 +4,7 @@ import { pieces, type Model, type Token } from "../ask";
 import type { Table } from "../export/csv";
 import { modelJson } from "../export/json";
 import { commandLine, pyOptions, pyText, speakable } from "../export/quote";
+import { textOf } from "../text/spell";
 import { py } from "../ui/format";
 import type { Lines } from "../ui/export";
 import type { Processed, Row, Said, Settings, StageName, Whose } from "./row";
@@ -143,7 +144,9 @@ export function nextLines(shown: Shown, where: string, anew: string): Lines {
   const taken = output.length > 0;
   const sampler = options(shown);
   const sampled = Object.keys(sampler).length > 0;
-  const said = taken ? spelled(prompt) : text;
+  const said = taken ? textOf(prompt) : text;
+  // Hugging Face's penalties by count look at what came behind the prompt.
+  const behind = taken && ("frequency_penalty" in sampler || "presence_penalty" in sampler) ? prompt.length - output.length : undefined;
   const python = [
     "import lmhead",
     "from lmhead.analysis import next_words",
@@ -151,23 +154,13 @@ export function nextLines(shown: Shown, where: string, anew: string): Lines {
     `model = lmhead.open_model(${pyText(where)})`,
     taken ? `prompt = [${prompt.map(({ id }) => id).join(", ")}]` : `prompt = ${pyText(text)}`,
     ...(sampled ? [`sampler = lmhead.Sampler(${pyOptions(sampler, WHOLE)})`] : []),
-    `next_words(model, prompt, top=${top}${sampled ? ", sampler=sampler" : ""})`,
+    `next_words(model, prompt, top=${top}${sampled ? ", sampler=sampler" : ""}${behind === undefined ? "" : `, prompt_length=${behind}`})`,
   ];
-  const words = [`--top ${top}`, ...Object.entries(sampler).map(([name, value]) => `--${name.replaceAll("_", "-")} ${value}`)];
+  const words = [`--top ${top}`, ...(behind === undefined ? [] : [`--prompt-length ${behind}`]), ...Object.entries(sampler).map(([name, value]) => `--${name.replaceAll("_", "-")} ${value}`)];
   const usable = said !== undefined && speakable(said);
   return {
     python: python.join("\n"),
     command: usable ? commandLine("next", where, said, words) : undefined,
     note: taken ? anew : undefined,
   };
-}
-
-/** The text of tokens; undefined where it is none. */
-function spelled(tokens: readonly Token[]): string | undefined {
-  const bytes = Uint8Array.from(tokens.flatMap((token) => [...token.bytes]));
-  try {
-    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
-  } catch {
-    return undefined;
-  }
 }

@@ -89,7 +89,12 @@ class NextWords:
 
 @torch.no_grad()
 def next_words(
-    model: LanguageModel, prompt: Text, *, top: int = 10, sampler: Sampler | None = None
+    model: LanguageModel,
+    prompt: Text,
+    *,
+    top: int = 10,
+    sampler: Sampler | None = None,
+    prompt_length: int | None = None,
 ) -> NextWords:
     """The most probable next words.
 
@@ -101,12 +106,16 @@ def next_words(
         top: how many words. With a sampler, those of its `top` best words that are not among them
             come too, each in its place.
         sampler: what to apply to the distribution; a seed makes random cuts (XTC) repeatable.
+        prompt_length: how many of the tokens are the prompt, for penalties that count only what was
+            written behind it; None for all.
 
     Raises:
         ValueError: no token in the prompt, or more than the model can see at once.
     """
     checks.check_whole("top", top, low=1)
     ids = prompt_ids(model, prompt)
+    if prompt_length is not None:
+        checks.check_whole("prompt_length", prompt_length, low=0, high=len(ids))
     last = read_hidden(model, ids)[-1:]
     logits = model.head(last).double()  # answers in float64
     top = min(top, logits.shape[-1])
@@ -117,7 +126,8 @@ def next_words(
     values, best_ids = (side[0] for side in answers.top_k)
     chosen, found = best_ids, None
     if sampler is not None:
-        found = _process(model, whole_row(logits.source(), 0).double()[None], ids, sampler)
+        row = whole_row(logits.source(), 0).double()[None]
+        found = _process(model, row, ids, sampler, prompt_length)
         best = found.log_probs.topk(min(top, found.summary.words)).indices
         chosen = torch.cat((chosen, best[~torch.isin(best, chosen)]))
     exact = logits.ask(log_prob=chosen[None], rank=chosen[None])
@@ -158,10 +168,12 @@ class _Found:
     summary: Processed
 
 
-def _process(model: LanguageModel, z: Tensor, ids: list[int], sampler: Sampler) -> _Found:
+def _process(
+    model: LanguageModel, z: Tensor, ids: list[int], sampler: Sampler, prompt_length: int | None
+) -> _Found:
     """What the stages make of the logits z (1, V)."""
     vocab = z.shape[-1]
-    explanation = sampler.explain(z, [ids], shown=vocab)
+    explanation = sampler.explain(z, [ids], prompt_length=prompt_length, shown=vocab)
     steps, token = explanation.steps[0], explanation.tokens[0]
     cut_by = {id: step.stage for step in steps for id in step.cut_ids}
     if sampler.is_greedy:  # one word is left, whatever the stages leave
@@ -170,7 +182,7 @@ def _process(model: LanguageModel, z: Tensor, ids: list[int], sampler: Sampler) 
         log_probs = torch.full((vocab,), -math.inf, dtype=torch.float64)
         log_probs[token] = 0.0
     else:
-        log_probs = sampler.process(z, [ids])[0].log_softmax(-1)
+        log_probs = sampler.process(z, [ids], prompt_length=prompt_length)[0].log_softmax(-1)
     left = log_probs > -math.inf
     p = log_probs[left].exp()
     summary = Processed(

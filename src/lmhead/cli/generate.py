@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @click.option("--screen", is_flag=True, help="Certified decode: same tokens, fewer bytes read.")
-@click.option("--beams", type=click.IntRange(1), help="Beam search, in place of a sampler.")
+@click.option("--beams", type=click.IntRange(1, 256), help="Beam search, in place of a sampler.")
 @click.option("--length-penalty", type=float, default=1.0, show_default=True, help="Of beams.")
 @click.option("--num-return", type=click.IntRange(1), default=1, help="Beams to show.")
 @model_options

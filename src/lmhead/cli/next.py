@@ -25,10 +25,18 @@ _MARGIN = "  "
 @click.command("next", cls=SectionedCommand)
 @click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
 @click.option("-n", "--top", type=click.IntRange(1), default=10, show_default=True, help="Words.")
+@click.option(
+    "--prompt-length",
+    type=click.IntRange(0),
+    help="Tokens of PROMPT that are the prompt; penalties that count what was written count the "
+    "others.  [default: all]",
+)
 @model_options
 @_json.json_option
 @sampler_options
-def command(arguments: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:
+def command(
+    arguments: tuple[str, ...], top: int, prompt_length: int | None, as_json: bool, **options: Any
+) -> None:
     """The most probable next words behind a prompt, as a table.
 
     Each word with its id, logit and probability. With sampler options also the probability that
@@ -54,7 +62,7 @@ def command(arguments: tuple[str, ...], top: int, as_json: bool, **options: Any)
     from lmhead.analysis import next_words
 
     sampler = with_ends(given, model) if given else None
-    found = next_words(model, text, top=top, sampler=sampler)
+    found = next_words(model, text, top=top, sampler=sampler, prompt_length=prompt_length)
     if as_json:
         _json.write("next", model=model_json(model), **found.to_json())
     else:

@@ -25,9 +25,15 @@ _TOGETHER = 64  # lines of standard input that are translated before the next ar
 @click.command("translate")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--beams", type=click.IntRange(1), default=4, show_default=True, help="1 is greedy.")
 @click.option(
-    "--n-best", type=click.IntRange(1), default=1, show_default=True, help="Translations of each."
+    "--beams", type=click.IntRange(1, 256), default=4, show_default=True, help="1 is greedy."
+)
+@click.option(
+    "--n-best",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Translations of each.",
 )
 @click.option(
     "--length-penalty",

@@ -4,6 +4,7 @@ import { kept, run, type Stage } from "../src/math/filters";
 import { draw, gumbels, uniform } from "../src/math/philox";
 import { entropy, softmax } from "../src/math/softmax";
 import { Moved } from "../src/next/moved";
+import { Noise } from "../src/next/noise";
 import { Order } from "../src/next/order";
 import { Row, type Settings } from "../src/next/row";
 import { expectClose, golden } from "./golden";
@@ -50,7 +51,7 @@ test("a chain on a sorted row is the chain on the plain one", () => {
       const p = softmax(plain);
       expectClose([...row.ids].map((_, place) => processed.p(place)), [...row.ids].map((id) => p[id] ?? NaN));
       expectClose([processed.entropy], [entropy(plain)], 1e-10);
-      expect(row.ids[processed.draw(gumbels(42, 7, size))]).toBe(draw(plain, 42, 7));
+      expect(row.ids[processed.draw(new Noise(gumbels(42, 7, size)))]).toBe(draw(plain, 42, 7));
       expect(processed.cuts.at(-1)?.left ?? size).toBe(processed.words);
     }
 });
@@ -86,7 +87,7 @@ test("every stage leaves what the library's sampler leaves, and the draw is its 
     expect(left(row, processed).sort((a, b) => a - b), which).toEqual(want.kept);
     expectClose(want.kept.map((id) => processed.p(row.placeOf(id))), want.p, 1e-10);
     const position = said.prompt.length + said.output.length;
-    expect(row.ids[processed.draw(gumbels(7, position, row.ids.length))], which).toBe(want.token);
+    expect(row.ids[processed.draw(new Noise(gumbels(7, position, row.ids.length)))], which).toBe(want.token);
     const [, ...steps] = want.steps;
     expect(processed.cuts.map(({ name, left, best }) => [name, left, best]), which).toEqual(
       steps.map(({ stage, words, best }) => [stage, words, best]),
@@ -127,6 +128,17 @@ test("a penalty moves words of the context alone", () => {
   expect(row.process({ frequency: 100 }, said).best(50).slice(-2).map((place) => row.ids[place])).toEqual(
     [11, 9], // of Hugging Face's order: what came behind the prompt
   );
+});
+
+test("of many words the one is drawn that has the largest sum, whichever list finds it", () => {
+  const size = 20_000;
+  const row = new Row(logits(size, 9));
+  for (const [position, settings] of [{}, { temperature: 3 }, { temperature: 0.1 }, { repetition: 1.8 }, { topK: 50 }, { typicalP: 0.5 }].entries()) {
+    const processed = row.process(settings, { prompt: [...row.ids.slice(0, 9)], output: [] });
+    const noise = gumbels(3, position, size);
+    const sums = Array.from(row.ids, (id, place) => Math.log(processed.p(place)) + (noise[id] ?? NaN));
+    expect(processed.draw(new Noise(noise))).toBe(sums.indexOf(Math.max(...sums)));
+  }
 });
 
 test("an order with words moved is that of the new scores, sorted; its sums are theirs", () => {

@@ -14,6 +14,7 @@ import { goTo, parse, path, show, type Branches } from "./branches";
 import { Find } from "./find";
 import { RankCurve } from "./curve";
 import { nextDocument, nextLines, nextTables, type Shown } from "./export";
+import { Noise } from "./noise";
 import { Paths } from "./paths";
 import { Ranked, shownPlaces } from "./ranked";
 import { SamplerControls } from "./sampler";
@@ -95,7 +96,7 @@ function Behind({ model, text: typed, reading, texts, branches, sampler, onChang
   const processed = useMemo(() => row.process(settings, said), [reading, JSON.stringify(settings)]);
   const position = reading.prompt.length;
   const size = row.ids.length;
-  const noise = useMemo(() => gumbels(seed, position, size), [seed, position, size]);
+  const noise = useMemo(() => new Noise(gumbels(seed, position, size)), [seed, position, size]);
   const drawn = useMemo(() => processed.draw(noise), [processed, noise]);
   const places = useMemo(() => shownPlaces(row, processed, top), [row, processed, top]);
   const mass = places.reduce((sum, place) => sum + row.p(place), 0);

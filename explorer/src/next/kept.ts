@@ -78,15 +78,17 @@ export function minP(kept: Kept, share: number, sums: Sums): Kept {
 /**
  * The words whose surprise is nearest to the entropy, until they have the share.
  *
- * Surprise less entropy is (mean of x) - x, so the nearest words are those around the mean: from
- * there two pointers walk apart. It comes where the best so many words are left, and no gap.
+ * Surprise less entropy is (mean of x) - x, so the nearest words are those around the mean: all up to
+ * some distance, found by halving, and from there two pointers walk apart. It comes where the best so
+ * many words are left, and no gap.
  */
 export function typicalP(kept: Kept, share: number, sums: Sums, order: Ranking): Kept {
   const end = kept.words;
   const mean = kept.mean(sums);
   const limit = share * kept.odds(sums);
   const centre = first(end, (place) => sums.x(place) < mean);
-  let [up, down, mass] = [centre, centre, 0]; // what is kept: from up to down
+  let [up, down] = nearer(sums, mean, centre, end, limit); // what is kept: from up to down
+  let mass = sums.odds(up, down);
   while (mass < limit && (up > 0 || down < end)) {
     if (up > 0 && (down === end || sums.x(up - 1) - mean <= mean - sums.x(down))) {
       const score = order.score(up - 1);
@@ -98,4 +100,20 @@ export function typicalP(kept: Kept, share: number, sums: Sums, order: Ranking):
     } else mass += Math.exp(sums.x(down++));
   }
   return new Kept(up, down, down, down);
+}
+
+const HALVINGS = 40;
+
+/** From where to where the words are nearer than some distance, nearly as far as the limit allows. */
+function nearer(sums: Sums, mean: number, centre: number, end: number, limit: number): [number, number] {
+  let found: [number, number] = [centre, centre];
+  let [low, high] = [0, Math.max(sums.x(0) - mean, mean - sums.x(end - 1))];
+  for (let n = 0; n < HALVINGS; n++) {
+    const distance = (low + high) / 2;
+    const up = first(centre, (place) => sums.x(place) - mean < distance);
+    const down = centre + first(end - centre, (more) => mean - sums.x(centre + more) >= distance);
+    if (sums.odds(up, down) < limit) [low, found] = [distance, [up, down]];
+    else high = distance;
+  }
+  return found;
 }

@@ -6,6 +6,7 @@
 const ID_BITS = 2 ** 21;
 // Scores this far from what the sums start at, temperature applied, are in the range of exp.
 const REACH = 300;
+const BLOCK = 64; // words between two sums that are kept
 
 /** Words in an order, by place from 0. */
 export interface Ranking {
@@ -95,7 +96,11 @@ export class Order implements Ranking {
   }
 }
 
-/** Sums over everything behind a place: of the small numbers there, none is lost in a large one. */
+/**
+ * Sums over everything behind a place: of the small numbers there, none is lost in a large one.
+ *
+ * Kept for every so many words; what lies between is added up when it is asked for.
+ */
 export class RunningSums implements Sums {
   private readonly behind: Float64Array;
   private readonly turned: Float64Array;
@@ -105,17 +110,18 @@ export class RunningSums implements Sums {
     readonly temperature: number,
     readonly top: number,
   ) {
-    const [behind, turned] = [new Float64Array(scores.length + 1), new Float64Array(scores.length + 1)];
+    const blocks = Math.ceil(scores.length / BLOCK);
+    [this.behind, this.turned] = [new Float64Array(blocks + 1), new Float64Array(blocks + 1)];
     let [odds, weighted] = [0, 0];
     for (let place = scores.length - 1; place >= 0; place--) {
       const x = (at(scores, place) - top) / temperature;
-      const e = x > 0 ? 0 : Math.exp(x);
+      const e = odd(x);
       odds += e;
       if (e > 0) weighted += e * x;
-      behind[place] = odds;
-      turned[place] = weighted;
+      if (place % BLOCK) continue;
+      this.behind[place / BLOCK] = odds;
+      this.turned[place / BLOCK] = weighted;
     }
-    [this.behind, this.turned] = [behind, turned];
   }
 
   is(temperature: number, top: number): boolean {
@@ -132,12 +138,30 @@ export class RunningSums implements Sums {
   }
 
   odds(from: number, to: number): number {
-    return at(this.behind, from) - at(this.behind, to);
+    return this.sum(this.behind, from, to, odd);
   }
 
   weighted(from: number, to: number): number {
-    return at(this.turned, from) - at(this.turned, to);
+    return this.sum(this.turned, from, to, (x) => (odd(x) > 0 ? odd(x) * x : 0));
   }
+
+  private sum(running: Float64Array, from: number, to: number, of: (x: number) => number): number {
+    const [first, last] = [Math.ceil(from / BLOCK), Math.floor(to / BLOCK)];
+    if (last <= first) return this.part(from, to, of);
+    const between = at(running, first) - at(running, last);
+    return this.part(from, first * BLOCK, of) + between + this.part(last * BLOCK, to, of);
+  }
+
+  private part(from: number, to: number, of: (x: number) => number): number {
+    let sum = 0;
+    for (let place = to - 1; place >= from; place--) sum += of(this.x(place));
+    return sum;
+  }
+}
+
+/** Of words above all that count, nothing. */
+function odd(x: number): number {
+  return x > 0 ? 0 : Math.exp(x);
 }
 
 /** The ids by descending logit. */

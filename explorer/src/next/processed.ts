@@ -4,6 +4,7 @@
 
 import { Kept, minP, topK, topP, typicalP } from "./kept";
 import { Moved } from "./moved";
+import type { Noise } from "./noise";
 import { at, type Ranking, type Sums } from "./order";
 import { counted, counts, repeated, repetition, type Said, type Whose } from "./penalties";
 import type { Row } from "./row";
@@ -112,19 +113,25 @@ export class Processed {
     return Array.from({ length: some }, (_, i) => this.row.placeOf(this.order.id(this.kept.place(i))));
   }
 
-  /** The place, in the model's ranking, of the word that is drawn with the noise of all words. */
-  draw(noise: Float64Array): number {
-    const loudest = noise.reduce((a, b) => Math.max(a, b), -Infinity);
-    let best = 0;
-    let largest = -Infinity;
+  /**
+   * The place, in the model's ranking, of the word that is drawn with the noise of all words.
+   *
+   * The best words and the loudest ones are tried in turn, until no other can have a larger sum.
+   */
+  draw(noise: Noise): number {
+    let [best, largest] = [Infinity, -Infinity];
+    const consider = (place: number): void => {
+      if (!this.kept.has(place)) return;
+      const noisy = this.sums.x(place) + at(noise.of, this.order.id(place));
+      if (noisy > largest || (noisy === largest && place < best)) [best, largest] = [place, noisy];
+    };
     for (let n = 0; n < this.words; n++) {
       const place = this.kept.place(n);
-      const [id, x] = [this.order.id(place), this.sums.x(place)];
-      if (x + loudest <= largest) break; // nor can any behind it
-      const noisy = x + at(noise, id);
-      if (noisy > largest) [best, largest] = [id, noisy];
+      if (this.sums.x(place) + noise.most(n) < largest) break;
+      consider(place);
+      if (n < noise.loudest.length) consider(this.order.placeOf(at(noise.loudest, n)));
     }
-    return this.row.placeOf(best);
+    return this.row.placeOf(this.order.id(best));
   }
 
   /** From a place in the model's ranking to one in the sampler's. */

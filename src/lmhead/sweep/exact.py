@@ -69,10 +69,10 @@ class TopK(_Watcher):
         ids = self.ids.sort(dim=1).values
         tokens = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         exact = self.logits(tokens.reshape(-1), ids.reshape(-1)).view_as(ids)
-        values, ids = _in_order(exact, ids, self.k)
+        values, ids = in_order(exact, ids, self.k)
         for token in self._undecided(values).nonzero()[:, 0].tolist():
             values[token], ids[token] = self._from_scratch(token)
-        return values, ids.masked_fill(_no_order(lse), -1)
+        return values, ids.masked_fill(no_order(lse), -1)
 
     def _undecided(self, values: Tensor) -> Tensor:
         """Tokens whose k-th value might be beaten by a word that was not kept."""
@@ -88,7 +88,7 @@ class TopK(_Watcher):
         """Float64 over the whole vocabulary, for one token."""
         all_ids = torch.arange(self.source.vocab, device=self.rows.device)
         exact = self.logits(torch.full_like(all_ids, token), all_ids)
-        values, ids = _in_order(exact[None], all_ids[None], self.k)
+        values, ids = in_order(exact[None], all_ids[None], self.k)
         return values[0], ids[0]
 
 
@@ -135,15 +135,15 @@ class Rank(_Watcher):
 
     def answer(self, lse: Tensor) -> Tensor:
         """Ranks (tokens, K)."""
-        return self.counts.T.masked_fill(_no_order(lse), -1)
+        return self.counts.T.masked_fill(no_order(lse), -1)
 
 
-def _no_order(lse: Tensor) -> Tensor:
+def no_order(lse: Tensor) -> Tensor:
     """Tokens with a NaN (then lse is NaN) or nothing but -inf: (tokens, 1)."""
     return ~(lse > -math.inf)[:, None]
 
 
-def _in_order(values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def in_order(values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The first k by value, ids ascending among equals; `ids` must come sorted."""
     values, order = values.sort(dim=1, descending=True, stable=True)
     return values[:, :k], ids.gather(1, order)[:, :k]

@@ -21,6 +21,7 @@ TEXT = "hello ab cab hello"
             "--stride must be at most the window, 4",
         ),
         ("next {model} ab --logit-bias 300=1", "--logit-bias must hold ids in [0, 300)"),
+        ("next {model} ab --prompt-length 99", "--prompt-length must be at most"),
         ("next {model} ab --suppress-tokens 1,-1", "--suppress-tokens must hold ids"),
         ("generate {model} ab --allowed-token-ids 999", "--allowed-token-ids must hold ids"),
         ("generate {model} ab --logprobs 301", "--logprobs must be at most 300"),

@@ -1,5 +1,6 @@
 """`lmhead next`, `score` and `lens`: what a model makes of a text, as table and JSON."""
 
+import json
 import re
 from pathlib import Path
 
@@ -28,6 +29,22 @@ def test_next_as_json(model: str) -> None:
     want = next_words(open_model(model), "hello", top=4, sampler=Sampler(top_k=2, seed=0))
     assert found["tokens"] == [t.to_json() for t in want.tokens]
     assert [t["cut_by"] for t in found["tokens"]] == [None, None, "top_k", "top_k"]
+
+
+def test_next_counts_what_was_written(model: str) -> None:
+    """A penalty by count looks behind the prompt, as long as that is said to be."""
+    options = ("next", model, "hello ab ab", "--frequency-penalty", "5", "--top", "300")
+    opened, sampler = open_model(model), Sampler(frequency_penalty=5.0, seed=0)
+    seen = []
+    for length in (None, 0, 1):
+        more = () if length is None else ("--prompt-length", str(length))
+        found = document(*options, *more)
+        want = next_words(opened, "hello ab ab", top=300, sampler=sampler, prompt_length=length)
+        assert found["tokens"] == json.loads(json.dumps(want.to_json()["tokens"]))
+        seen.append({token["id"]: token["processed_p"] for token in found["tokens"]})
+    ids = {token["id"] for token in found["prompt"]}
+    assert all(seen[1][id] < seen[0][id] for id in ids)
+    assert {id for id in ids if seen[2][id] > seen[1][id]} == {found["prompt"][0]["id"]}
 
 
 def test_next_shows_what_cut_a_word(model: str) -> None:

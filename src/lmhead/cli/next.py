@@ -60,8 +60,15 @@ def command(
         make_sampler(given)
     model = open_model(where, download=options["download"], threads=options["threads"])
     from lmhead.analysis import next_words
+    from lmhead.analysis.reading import prompt_ids
 
     sampler = with_ends(given, model) if given else None
+    if prompt_length is not None:
+        size = len(prompt_ids(model, text))
+        if prompt_length > size:
+            raise click.UsageError(
+                f"--prompt-length must be at most {size}, the tokens of PROMPT; got {prompt_length}"
+            )
     found = next_words(model, text, top=top, sampler=sampler, prompt_length=prompt_length)
     if as_json:
         _json.write("next", model=model_json(model), **found.to_json())

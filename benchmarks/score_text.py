@@ -78,8 +78,9 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     text = given.text.read_text(encoding="utf-8")
     opened = open_model(given.model)
-    if opened.head.weight.dtype != torch.float32 or opened.head.softcap is not None:
-        sys.exit("the model must be in float32 and have no soft cap")
+    head = opened.head
+    if head.weight.dtype != torch.float32 or head.softcap is not None or head.scale != 1:
+        sys.exit("the model must be in float32, without soft cap and scale")
     with tempfile.TemporaryFile() as file:
         model = Recorded(**vars(opened), file=file)
         score(opened, text[:20_000])  # what is loaded once is loaded now

@@ -16,7 +16,7 @@ from lmhead import checks
 from lmhead.functional import Answers, TopK, ask, cross_entropy
 from lmhead.logits.unbuilt import Kind, Unbuilt
 from lmhead.sweep import Questions, row_answers
-from lmhead.sweep.draw import draw
+from lmhead.sweep.draw import draw, log_sums
 from lmhead.sweep.eager import eager
 
 if TYPE_CHECKING:
@@ -215,11 +215,12 @@ class Answering(Unbuilt):
     def _draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """Independent draws from every row, (..., num_samples)."""
         with torch.no_grad():
-            lse = self._raw_lse().reshape(-1)
+            questions = Questions(self.source(), max_bytes=self._max_bytes)
+            lse = log_sums(questions)
             if bool(lse.isnan().any() | (lse == -math.inf).any()):
                 raise ValueError("probs must have a finite, positive sum in every row")
             uniforms = torch.rand(
                 len(lse), num_samples, dtype=torch.float64, device=self.device, generator=generator
             )
-            drawn = draw(Questions(self.source(), max_bytes=self._max_bytes), lse, uniforms)
+            drawn = draw(questions, lse, uniforms)
         return drawn.reshape(*self._lead, num_samples)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.sweep import run
+from lmhead.sweep import run, single
 from lmhead.sweep.kernels import FLOOR
 from lmhead.sweep.loss import RowLoss
 from lmhead.sweep.questions import Decisions, Questions, RowAnswers
@@ -22,6 +22,8 @@ Tensors = tuple[Tensor | None, ...]
 
 def row_answers(questions: Questions) -> tuple[RowAnswers, Decisions]:
     """All answers; those in `RowAnswers` are differentiable with respect to the sources."""
+    if (one := single.answer(questions)) is not None:
+        return one
     outputs = _Answer.apply(questions.without_tensors(), *questions.tensors())  # type: ignore[no-untyped-call]
     return _unpack(questions, outputs)
 

@@ -7,14 +7,21 @@ from torch import Tensor
 
 from lmhead.sweep import kernels
 from lmhead.sweep.questions import Questions
-from lmhead.sweep.run import chunks, in_own_precision
+from lmhead.sweep.run import answer, chunks, in_own_precision
+
+
+def log_sums(questions: Questions) -> Tensor:
+    """log Σ exp z of each token, (N,), of the very logits that `draw` goes through."""
+    answers, _ = answer(questions)
+    assert answers.lse is not None
+    return answers.lse
 
 
 @in_own_precision
 def draw(questions: Questions, lse: Tensor, uniforms: Tensor) -> Tensor:
     """The word v with P(< v) <= u < P(<= v), for each u in [0, 1): (N, S) to (N, S).
 
-    A word of probability 0 is never drawn. `lse` is the (N,) answer of a sweep before.
+    A word of probability 0 is never drawn. `lse` is what `log_sums` gives.
     """
     drawn = torch.full(uniforms.shape, -1, dtype=torch.int64, device=uniforms.device)
     for rows, chunk in chunks(questions):

@@ -162,6 +162,15 @@ def pair_products(
     return out
 
 
+def row_norms(weight: Tensor) -> Tensor:
+    """|w| of each row (M, D), in float64: (M,)."""
+    if native.for_pairs(weight, weight) is None:
+        norms: Tensor = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64)
+        return norms
+    rows = torch.arange(len(weight), device=weight.device)
+    return pair_products(weight, weight, rows, rows, 0).sqrt_()
+
+
 def finish_(z: Tensor, bias: Tensor | None, pointwise: Pointwise) -> Tensor:
     """From the linear layer to the logits: bias and map, in place."""
     if bias is not None:

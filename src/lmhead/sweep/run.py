@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from lmhead.sweep import few, single
+from lmhead.sweep import few
 from lmhead.sweep.chunk import Buffers, Chunk
 from lmhead.sweep.exact import Rank, TopK
 from lmhead.sweep.gradients import Gradients, Needs
@@ -43,8 +43,6 @@ def in_own_precision(
 @in_own_precision
 def answer(questions: Questions) -> tuple[RowAnswers, Decisions]:
     """All answers, (N, ...) each."""
-    if single.serves(questions):
-        return single.answer(questions)
     answers = _Collected(questions.source.rows)
     decisions = _Collected(questions.source.rows)
     for rows, chunk in chunks(questions):

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lmhead.sweep import kernels, native
+from lmhead.sweep import kernels
 from lmhead.sweep.pointwise import Pointwise
 from lmhead.sweep.precision import accumulation_dtype, native_products, unit_roundoff
 
@@ -138,16 +138,11 @@ class Source:
     @cached_property
     def word_norms(self) -> Tensor:
         """|w_v| summed over the terms, (V,), for the bounds below."""
-        if all(native.for_pairs(w, w) is not None for w in self.weights):
-            words = torch.arange(self.vocab)
-            squares = (kernels.pair_products(w, w, words, words, 0) for w in self.weights)
-            return sum(s.sqrt_() for s in squares).to(self.dtype)  # type: ignore[union-attr]
         norms = torch.zeros(self.vocab, dtype=self.dtype, device=self.device)
         for lo in range(0, self.vocab, 4096):
             hi = min(lo + 4096, self.vocab)
             for term in range(len(self.weights)):
-                tile = self.weight_tile(term, lo, hi)
-                norms[lo:hi] += torch.linalg.vector_norm(tile, dim=1, dtype=torch.float64)
+                norms[lo:hi] += kernels.row_norms(self.weights[term][lo:hi])
         return norms
 
     def error_bounds(self, hiddens: tuple[Tensor, ...]) -> tuple[Tensor, float, float]:

@@ -164,6 +164,13 @@ def again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
     return made
 
 
+def vmapped() -> bool:
+    """Whether we are inside of `torch.func.vmap`, where no size may depend on numbers."""
+    stack = torch._C._functorch.get_interpreter_stack()
+    kind = torch._C._functorch.TransformType.Vmap
+    return any(level.key() == kind for level in stack or ())
+
+
 def inverse_cdf(log_p: Tensor, u: Tensor) -> Tensor:
     """The word v with P(< v) <= u < P(<= v): (V,) and () give (). Never a word of probability 0."""
     cumulated = log_p.double().exp().cumsum(0)

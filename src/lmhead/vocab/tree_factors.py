@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep import accumulation_dtype
-from lmhead.vocab.factors import Factors, Uniform, again
+from lmhead.vocab.factors import Factors, Uniform, again, vmapped
 from lmhead.vocab.paths import Forks
 from lmhead.vocab.tree_search import best_words
 
@@ -92,7 +92,7 @@ class TreeFactors(Factors):
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         """The loss of each token (N,), 0 where ignored, and what "mean" divides by; float64."""
-        if torch._C._are_functorch_transforms_active():
+        if vmapped():
             return self._hard_of_all(hidden, targets, class_weight, ignore_index, label_smoothing)
         token = (targets != ignore_index).nonzero()[:, 0]
         words = targets[token]
@@ -127,8 +127,8 @@ class TreeFactors(Factors):
     def _shares(self) -> Tensor:
         """Which words get a share of what smoothing spreads: 1 and 0, (V,). Masked ones do not."""
         forks = self.forks.detach()
-        ones = forks.weight.new_ones(self.vocab, dtype=torch.float64)
-        if forks.bias is None or bool(forks.bias.isfinite().all()):
+        ones = torch.ones(self.vocab, dtype=torch.float64, device=forks.weight.device)
+        if forks.bias is None or vmapped() or bool(forks.bias.isfinite().all()):
             return ones
         nothing = forks.weight.new_zeros(1, forks.weight.shape[1])
         return ones.masked_fill(forks.all_log_probs(nothing)[0] == -torch.inf, 0.0)

@@ -7,6 +7,12 @@ import { at, first, type Order, type Ranking, type Sums } from "./order";
 
 type Running = (from: number, to: number) => number;
 
+/** What the words have that came, and those that stayed, behind each of the places that matter. */
+interface Behind {
+  readonly come: Float64Array;
+  readonly stayed: Float64Array;
+}
+
 export class Moved implements Ranking {
   readonly size: number;
   readonly words: number;
@@ -16,6 +22,7 @@ export class Moved implements Ranking {
   private readonly staying: readonly number[];
   /** Places in the order that were left, lowest first. */
   private readonly left: readonly number[];
+  private readonly numbers: ReadonlyMap<number, number>;
 
   constructor(
     private readonly order: Order,
@@ -25,6 +32,7 @@ export class Moved implements Ranking {
     [this.size, this.words] = [order.size, order.words];
     this.left = [...changes.keys()].map((id) => order.placeOf(id)).sort((a, b) => a - b);
     this.come = [...changes].sort(([a, x], [b, y]) => y - x || a - b);
+    this.numbers = new Map(this.come.map(([id], number) => [id, number]));
     this.staying = this.come.map(([id, score]) => this.stayBefore(order.before(id, score)));
   }
 
@@ -37,8 +45,8 @@ export class Moved implements Ranking {
   }
 
   placeOf(id: number): number {
-    const coming = this.come.findIndex(([other]) => other === id);
-    if (coming >= 0) return at(this.staying, coming) + coming;
+    const coming = this.numbers.get(id);
+    if (coming !== undefined) return at(this.staying, coming) + coming;
     const stays = this.stayBefore(this.order.placeOf(id));
     return stays + first(this.come.length, (n) => at(this.staying, n) > stays);
   }
@@ -48,34 +56,40 @@ export class Moved implements Ranking {
       const place = this.order.placeOf(id);
       return this.order.mass(place, place + 1);
     };
-    return this.sum(from, to, (a, b) => this.order.mass(a, b), ([id]) => own(id));
+    return this.summing((a, b) => this.order.mass(a, b), ([id]) => own(id))(from, to);
   }
 
   at(temperature: number): Sums {
     const sums = this.order.at(temperature, this.score(0));
-    const odds: Running = (a, b) => sums.odds(a, b);
-    const weighted: Running = (a, b) => sums.weighted(a, b);
+    const weight = (x: number): number => (x === -Infinity ? 0 : x * Math.exp(x));
     return {
       x: (place) => sums.of(this.score(place)),
-      odds: (from, to) => this.sum(from, to, odds, ([, score]) => Math.exp(sums.of(score))),
-      weighted: (from, to) =>
-        this.sum(from, to, weighted, ([, score]) => (score === -Infinity ? 0 : sums.of(score) * Math.exp(sums.of(score)))),
+      odds: this.summing((a, b) => sums.odds(a, b), ([, score]) => Math.exp(sums.of(score))),
+      weighted: this.summing((a, b) => sums.weighted(a, b), ([, score]) => weight(sums.of(score))),
     };
   }
 
   /** What words have together: those that came one by one, those that stayed by the stretch. */
-  private sum(from: number, to: number, running: Running, one: (word: readonly [number, number]) => number): number {
-    const [a, b] = [this.comeBefore(from), this.comeBefore(to)];
-    let sum = 0;
-    for (const word of this.come.slice(a, b)) sum += one(word);
-    let [start, end] = [this.nth(from - a), this.nth(to - b)];
-    for (let n = first(this.left.length, (i) => at(this.left, i) >= start); n < this.left.length; n++) {
-      const gap = at(this.left, n);
-      if (gap >= end) break;
-      sum += running(start, gap);
-      start = gap + 1;
-    }
-    return sum + running(start, end);
+  private summing(running: Running, one: (word: readonly [number, number]) => number): Running {
+    let known: Behind | undefined;
+    return (from, to) => {
+      known ??= this.behind(running, one);
+      const [a, b] = [this.comeBefore(from), this.comeBefore(to)];
+      const [start, end] = [this.nth(from - a), this.nth(to - b)];
+      const [near, far] = [this.leftBefore(start), this.leftBefore(end) - 1]; // the gaps in between
+      const came = at(known.come, a) - at(known.come, b);
+      if (far < near) return came + running(start, end);
+      const between = at(known.stayed, near) - at(known.stayed, far);
+      return came + running(start, at(this.left, near)) + between + running(at(this.left, far) + 1, end);
+    };
+  }
+
+  private behind(running: Running, one: (word: readonly [number, number]) => number): Behind {
+    const [come, stayed] = [new Float64Array(this.come.length + 1), new Float64Array(this.left.length + 1)];
+    for (let n = this.come.length - 1; n >= 0; n--) come[n] = at(come, n + 1) + one(this.come[n] ?? [NaN, NaN]);
+    for (let n = this.left.length - 1; n >= 0; n--)
+      stayed[n] = at(stayed, n + 1) + running(at(this.left, n) + 1, this.left[n + 1] ?? this.size);
+    return { come, stayed };
   }
 
   /** The word at a place, if it is one that came. */
@@ -96,7 +110,12 @@ export class Moved implements Ranking {
 
   /** How many of the words before a place of the order stay. */
   private stayBefore(place: number): number {
-    return place - first(this.left.length, (n) => at(this.left, n) >= place);
+    return place - this.leftBefore(place);
+  }
+
+  /** How many of the places before one were left. */
+  private leftBefore(place: number): number {
+    return first(this.left.length, (n) => at(this.left, n) >= place);
   }
 
   /** The place in the order of the n-th word that stays. */

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import lmhead
-from lmhead.sweep import Pointwise, Questions, Source, native, single
+from lmhead.sweep import Pointwise, Questions, Source, native, run, single
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="a path of the compiled core")
 
@@ -76,6 +76,19 @@ def test_gradients_where_the_model_is_sure(size: float) -> None:
     (asked,) = torch.autograd.grad(log_prob.sum(), hidden)
     torch.testing.assert_close(one, two / 2, rtol=0.05, atol=1e-9)
     torch.testing.assert_close(-asked, two / 2, rtol=0.05, atol=1e-9)
+
+
+def test_what_has_no_gradient_is_asked_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that is being trained answers an argmax of one token as quickly."""
+
+    def sweep(*_: object) -> None:
+        pytest.fail("a sweep was made")
+
+    monkeypatch.setattr(run, "answer", sweep)
+    hidden, weight = torch.randn(1, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    best = lmhead.query(hidden, weight, argmax=True, top_k=3, rank=torch.tensor([1])).argmax
+    assert best is not None
+    assert int(best) == int((hidden @ weight.T).argmax())
 
 
 def test_a_draw_near_the_end_is_a_word_that_may_come() -> None:

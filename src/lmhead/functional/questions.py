@@ -160,17 +160,19 @@ def ask(
     checks.check_max_bytes(max_bytes)
     if kl_to is not None and kl_to.dtype != source.dtype:
         raise TypeError(f"kl_to must be computed in {source.dtype}; got {kl_to.dtype}")
-    answers, decisions = row_answers(
-        Questions(
-            source,
-            other=kl_to,
-            entropy=entropy,
-            top_k=max(top_k, int(argmax)),
-            ids=id_rows("log_prob", log_prob, lead, source.vocab, source.hiddens[0]),
-            rank_ids=id_rows("rank", rank, lead, source.vocab, source.hiddens[0]),
-            max_bytes=max_bytes,
-        )
+    questions = Questions(
+        source,
+        other=kl_to,
+        entropy=entropy,
+        top_k=max(top_k, int(argmax)),
+        ids=id_rows("log_prob", log_prob, lead, source.vocab, source.hiddens[0]),
+        rank_ids=id_rows("rank", rank, lead, source.vocab, source.hiddens[0]),
+        max_bytes=max_bytes,
     )
+    # Ids, ranks and the values at the top have no gradient.
+    smooth = log_prob is not None or kl_to is not None or entropy or logsumexp
+    with torch.set_grad_enabled(smooth and torch.is_grad_enabled()):
+        answers, decisions = row_answers(questions)
 
     def shaped(answer: Tensor | None) -> Tensor | None:
         return None if answer is None else answer.reshape(lead).to(dtype)

@@ -1,7 +1,6 @@
 """A tiny model behind the server, and ways to ask it: in this process, or over a socket."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from llama2c_files import tiny_model
 
 from lmhead.models import LanguageModel
 from lmhead.server import create_app
+from lmhead.server.launch import bind
 
 HOST = "127.0.0.1:8000"
 
@@ -57,8 +57,7 @@ def ask(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
 @contextmanager
 def running(page: Path, **options: Any) -> Iterator[int]:
     """A server on a socket, in a thread of its own; gives its port."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener = bind("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     app = make_app(page, hosts={f"127.0.0.1:{port}"}, **options)
     config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)

@@ -11,7 +11,7 @@ import random
 import socket
 import struct
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class Crowd:
     end: float = 0.0
     seen: Counter[tuple[str, int]] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
-    slowest: float = 0.0
+    slowest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def run(self, clients: int, seconds: float) -> None:
         """So many at once, for so long."""
@@ -52,7 +52,7 @@ class Crowd:
                 self.wrong[f"{kind.name}: {error!r}"] += 1
                 continue
             self.seen[kind.name, status] += 1
-            self.slowest = max(self.slowest, time.monotonic() - began)
+            self.slowest[kind.name] = max(self.slowest[kind.name], time.monotonic() - began)
             if status not in kind.right:
                 self.wrong[f"{kind.name}: {status}"] += 1
 

@@ -94,8 +94,8 @@ def _told(crowd: Crowd, took: float, *prints: tuple[float, int, int]) -> str:
         by_kind[kind].append(f"{status or 'left'} x {count:,}")
     total = sum(crowd.seen.values())
     lines = [f"{total:,} clients in {took:.1f} s, {CLIENTS} at once, {total / took:,.0f} a second"]
-    lines += [f"  {kind:16} {', '.join(seen)}" for kind, seen in by_kind.items()]
-    lines.append(f"  slowest {crowd.slowest:.2f} s")
+    for kind, seen in by_kind.items():
+        lines.append(f"  {kind:16} {', '.join(seen)}; slowest {crowd.slowest[kind]:.2f} s")
     for name, (memory, files, threads) in zip(("before", "after"), prints, strict=True):
         lines.append(f"  {name:7} {memory:.1f} MB, {files} open files, {threads} threads")
     return "\n" + "\n".join([*lines, *(f"  WRONG {w} x {n}" for w, n in crowd.wrong.items())])

@@ -16,6 +16,7 @@ from llama2c_files import tiny_model
 
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
+from lmhead.server.launch import bind
 from server.asking import finish, running, write_page
 
 QUESTION = {"model": "slow", "ids": [5, 6]}
@@ -54,6 +55,13 @@ def head(port: int, length: int) -> bytes:
     ).encode()
 
 
+def send_on(sock: socket.socket) -> None:
+    """Until the other side has had enough."""
+    while True:
+        sock.sendall(b" " * 4096)
+        time.sleep(0.01)
+
+
 def status(sock: socket.socket) -> int:
     return int(sock.recv(100).split()[1])
 
@@ -66,6 +74,45 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
     ):
         sock.sendall(head(port, 50) + b"{")
         assert status(sock) == 408
+
+
+def test_who_sends_too_much_can_read_why(port: int) -> None:
+    """The rest is thrown away: a connection closed over it would be reset, the answer lost."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        sock.sendall(head(port, 32 << 20) + b" " * (32 << 20))
+        assert status(sock) == 413
+
+
+def test_who_goes_on_sending_is_not_listened_to_for_ever(tmp_path: Path) -> None:
+    page, limits = write_page(tmp_path / "page"), Limits(linger_seconds=0.1)
+    with (
+        running(page, models={}, limits=limits) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=5) as sock,
+    ):
+        sock.sendall(head(port, 1 << 40))
+        assert status(sock) == 413
+        with pytest.raises(ConnectionError):
+            send_on(sock)
+
+
+def test_answers_are_sent_at_once() -> None:
+    """Held back until the header is acknowledged, a body would come 40 ms late."""
+    at_once: list[int] = []
+
+    async def main() -> None:
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            sock = writer.get_extra_info("socket")
+            at_once.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind("127.0.0.1", 0)
+        async with await asyncio.start_server(answer, sock=listener):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            await reader.read()
+            writer.close()
+
+    finish(main())
+    assert at_once == [1]
 
 
 def test_what_is_no_http_gets_400(port: int) -> None:

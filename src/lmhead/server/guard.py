@@ -76,13 +76,15 @@ class Guard:
             try:
                 receive = await self._body(receive)
             except _TooMuch:
-                size = f"at most {self.limits.body_bytes} bytes"
-                refused = refusal(413, "too_large", f"the body must be {size}", connection="close")
+                refused = self._too_large()
             except TimeoutError:
                 refused = refusal(408, "too_slow", "the body did not arrive", connection="close")
             except _Left:
                 return
-        await (refused or self.app)(scope, receive, guarded)
+        if refused is not None and refused.headers.get("connection") == "close":
+            await self._last(refused, scope, receive, guarded)
+        else:
+            await (refused or self.app)(scope, receive, guarded)
 
     def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
         """What is wrong with the request, as an answer; None for nothing."""
@@ -107,9 +109,12 @@ class Guard:
             return refusal(415, "wrong_type", "the content type must be application/json")
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > self.limits.body_bytes:
-            size = f"at most {self.limits.body_bytes} bytes"
-            return refusal(413, "too_large", f"the body must be {size}", connection="close")
+            return self._too_large()
         return None
+
+    def _too_large(self) -> Response:
+        size = f"at most {self.limits.body_bytes} bytes"
+        return refusal(413, "too_large", f"the body must be {size}", connection="close")
 
     def _without_key(self, scope: Scope, headers: Headers) -> Response | None:
         if self.key is None:
@@ -152,6 +157,22 @@ class Guard:
             return {"type": "http.request", "body": whole, "more_body": False}
 
         return replay
+
+    async def _last(self, refused: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer to a body that is not read, before its connection ends.
+
+        A connection closed over bytes that nobody has read is reset, and takes the answer with it.
+        So the answer goes out, and what still comes is thrown away for a while.
+        """
+
+        async def unfinished(message: Message) -> None:
+            await send({**message, "more_body": True} if "body" in message else message)
+
+        await refused(scope, receive, unfinished)
+        with anyio.move_on_after(self.limits.linger_seconds):
+            while (await receive()).get("more_body", False):
+                pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _TooMuch(Exception):  # noqa: N818

@@ -53,7 +53,7 @@ def serve(
         raise ValueError(
             f"host must be a loopback address such as 127.0.0.1, or come with a key; got {host!r}"
         )
-    listener = _bind(host, port)
+    listener = bind(host, port)
     bound = listener.getsockname()[1]
     query = {k: v for k, v in (("key", key), ("lang", lang)) if v}
     name = f"[{host}]" if ":" in host else host
@@ -117,9 +117,15 @@ def _addresses() -> set[str]:
     return {f"[{text}]" if ":" in text else text for text in texts}
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address, ready to listen.
+
+    Raises:
+        ValueError: the address is taken, or is none of this machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named, for the event loop sends at once what it writes only where it knows that this is TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -10,6 +10,8 @@ class Limits:
     Attributes:
         body_bytes: of a request's body.
         body_seconds: for a body to arrive, whatever its size.
+        linger_seconds: for which the rest of a refused body is thrown away, so that its sender
+            can read why.
         prompt_tokens: of a prompt; a model's own `max_length` may be smaller.
         text_tokens: of a text that is scored.
         lens_tokens: of a prompt that is looked at layer by layer.
@@ -22,6 +24,7 @@ class Limits:
 
     body_bytes: int = 1 << 20
     body_seconds: float = 10.0
+    linger_seconds: float = 2.0
     prompt_tokens: int = 4096
     text_tokens: int = 8192
     lens_tokens: int = 128

@@ -64,7 +64,9 @@ def serve(
     server = _Server(
         uvicorn.Config(
             app,
-            log_level="warning",
+            # No line for each mistake of a client: they would fill the terminal, and a pipe that
+            # nobody reads would stop the server once it is full.
+            log_level="error",
             access_log=False,
             server_header=False,
             date_header=False,

@@ -49,8 +49,8 @@ def test_ids_and_a_target_of_ones_own(app: Any, model: LanguageModel) -> None:
     [
         ({"model": "other", "prompt": "a"}, 404, "no model"),
         ({"model": "tiny"}, 400, "prompt or ids"),
-        ({"model": "tiny", "ids": []}, 400, "at least one token"),
-        ({"model": "tiny", "ids": [5] * 21}, 400, "at most 20 tokens"),
+        ({"model": "tiny", "ids": []}, 400, "from 1 to"),
+        ({"model": "tiny", "ids": [5] * 21}, 400, "from 1 to 20 tokens here; got 21"),
         (
             {"model": "tiny", "prompt": "a", "top": 0},
             400,

@@ -25,7 +25,7 @@ from lmhead.server.limits import Limits
 from lmhead.server.stopping import asking_before_layers
 from lmhead.server.work import Busy, Gone, Ticket, Worker
 
-__all__ = ["Desk", "Endpoint", "Refused", "answering"]
+__all__ = ["Desk", "Endpoint", "Refused", "answering", "check_length", "encoded"]
 
 _T = TypeVar("_T")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -34,9 +34,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Refused(Exception):  # noqa: N818
     """A question that cannot be answered, with the answer that says so."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, **facts: float) -> None:
         super().__init__(message)
-        self.response = refusal(status, code, message)
+        self.response = refusal(status, code, message, facts)
 
 
 def answering(endpoint: Endpoint) -> Endpoint:
@@ -116,14 +116,13 @@ class Desk:
         self, model: LanguageModel, prompt: str | list[int], name: str = "prompt"
     ) -> list[int]:
         """The prompt as ids of this model, no more than the limit. For the worker's thread."""
+        ids = encoded(model, prompt, name) if isinstance(prompt, str) else prompt
+        most = self.limits.prompt_tokens
+        check_length(name, len(ids), 1, min(most, model.max_length or most))
         try:
-            ids = list(prompt_ids(model, prompt, name if isinstance(prompt, str) else "ids"))
+            return list(prompt_ids(model, ids, "ids"))
         except (ValueError, TypeError) as error:
             raise Refused(400, "wrong_value", str(error)) from None
-        if len(ids) > self.limits.prompt_tokens:
-            most = f"at most {self.limits.prompt_tokens:,} tokens"
-            raise Refused(400, "wrong_value", f"{name} must have {most}; got {len(ids):,}")
-        return ids
 
     async def work(self, request: Request, job: Callable[[Ticket], _T]) -> _T:
         """The job's result, unless the client leaves first.
@@ -144,17 +143,32 @@ class Desk:
                 raise Gone
             return job_done.result()
         except Busy as busy:
-            refused = Refused(429, "busy", str(busy))
+            refused = Refused(429, "busy", str(busy), seconds=busy.seconds)
             refused.response.headers["retry-after"] = str(busy.seconds)
             raise refused from None
         except TimeoutError:
             message = f"no answer within {self.limits.seconds:g} s"
-            raise Refused(503, "too_long", message) from None
+            raise Refused(503, "too_long", message, seconds=self.limits.seconds) from None
         except Gone:
             raise Refused(499, "gone", "the client has left") from None
         finally:
             job_done.cancel()
             client_left.cancel()
+
+
+def encoded(model: LanguageModel, text: str, name: str) -> list[int]:
+    """A text as ids of this model. For the worker's thread."""
+    if model.tokenizer is None:
+        message = f"{name} needs a tokenizer, which this model does not have"
+        raise Refused(400, "no_tokenizer", message)
+    return list(model.tokenizer.encode(text))
+
+
+def check_length(name: str, got: int, least: int, most: int) -> None:
+    """Refuse a text of too many or too few tokens."""
+    if not least <= got <= most:
+        message = f"{name} must have from {least} to {most:,} tokens here; got {got:,}"
+        raise Refused(400, "wrong_length", message, least=least, most=most, got=got)
 
 
 async def _left(request: Request) -> None:

@@ -8,7 +8,7 @@ and send JSON, which no form of a foreign page can. There is no CORS: other page
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlencode
 
@@ -38,9 +38,18 @@ _METHODS = ("GET", "HEAD", "POST")
 _COOKIE = "lmhead_key"
 
 
-def refusal(status: int, code: str, message: str, **headers: str) -> JSONResponse:
-    """An answer that says no: `{"error": {"code": ..., "message": ...}}`."""
-    error = {"error": {"code": code, "message": message}}
+def refusal(
+    status: int,
+    code: str,
+    message: str,
+    facts: Mapping[str, float] | None = None,
+    **headers: str,
+) -> JSONResponse:
+    """An answer that says no: `{"error": {"code": ..., "message": ...}}`, and numbers to it.
+
+    With code and numbers a page can say the same in another language.
+    """
+    error = {"error": {"code": code, "message": message, **(facts or {})}}
     return JSONResponse(error, status, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
 
@@ -113,8 +122,9 @@ class Guard:
         return None
 
     def _too_large(self) -> Response:
-        size = f"at most {self.limits.body_bytes} bytes"
-        return refusal(413, "too_large", f"the body must be {size}", connection="close")
+        most = self.limits.body_bytes
+        message = f"the body must be at most {most} bytes"
+        return refusal(413, "too_large", message, {"most": most}, connection="close")
 
     def _without_key(self, scope: Scope, headers: Headers) -> Response | None:
         if self.key is None:

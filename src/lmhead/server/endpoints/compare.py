@@ -23,7 +23,7 @@ from lmhead.analysis.same_words import check_same_words
 from lmhead.analysis.tokens import Piece, piece_of
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler
-from lmhead.server.desk import Desk, Refused, answering
+from lmhead.server.desk import Desk, Refused, answering, check_length, encoded
 from lmhead.server.work import Ticket
 
 __all__ = ["routes"]
@@ -115,12 +115,8 @@ def _samplers(
 
 def _measured(desk: Desk, model: LanguageModel, text: str) -> tuple[int, dict[str, Any]]:
     """How many tokens a text has, within the limits, and the first of them."""
-    if model.tokenizer is None:
-        raise Refused(400, "wrong_value", "the model must have a tokenizer, to read a text")
-    ids = model.tokenizer.encode(text)
-    if not 2 <= len(ids) <= desk.limits.compare_tokens:
-        few = f"from 2 to {desk.limits.compare_tokens:,} tokens"
-        raise Refused(400, "wrong_value", f"text must have {few} here; got {len(ids):,}")
+    ids = encoded(model, text, "text")
+    check_length("text", len(ids), 2, desk.limits.compare_tokens)
     return len(ids), piece_of(model, ids[0]).to_json()
 
 

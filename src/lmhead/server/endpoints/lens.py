@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from lmhead.analysis import logit_lens
 from lmhead.models import LanguageModel
-from lmhead.server.desk import Desk, Refused, answering
+from lmhead.server.desk import Desk, Refused, answering, check_length
 from lmhead.server.work import Ticket
 
 __all__ = ["routes"]
@@ -52,9 +52,7 @@ def _look(
     ticket: Ticket,
 ) -> dict[str, Any]:
     ids = desk.tokens(model, prompt)
-    if len(ids) > desk.limits.lens_tokens:
-        most = f"at most {desk.limits.lens_tokens:,} tokens"
-        raise Refused(400, "wrong_value", f"prompt must have {most} here; got {len(ids):,}")
+    check_length("prompt", len(ids), 1, desk.limits.lens_tokens)
     ticket.check()
     try:
         found = logit_lens(model, ids, top=top, target=target, between=ticket.check)

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from lmhead.analysis.tokens import finite
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler, TokenEvent, beam_search, stream_generate
-from lmhead.server.desk import Desk, Refused, answering
+from lmhead.server.desk import Desk, Refused, answering, check_length
 from lmhead.server.work import Ticket
 
 __all__ = ["routes"]
@@ -100,9 +100,8 @@ class _Text:
         """How many tokens may come, no more than the model can see."""
         most = self.model.max_length
         room = tokens if most is None else min(tokens, most - len(self.ids))
-        if room < 1:
-            message = f"the text must leave room for a token; it has all {most:,} that can be seen"
-            raise Refused(400, "wrong_value", message)
+        if most is not None:  # a token must have room behind the text
+            check_length("text", len(self.ids), 1, most - 1)
         return room
 
     def written(self, name: str, sampler: Sampler | None, room: int) -> dict[str, Any]:

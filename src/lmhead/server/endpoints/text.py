@@ -18,7 +18,7 @@ from starlette.routing import Route
 from lmhead.analysis.score import ScoredToken, score
 from lmhead.analysis.tokens import piece_of
 from lmhead.models import LanguageModel
-from lmhead.server.desk import Desk, Refused, answering
+from lmhead.server.desk import Desk, Refused, answering, check_length, encoded
 from lmhead.server.work import Ticket
 
 __all__ = ["routes"]
@@ -38,12 +38,8 @@ def routes(desk: Desk) -> list[Route]:
 
 
 def _scored(desk: Desk, model: LanguageModel, text: str, ticket: Ticket) -> bytes:
-    if model.tokenizer is None:
-        raise Refused(400, "wrong_value", "text needs a tokenizer, which this model does not have")
-    ids = model.tokenizer.encode(text)
-    if len(ids) > desk.limits.text_tokens:
-        most = f"at most {desk.limits.text_tokens:,} tokens"
-        raise Refused(400, "too_long_text", f"text must have {most}; got {len(ids):,}")
+    ids = encoded(model, text, "text")
+    check_length("text", len(ids), 2, desk.limits.text_tokens)
     ticket.check()
     tokens: list[dict[str, Any]] = []
 

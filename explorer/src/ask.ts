@@ -10,6 +10,8 @@ export interface Model {
   readonly vocab_size: number;
   readonly hidden_size: number;
   readonly max_length: number | null;
+  /** What ends a text. */
+  readonly eos_token_ids: readonly number[];
   readonly text: boolean;
   /** The page's languages that it has words for. */
   readonly speaks: readonly string[];
@@ -39,7 +41,10 @@ export interface Path {
 export class Refused extends Error {
   constructor(
     message: string,
+    /** The server's; "offline" where nobody answers, "stopped" where nobody waited. */
     readonly code: string,
+    /** The numbers that belong to it. */
+    readonly facts: Readonly<Record<string, number>> = {},
   ) {
     super(message);
   }
@@ -131,9 +136,14 @@ export function post(path: string, question: object, signal: AbortSignal): Promi
   return asked(path, { method: "POST", headers, body: JSON.stringify(question), signal });
 }
 
-async function asked(path: string, init?: RequestInit): Promise<Response> {
-  const response = await fetch(path, init);
+/** An answer that is not a refusal. */
+export async function asked(path: string, init: RequestInit = {}): Promise<Response> {
+  const response = await fetch(path, init).catch((error: Error) => {
+    if (init.signal?.aborted) throw error;
+    throw new Refused(error.message, "offline");
+  });
   if (response.ok) return response;
-  const body = (await response.json().catch(() => null)) as { error?: { message?: string; code?: string } } | null;
-  throw new Refused(body?.error?.message ?? response.statusText, body?.error?.code ?? "");
+  const body = (await response.json().catch(() => null)) as { error?: { message: string; code: string } } | null;
+  const { message = response.statusText, code = "", ...facts } = body?.error ?? {};
+  throw new Refused(message, code, facts);
 }

@@ -1,4 +1,4 @@
-// The models that the server was given; none, if it was given none or cannot be asked.
+// The models that the server was given; none, if it was given none or has not said yet.
 
 import { createContext } from "preact";
 import type { Model } from "./ask";

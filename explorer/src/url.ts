@@ -85,6 +85,14 @@ export function number(initial: number, low: number, high: number): Codec<number
   };
 }
 
+export function integer(initial: number, low: number, high: number): Codec<number> {
+  return {
+    initial,
+    parse: (text) => (Number.isInteger(Number(text)) ? inRange(text, low, high) : undefined),
+    show: String,
+  };
+}
+
 export function flag(initial: boolean): Codec<boolean> {
   return {
     initial,

@@ -152,9 +152,57 @@ def test_hostile_tokens_are_text(here: Page, address: str) -> None:
     assert here.locator("main img, main script").count() == 0
 
 
+@pytest.mark.parametrize(
+    ("lang", "bar", "mark"),
+    [("en", "p of the sampler", "p of the model"), ("zh", "采样器的 p", "模型的 p")],
+)
+def test_bar_and_mark_are_explained(
+    here: Page, address: str, lang: str, bar: str, mark: str
+) -> None:
+    opened(here, f"{address}/next?prompt=hello&lang={lang}")
+    expect(here.locator('[data-chart="ranked"] caption')).to_contain_text(f"▬ {bar}")
+    expect(here.locator('[data-chart="ranked"] caption')).to_contain_text(f"┃ {mark}")
+
+
+def test_what_is_sought_is_in_the_address(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello")
+    here.locator("#find").press_sequentially("hello")
+    here.wait_for_function("() => location.search.includes('find=hello')")
+    rows = here.locator('[data-chart="found"] tbody tr')
+    count = rows.count()
+    assert count > 0
+    here.reload()
+    expect(here.locator("#find")).to_have_value("hello")
+    expect(rows).to_have_count(count)
+    here.go_back()  # one step for the whole word
+    expect(here.locator("#find")).to_have_value("")
+
+
+@pytest.mark.parametrize("typed", ["-5", "1.5", "99999999999999999999", "-", ""])
+def test_a_seed_that_is_none_is_told(here: Page, address: str, typed: str) -> None:
+    opened(here, f"{address}/next?prompt=hello&seed=7")
+    field = here.locator('input[name="seed"]')
+    field.focus()
+    here.keyboard.press("Control+A")
+    here.keyboard.press("Delete")
+    here.keyboard.insert_text(typed)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_accessible_description("A whole number from 0 to 9,007,199,254,740,991.")
+    assert "seed=7" in here.url
+    here.keyboard.press("Tab")
+    expect(field).to_have_value("7")
+    expect(field).to_have_attribute("aria-invalid", "false")
+    expect(here.get_by_role("alert")).to_have_count(0)
+    field.fill("12")
+    here.wait_for_function("() => location.search.includes('seed=12')")
+    here.keyboard.type("1.5")
+    expect(field).to_have_value("121.5")
+    expect(field).to_have_attribute("aria-invalid", "true")
+
+
 def test_a_refusal_is_shown(here: Page, address: str, watched: Watched) -> None:
     here.goto(f"{address}/next?prompt={'hello ' * 300}")
-    expect(here.locator(".alarm")).to_contain_text("at most 64 tokens")
+    expect(here.locator(".alarm")).to_contain_text("from 1 to 64 tokens")
     (heard,) = watched[1]
     assert "400" in heard  # the browser's own line about the answer
     watched[1].clear()

@@ -106,7 +106,12 @@ def test_levels_have_numbers_a_legend_and_a_table(here: Page, address: str) -> N
 def test_a_character_in_several_tokens_stands_once(here: Page, address: str) -> None:
     show(here, address, text="你好")
     shown = here.locator('[data-chart="heat"] .tok bdi').all_inner_texts()
-    assert shown[-4:] == ["你", "好", "·", "·"]  # 好 is no word of this model: three bytes
+    assert shown[-4:] == ["你", "好", "⟨A5⟩", "⟨BD⟩"]  # 好 is no word of this model: three bytes
+    expect(here.locator('[data-chart="rest"]')).to_contain_text("⟨A5⟩ and the like: the rest of")
+    here.locator("#token-5").click()
+    expect(here.locator(".drawer .context bdi")).to_have_text("<bos>∅你好")
+    worst = here.locator('[data-chart="worst"] [data-position="5"] .spot')
+    assert worst.inner_text().endswith("你好⟨BD⟩")
 
 
 @pytest.mark.parametrize("position", [3, 90])
@@ -181,9 +186,35 @@ def test_the_keyboard_alone(here: Page, address: str) -> None:
     last = here.locator('[data-chart="heat"] .tok').count() - 1
     assert f"at={last}" in here.url
     expect(here.locator(f"#token-{last}")).to_have_attribute("aria-selected", "true")
-    here.locator('[data-do="close"]').focus()
+    expect(box).to_be_focused()
     here.keyboard.press("Escape")
     expect(here.locator(".drawer")).to_have_count(0)
+    expect(box).to_be_focused()
+    here.keyboard.press("Enter")
+    for leave in ("Escape", "Enter"):
+        here.locator('[data-do="close"]').focus()
+        here.keyboard.press(leave)
+        expect(here.locator(".drawer")).to_have_count(0)
+        expect(box).to_be_focused()
+        expect(box).to_have_attribute("aria-activedescendant", f"token-{last}")
+        spot = here.locator('[data-chart="worst"] .spot').nth(3)
+        spot.focus()
+        here.keyboard.press("Enter")
+        expect(here.locator(".drawer")).to_have_count(1)
+        here.locator('[data-do="close"]').focus()
+        here.keyboard.press(leave)
+        expect(spot).to_be_focused()
+        box.focus()
+        here.keyboard.press("Enter")
+
+
+def test_a_drawer_of_the_address_gives_the_focus_to_its_token(here: Page, address: str) -> None:
+    show(here, address, text=TEXT, at="3")
+    here.locator('[data-do="close"]').focus()
+    here.keyboard.press("Escape")
+    box = here.locator('[data-chart="heat"]')
+    expect(box).to_be_focused()
+    expect(box).to_have_attribute("aria-activedescendant", "token-3")
 
 
 def test_pointing_shows_the_figures(here: Page, address: str, model: LanguageModel) -> None:
@@ -243,7 +274,7 @@ def test_too_many_tokens_are_told_and_the_beginning_offered(
     show(here, address)
     here.locator("#text").fill("ab cd " * 1500)
     here.get_by_role("button", name="Read it").click()
-    expect(here.get_by_role("status").first).to_contain_text("this page takes 3,000")
+    expect(here.get_by_role("status").first).to_contain_text("from 2 to 3,000 tokens")
     (heard,) = watched[1]
     assert "400" in heard  # the browser's own line about the answer
     watched[1].clear()

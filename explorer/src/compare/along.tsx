@@ -6,20 +6,20 @@ import { fill, useStrings } from "../i18n";
 import { Choice } from "../ui/controls";
 import { Exports } from "../ui/export";
 import { fixed, percent, whole } from "../ui/format";
-import { change, number, oneOf, useParam } from "../url";
+import { change, integer, oneOf, useParam } from "../url";
 import { alongDocument, alongLines, alongTable, type Sides } from "./export";
 import { DifferenceMap } from "./map";
 import { legendOf, measuresOf, mostOf, type Measure } from "./measures";
 import { PlacePanel, Worst, PlaceTable } from "./place";
 import { nats } from "./prompt";
+import type { TextField } from "../text/useKept";
 import { Totals, type Total } from "./totals";
 import type { Along } from "./useCompare";
 
 interface AlongProps {
   readonly found: Along;
   readonly sides: Sides;
-  /** The text. */
-  readonly said: string;
+  readonly said: TextField;
   /** Whether the numbers are those of the settings, or still of those before. */
   readonly settled: boolean;
 }
@@ -29,7 +29,8 @@ export function AlongResult({ found, sides, said, settled }: AlongProps): JSX.El
   const samplers = found.perplexity === null;
   const measures = measuresOf(samplers);
   const [measure, setMeasure] = useParam("by", oneOf<Measure>(measures[0] ?? "kl", measures));
-  const [at, setAt] = useParam("at", number(0, 1, 1e6));
+  const [at] = useParam("at", integer(0, 1, 1e6));
+  const setAt = (position: number): void => change({ ...said.to(said.text ?? ""), at: String(position) });
   const most = mostOf(found.places, measure);
   const worst = [...found.places].sort((x, y) => (y.kl ?? Infinity) - (x.kl ?? Infinity) || (y.total_variation ?? 0) - (x.total_variation ?? 0) || x.position - y.position);
   const place = found.places.find(({ position }) => position === at) ?? worst[0];
@@ -75,7 +76,7 @@ export function AlongResult({ found, sides, said, settled }: AlongProps): JSX.El
           document={() => alongDocument(sides, found)}
           tables={() => [alongTable(found, s.map)]}
           charts='[data-chart="totals"], [data-chart="map"]'
-          lines={(where) => alongLines(sides, where, said)}
+          lines={(where) => alongLines(sides, where, said.text ?? "")}
         />
       ) : null}
     </div>

@@ -2,11 +2,13 @@
 
 import type { JSX } from "preact";
 import { useContext } from "preact/hooks";
-import { fill, useStrings } from "../i18n";
+import { useStrings } from "../i18n";
 import { Models } from "../models";
 import { Choice } from "../ui/controls";
 import { Prose } from "../ui/prose";
-import { change, oneOf, text, useParam } from "../url";
+import { Status } from "../ui/status";
+import { useKept } from "../text/useKept";
+import { change, oneOf, useParam } from "../url";
 import { AlongResult } from "./along";
 import { DifferentNote } from "./different";
 import type { Sides } from "./export";
@@ -16,10 +18,8 @@ import { libraryOptions, swapped } from "./sides";
 import { useAlong, useRows } from "./useCompare";
 import { useSampler } from "./useSampler";
 
-const MOST_CHARACTERS = 6000; // what an address can hold, whatever the language
-
 export function ComparePage(): JSX.Element {
-  const { comparing: s } = useStrings();
+  const { comparing: s, text: { lost } } = useStrings();
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [first = "", second = first] = known;
@@ -28,21 +28,22 @@ export function ComparePage(): JSX.Element {
   const [where, setWhere] = useParam("where", oneOf("prompt", ["prompt", "text"] as const));
   const [a] = useParam("a", oneOf(first, known));
   const [b] = useParam("b", oneOf(second, known));
-  const [prompt] = useParam("prompt", text(s.promptSample));
-  const [along] = useParam("text", text(s.textSample));
+  const prompt = useKept("prompt", s.promptSample, "held_prompt");
+  const along = useKept("text", s.textSample);
   const one = useSampler("a");
   const two = useSampler("b");
   const samplers = what === "samplers";
   const onText = where === "text";
 
   const other = samplers ? a : b;
-  const rows = useRows(!onText, a, other, prompt);
+  const field = onText ? along : prompt;
+  const rows = useRows(!onText && prompt.text !== undefined, a, other, prompt.text ?? "");
   const question = samplers
-    ? { a, sampler_a: libraryOptions(one.options), sampler_b: libraryOptions(two.options), text: along }
-    : { a, b, text: along };
-  const walked = useAlong(onText ? question : undefined);
-  const { waiting, failed } = onText ? walked : rows;
-  const different = [onText ? walked.found : rows.found].find((found) => found?.comparable === false);
+    ? { a, sampler_a: libraryOptions(one.options), sampler_b: libraryOptions(two.options), text: along.text }
+    : { a, b, text: along.text };
+  const walked = useAlong(onText && along.text !== undefined ? question : undefined);
+  const asked = onText ? walked : rows;
+  const found = asked.failed || field.text === undefined ? undefined : asked.found;
   const [modelA, modelB] = [a, other].map((name) => models.find((model) => model.name === name));
   const sides: Sides | undefined = modelA && modelB && { models: [modelA, modelB], samplers: samplers ? [one.options, two.options] : undefined };
   const swap = (): void => change(samplers ? swapped(one.options, two.options) : { a: b, b: a });
@@ -85,23 +86,25 @@ export function ComparePage(): JSX.Element {
         onSubmit={(event) => {
           event.preventDefault();
           const said = String(new FormData(event.currentTarget).get("said"));
-          change(onText ? { text: said, at: null } : { prompt: said });
+          if (asked.failed && said === field.text) asked.again();
+          else change({ ...field.to(said), at: null });
         }}
       >
         <label for="said">{onText ? s.text : s.prompt}</label>
-        <textarea id="said" name="said" rows={onText ? 4 : 2} maxLength={MOST_CHARACTERS} key={onText ? along : prompt}>
-          {onText ? along : prompt}
+        <textarea id="said" name="said" rows={onText ? 4 : 2} key={field.text}>
+          {field.text}
         </textarea>
         <button type="submit">{s.go}</button>
       </form>
-      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={waiting}>
-        {failed ? fill(s.failed, { message: failed }) : waiting ? s.waiting : ""}
-      </p>
-      {different?.comparable === false ? <DifferentNote different={different} /> : null}
-      {!onText && sides && rows.found?.comparable && rows.found.models.join() === [a, other].join() ? (
-        <PromptResult found={rows.found} sides={sides} said={prompt} settled={!waiting} />
+      {field.text === undefined ? <p class="note alarm" role="alert">{lost}</p> : null}
+      <Status asked={asked} waiting={s.waiting} />
+      {found?.comparable === false ? <DifferentNote different={found} /> : null}
+      {sides && found?.comparable && "rows" in found && found.models.join() === [a, other].join() ? (
+        <PromptResult found={found} sides={sides} said={prompt.text ?? ""} settled={asked.current} />
       ) : null}
-      {onText && sides && walked.found?.comparable ? <AlongResult found={walked.found} sides={sides} said={along} settled={!waiting} /> : null}
+      {sides && found?.comparable && "places" in found ? (
+        <AlongResult found={found} sides={sides} said={along} settled={asked.current} />
+      ) : null}
     </div>
   );
 }

@@ -1,15 +1,15 @@
 // One next word: both distributions as paired bars, and how far apart they are.
 
 import type { JSX } from "preact";
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { vocabulary } from "../ask";
+import { useMemo } from "preact/hooks";
+import { useTexts } from "../asked";
 import { fill, useStrings } from "../i18n";
 import { chance } from "../next/ranked";
 import { TokenText } from "../next/tokens";
 import { Choice } from "../ui/controls";
 import { Exports } from "../ui/export";
 import { fixed, percent, signed } from "../ui/format";
-import { number, oneOf, useParam } from "../url";
+import { integer, oneOf, useParam } from "../url";
 import { promptDocument, promptLines, promptTable, wordsShown, type Sides } from "./export";
 import { Totals, type Total } from "./totals";
 import { distribution, massOf, pair, shownWords, type Sort } from "./pair";
@@ -26,16 +26,16 @@ interface PromptProps {
 
 export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.Element {
   const { comparing: s, common } = useStrings();
-  const [top, setTop] = useParam("top", number(12, 1, 200));
+  const [top, setTop] = useParam("top", integer(12, 1, 200));
   const [sort, setSort] = useParam("sort", oneOf<Sort>("most", ["most", "apart"]));
   const options = sides.samplers;
   const texts = useTexts(sides.models[0].name);
   const a = useMemo(() => distribution(found.rows[0], options?.[0]), [found, JSON.stringify(options?.[0])]);
   const b = useMemo(() => distribution(found.rows[1], options?.[1]), [found, JSON.stringify(options?.[1])]);
   const both = useMemo(() => pair(a, b), [a, b]);
-  const ids = useMemo(() => shownWords(a, b, Math.floor(top), sort), [a, b, top, sort]);
+  const ids = useMemo(() => shownWords(a, b, top, sort), [a, b, top, sort]);
   const most = Math.max(a[both.bestA] ?? 0, b[both.bestB] ?? 0);
-  const say = (id: number): string => texts?.[id] ?? String(id);
+  const say = (id: number): string => (texts.current && texts.found?.[id]) || String(id);
   const totals: Total[] = [
     { name: "kl", label: s.kl, value: both.kl, text: nats(both.kl, s.nats) },
     { name: "variation", label: s.variation, value: both.variation, text: fixed(both.variation, 4) },
@@ -85,7 +85,7 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
       </table>
       <p class="note">{fill(s.covered, { a: percent(massOf(a, ids)), b: percent(massOf(b, ids)) })}</p>
       <div class="controls buttons">
-        <button type="button" data-do="more" disabled={top >= Math.min(200, a.length)} onClick={() => setTop(Math.min(200, Math.floor(top) * 2))}>
+        <button type="button" data-do="more" disabled={top >= Math.min(200, a.length)} onClick={() => setTop(Math.min(200, top * 2))}>
           {s.more}
         </button>
       </div>
@@ -105,13 +105,4 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
 
 export function nats(x: number, text: string): string {
   return x === Infinity ? "∞" : fill(text, { x: fixed(x, 4) });
-}
-
-export function useTexts(model: string): readonly string[] | undefined {
-  const [texts, setTexts] = useState<readonly string[]>();
-  useEffect(() => {
-    setTexts(undefined);
-    vocabulary(model).then(setTexts, () => setTexts([]));
-  }, [model]);
-  return texts;
 }

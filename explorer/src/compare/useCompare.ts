@@ -1,7 +1,7 @@
 // What the server says: rows of logits behind a prompt, or a comparison along a text.
 
-import { useEffect, useState } from "preact/hooks";
-import { next, post, type Token } from "../ask";
+import { asked, next, post, type Token } from "../ask";
+import { useAsked, type Asked } from "../asked";
 import { Row } from "../next/row";
 
 /** Two models whose words are not the same: where they part. */
@@ -47,34 +47,27 @@ export interface Rows {
   readonly rows: readonly [Row, Row];
 }
 
-export interface Asked<T> {
-  readonly found: T | Different | undefined;
-  readonly waiting: boolean;
-  readonly failed: string | undefined;
-}
-
 const REST_MS = 300;
 
 /** Behind a prompt: asked when models or prompt change; sliders ask nobody. */
-export function useRows(on: boolean, a: string, b: string, prompt: string): Asked<Rows> {
-  return useAsked(on ? JSON.stringify([a, b, prompt]) : undefined, 0, (signal) => rows(a, b, prompt, signal));
+export function useRows(on: boolean, a: string, b: string, prompt: string): Asked<Rows | Different> {
+  return useAsked(on ? JSON.stringify([a, b, prompt]) : undefined, (signal) => rows(a, b, prompt, signal));
 }
 
 /** Along a text: asked when a slider has come to rest. */
-export function useAlong(question: object | undefined): Asked<Along> {
-  const key = question && JSON.stringify(question);
-  return useAsked(key, REST_MS, async (signal) => {
+export function useAlong(question: object | undefined): Asked<Along | Different> {
+  const ask = async (signal: AbortSignal): Promise<Along | Different> => {
     const response = await post("/api/compare", question ?? {}, signal);
     return (await response.json()) as Along | Different;
-  });
+  };
+  return useAsked(question && JSON.stringify(question), ask, REST_MS);
 }
 
 async function rows(a: string, b: string, prompt: string, signal: AbortSignal): Promise<Rows | Different> {
   if (a !== b) {
     const query = new URLSearchParams({ a, b });
-    const response = await fetch(`/api/comparable?${query}`, { signal });
-    const said = (await response.json()) as Different | { comparable: true } | { error: { message: string } };
-    if ("error" in said) throw new Error(said.error.message);
+    const response = await asked(`/api/comparable?${query}`, { signal });
+    const said = (await response.json()) as Different | { comparable: true };
     if (!said.comparable) return said;
   }
   const one = await next({ model: a, prompt }, signal);
@@ -90,27 +83,4 @@ async function rows(a: string, b: string, prompt: string, signal: AbortSignal): 
     return { comparable: false, reason: "cut", place: at, a: mine[at] ?? "—", b: yours[at] ?? "—" };
   }
   return { comparable: true, models: [a, b], prompt: one.prompt, rows: [new Row(one.logits), new Row(two.logits)] };
-}
-
-/** Ask when the key changes and has rested; what was asked before is given up. */
-function useAsked<T>(key: string | undefined, rest: number, ask: (signal: AbortSignal) => Promise<T | Different>): Asked<T> {
-  const [asked, setAsked] = useState<Asked<T>>({ found: undefined, waiting: true, failed: undefined });
-  useEffect(() => {
-    if (key === undefined) return setAsked({ found: undefined, waiting: false, failed: undefined });
-    const stop = new AbortController();
-    setAsked(({ found }) => ({ found, waiting: true, failed: undefined }));
-    const begin = (): void =>
-      void ask(stop.signal).then(
-        (found) => setAsked({ found, waiting: false, failed: undefined }),
-        (error: Error) => {
-          if (!stop.signal.aborted) setAsked({ found: undefined, waiting: false, failed: error.message });
-        },
-      );
-    const timer = window.setTimeout(begin, rest);
-    return () => {
-      clearTimeout(timer);
-      stop.abort();
-    };
-  }, [key]);
-  return asked;
 }

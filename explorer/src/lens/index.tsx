@@ -9,7 +9,9 @@ import { Choice, Switch } from "../ui/controls";
 import { Exports } from "../ui/export";
 import { whole } from "../ui/format";
 import { Prose } from "../ui/prose";
-import { change, flag, number, oneOf, text, useParam, type Codec } from "../url";
+import { Status } from "../ui/status";
+import { useKept } from "../text/useKept";
+import { change, flag, integer, oneOf, useParam, type Codec } from "../url";
 import { CellPanel } from "./cell";
 import { lensDocument, lensLines, lensTable } from "./export";
 import { Grid, wholeInView, type At } from "./grid";
@@ -29,24 +31,27 @@ const place: Codec<At | null> = {
 };
 
 export function LensPage(): JSX.Element {
-  const { lens: s } = useStrings();
+  const { lens: s, text: { lost } } = useStrings();
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [name] = useParam("model", oneOf(known[0] ?? "", known));
-  const [prompt] = useParam("prompt", text(s.sample));
-  const [target] = useParam("target", number(-1, 0, 2 ** 31));
+  const { text: prompt, to } = useKept("prompt", s.sample);
+  const [target] = useParam("target", integer(-1, 0, 2 ** 31));
   const [measure, setMeasure] = useParam("by", oneOf<Measure>("p", MEASURES));
   const [figures, setFigures] = useParam("figures", flag(true));
-  const [cell, setCell] = useParam("cell", place);
-  const sought = target < 0 ? null : Math.floor(target);
-  const { lens, waiting, failed } = useLens(name, prompt, sought);
+  const [cell] = useParam("cell", place);
+  const sought = target < 0 ? null : target;
+  const asked = useLens(name, prompt, sought);
+  const lens = asked.failed ? undefined : asked.found;
   const model = models.find((one) => one.name === name);
   const words = model?.vocab_size ?? 2;
   const scale = useMemo(() => (lens ? scaleOf(lens, words) : undefined), [lens, words]);
   const corner: At = [(lens?.layers.length ?? 1) - 1, (lens?.prompt.length ?? 1) - 1];
   const inside = cell !== null && cell[0] <= corner[0] && cell[1] <= corner[1];
   const at = inside ? cell : corner;
-  const seek = (id: number | null): void => change({ target: id === null ? null : String(id) });
+  const own = to(prompt ?? "");
+  const choose = (where: At): void => change({ ...own, cell: place.show(where) });
+  const seek = (id: number | null): void => change({ ...own, target: id === null ? null : String(id) });
 
   return (
     <div class="lens">
@@ -61,7 +66,9 @@ export function LensPage(): JSX.Element {
         class="prompt"
         onSubmit={(event) => {
           event.preventDefault();
-          change({ prompt: String(new FormData(event.currentTarget).get("prompt")), cell: null });
+          const given = String(new FormData(event.currentTarget).get("prompt"));
+          if (asked.failed && given === prompt) asked.again();
+          else change({ ...to(given), cell: null });
         }}
       >
         <label for="prompt">{s.prompt}</label>
@@ -70,9 +77,8 @@ export function LensPage(): JSX.Element {
         </textarea>
         <button type="submit">{s.look}</button>
       </form>
-      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={waiting}>
-        {failed ? fill(s.failed, { message: failed }) : waiting ? s.waiting : ""}
-      </p>
+      {prompt === undefined ? <p class="note alarm" role="alert">{lost}</p> : null}
+      <Status asked={asked} waiting={s.waiting} />
       {lens && scale ? (
         <>
           <div class="settings-row">
@@ -83,14 +89,14 @@ export function LensPage(): JSX.Element {
           <Legend title={s.legend} steps={legendOf(measure, scale)} notes={[s.hit]} />
           <div class="look">
             <div class="main">
-              <Grid lens={lens} scale={scale} measure={measure} figures={figures} chosen={at} onChoose={setCell} />
+              <Grid lens={lens} scale={scale} measure={measure} figures={figures} chosen={at} onChoose={choose} />
               <p class="note">{fill(s.size, { layers: lens.layers.length, positions: whole(lens.prompt.length) })}</p>
               <Numbers lens={lens} measure={measure} />
               <Target model={name} word={sought === null ? undefined : lens.targets[0]} onSeek={seek} />
             </div>
             <CellPanel lens={lens} scale={scale} measure={measure} at={at} onSeek={seek} />
           </div>
-          {model && !waiting ? (
+          {model && prompt !== undefined && asked.current ? (
             <div onClickCapture={wholeInView}>
               <Exports
                 name="lens"

@@ -3,10 +3,11 @@
 // The texts of the vocabulary are asked for when somebody begins to search, not before.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { vocabulary } from "../ask";
+import { useState } from "preact/hooks";
+import { useTexts } from "../asked";
 import { fill, useStrings } from "../i18n";
 import { TokenText, visible } from "../next/tokens";
+import { Status } from "../ui/status";
 import type { Word } from "./measures";
 import { search } from "./search";
 
@@ -20,11 +21,9 @@ interface TargetProps {
 export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
   const { lens: s } = useStrings();
   const [sought, setSought] = useState("");
-  const [texts, setTexts] = useState<readonly string[]>();
-  useEffect(() => setTexts(undefined), [model]);
-  const load = (): void => {
-    if (!texts) vocabulary(model).then(setTexts, () => setTexts([]));
-  };
+  const [begun, setBegun] = useState(false);
+  const asked = useTexts(begun ? model : undefined);
+  const texts = asked.current ? asked.found : undefined;
   const found = sought && texts ? search(sought, texts) : [];
   const seek = (id: number | null): void => {
     setSought("");
@@ -43,8 +42,9 @@ export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
       ) : null}
       <div class="number">
         <label for="seek">{s.seek}</label>
-        <input id="seek" name="seek" type="search" value={sought} onFocus={load} onInput={(event) => setSought(event.currentTarget.value)} />
+        <input id="seek" name="seek" type="search" value={sought} onFocus={() => setBegun(true)} onInput={(event) => setSought(event.currentTarget.value)} />
       </div>
+      {asked.failed ? <Status asked={asked} waiting="" /> : null}
       {sought && texts && !found.length ? <p class="note">{s.nothing}</p> : null}
       {found.length ? (
         <div class="controls buttons" data-chart="found">

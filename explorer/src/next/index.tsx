@@ -9,7 +9,10 @@ import { gumbels } from "../math/philox";
 import { Choice } from "../ui/controls";
 import { Exports } from "../ui/export";
 import { fixed, whole } from "../ui/format";
-import { change, number, oneOf, text, useParam } from "../url";
+import { Status } from "../ui/status";
+import { useTexts } from "../asked";
+import { useKept } from "../text/useKept";
+import { change, integer, oneOf, text, useParam } from "../url";
 import { goTo, parse, path, show, type Branches } from "./branches";
 import { Find } from "./find";
 import { RankCurve } from "./curve";
@@ -27,20 +30,24 @@ import { Written } from "./written";
 const AS_IT_IS = text("");
 
 export function NextPage(): JSX.Element {
-  const { next: s } = useStrings();
+  const { next: s, text: { lost } } = useStrings();
   const lang = useContext(Language);
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [name] = useParam("model", oneOf(known[0] ?? "", known));
   const model = models.find((one) => one.name === name);
   const example = model?.speaks.includes(lang) ? s.example : s.example_en;
-  const [prompt] = useParam("prompt", text(example));
+  const { text: prompt, to } = useKept("prompt", example);
   const [more] = useParam("more", AS_IT_IS);
   const [others] = useParam("branches", AS_IT_IS);
   const branches = parse(more, others || null);
   const sampler = useSampler();
-  const { reading, texts, waiting, failed } = useNext(name, prompt, path(branches));
-  const go = (to: Branches): void => change({ ...show(to), paths: null });
+  const asked = useNext(name, prompt, path(branches));
+  // The words on the page are those of the model that gave the row, until the next row is there.
+  const reading = asked.found;
+  const read = models.find((one) => one.name === reading?.model);
+  const texts = useTexts(reading?.model);
+  const go = (where: Branches): void => change({ ...to(prompt ?? ""), ...show(where), paths: null });
   const anew = (what: Record<string, string | null>): void => change({ more: null, branches: null, paths: null, ...what });
 
   return (
@@ -57,7 +64,8 @@ export function NextPage(): JSX.Element {
         onSubmit={(event) => {
           event.preventDefault();
           const given = String(new FormData(event.currentTarget).get("prompt"));
-          anew({ prompt: given === example ? null : given });
+          if (asked.failed && given === prompt) asked.again();
+          else anew(to(given));
         }}
       >
         <label for="prompt">{s.prompt}</label>
@@ -66,11 +74,13 @@ export function NextPage(): JSX.Element {
         </textarea>
         <button type="submit">{s.read}</button>
       </form>
-      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={waiting}>
-        {failed ? fill(s.failed, { message: failed }) : waiting ? s.waiting : ""}
-      </p>
-      {reading && model ? (
-        <Behind model={model} text={prompt} reading={reading} texts={texts ?? []} branches={branches} sampler={sampler} onChange={go} />
+      {prompt === undefined ? <p class="note alarm" role="alert">{lost}</p> : null}
+      <Status asked={asked} waiting={s.waiting} />
+      {texts.failed ? <Status asked={texts} waiting="" /> : null}
+      {reading && read ? (
+        <div class={asked.current ? "" : "stale"}>
+          <Behind model={read} reading={reading} current={asked.current} texts={(texts.current && texts.found) || []} branches={branches} sampler={sampler} onChange={go} />
+        </div>
       ) : null}
     </div>
   );
@@ -78,9 +88,9 @@ export function NextPage(): JSX.Element {
 
 interface BehindProps {
   readonly model: Model;
-  /** As it was typed. */
-  readonly text: string;
   readonly reading: Reading;
+  /** Whether it is that of the text and the words now in the address. */
+  readonly current: boolean;
   readonly texts: readonly string[];
   readonly branches: Branches;
   readonly sampler: SamplerState;
@@ -88,9 +98,9 @@ interface BehindProps {
 }
 
 /** What stands behind a text that was read. */
-function Behind({ model, text: typed, reading, texts, branches, sampler, onChange }: BehindProps): JSX.Element {
+function Behind({ model, reading, current, texts, branches, sampler, onChange }: BehindProps): JSX.Element {
   const { next: s, exports } = useStrings();
-  const [top, setTop] = useParam("top", number(15, 1, 500));
+  const [top, setTop] = useParam("top", integer(15, 1, 500));
   const { row, said } = reading;
   const { settings, seed } = sampler;
   const processed = useMemo(() => row.process(settings, said), [reading, JSON.stringify(settings)]);
@@ -101,7 +111,7 @@ function Behind({ model, text: typed, reading, texts, branches, sampler, onChang
   const places = useMemo(() => shownPlaces(row, processed, top), [row, processed, top]);
   const mass = places.reduce((sum, place) => sum + row.p(place), 0);
   const say = (id: number): string => texts[id] ?? String(id);
-  const shown: Shown = { model, text: typed, said, prompt: reading.prompt, row, processed, settings, seed, top, drawn };
+  const shown: Shown = { model, text: reading.text, said, prompt: reading.prompt, row, processed, settings, seed, top, drawn };
   const take = (...ids: number[]): void => onChange(goTo(branches, [...said.output, ...ids]));
 
   return (
@@ -141,14 +151,16 @@ function Behind({ model, text: typed, reading, texts, branches, sampler, onChang
         </div>
       </div>
       <Paths model={model.name} prompt={said.prompt} output={said.output} options={sampler.options} say={say} onTake={(ids) => take(...ids)} />
-      <Exports
-        name="next"
-        title={s.title}
-        document={() => nextDocument(shown)}
-        tables={() => nextTables(shown, say, s)}
-        charts='[data-chart="ranked"], .curve svg'
-        lines={(where) => nextLines(shown, where(model.name), exports.anew)}
-      />
+      {current ? (
+        <Exports
+          name="next"
+          title={s.title}
+          document={() => nextDocument(shown)}
+          tables={() => nextTables(shown, say, s)}
+          charts='[data-chart="ranked"], .curve svg'
+          lines={(where) => nextLines(shown, where(model.name), exports.anew)}
+        />
+      ) : null}
     </>
   );
 }

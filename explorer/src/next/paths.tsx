@@ -5,11 +5,12 @@
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { paths, type Path } from "../ask";
+import { paths, type Path, type Refused } from "../ask";
 import { fill, useStrings } from "../i18n";
 import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
-import { flag, number, useParam } from "../url";
+import { spoken } from "../ui/status";
+import { flag, integer, useParam } from "../url";
 import { TokenText, joined, visible } from "./tokens";
 import type { Options } from "./useSampler";
 
@@ -30,16 +31,16 @@ interface Found {
 }
 
 export function Paths({ model, prompt, output, options, say, onTake }: PathsProps): JSX.Element {
-  const { next: s } = useStrings();
+  const { next: s, errors } = useStrings();
   const [wanted, setWanted] = useParam("paths", flag(false));
-  const [tokens, setTokens] = useParam("n", number(16, 1, 64));
-  const [beams, setBeams] = useParam("beams", number(4, 2, 8));
+  const [tokens, setTokens] = useParam("n", integer(16, 1, 64));
+  const [beams, setBeams] = useParam("beams", integer(4, 2, 8));
   const [again, setAgain] = useState(0);
   const [found, setFound] = useState<Found>();
-  const [failed, setFailed] = useState<string>();
+  const [failed, setFailed] = useState<Refused>();
   const [waiting, setWaiting] = useState(false);
   const text = JSON.stringify([model, prompt, output]);
-  const question = { tokens: Math.floor(tokens), beams: Math.floor(beams), sampler: options };
+  const question = { tokens: tokens, beams: beams, sampler: options };
   const key = JSON.stringify(question);
 
   useEffect(() => {
@@ -53,9 +54,9 @@ export function Paths({ model, prompt, output, options, say, onTake }: PathsProp
         setFound({ key, beams: question.beams, paths: answer });
         setWaiting(false);
       },
-      (error: Error) => {
+      (error: Refused) => {
         if (stop.signal.aborted) return;
-        setFailed(error.message);
+        setFailed(error);
         setWaiting(false);
       },
     );
@@ -75,7 +76,7 @@ export function Paths({ model, prompt, output, options, say, onTake }: PathsProp
           {wanted ? s.paths.again : s.paths.ask}
         </button>
         <span class={failed ? "note alarm" : "note"} role="status">
-          {failed ? fill(s.failed, { message: failed }) : waiting ? s.paths.waiting : found && found.key !== key ? s.paths.stale : ""}
+          {failed ? spoken(failed, errors) : waiting ? s.paths.waiting : found && found.key !== key ? s.paths.stale : ""}
         </span>
       </div>
       {found ? (

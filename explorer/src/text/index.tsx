@@ -1,22 +1,24 @@
 // The page of a text: how much each token surprised the model, and what the whole comes to.
 
 import type { JSX } from "preact";
-import { useContext, useMemo, useRef, useState } from "preact/hooks";
+import { useContext, useRef, useState } from "preact/hooks";
 import type { Refused } from "../ask";
 import { fill, useStrings } from "../i18n";
 import { Models } from "../models";
 import { Choice, Switch } from "../ui/controls";
 import { Exports } from "../ui/export";
 import { whole } from "../ui/format";
-import { change, flag, number, oneOf, text as textCodec, useParam } from "../url";
+import { Status } from "../ui/status";
+import { change, flag, integer, oneOf, text as textCodec, useParam } from "../url";
 import { Drawer } from "./drawer";
 import { scoreDocument, scoreLines, scoreTables } from "./export";
 import { MOST_BYTES, readFile } from "./file";
 import { Heat } from "./heat";
-import { beginning, keep, recall, wellFormed } from "./keep";
+import { beginning, wellFormed } from "./keep";
 import { LEVELS, legend, MEASURES, type Measure } from "./measures";
 import { useScore } from "./score";
 import { SumsView } from "./sums";
+import { useKept } from "./useKept";
 import { TokenTable, Worst } from "./worst";
 
 export function TextPage(): JSX.Element {
@@ -24,23 +26,22 @@ export function TextPage(): JSX.Element {
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [name, setName] = useParam("model", oneOf(known[0] ?? "", known));
-  const [short] = useParam("text", textCodec(s.sample));
-  const [held] = useParam("held", textCodec(""));
+  const { text, held, to } = useKept("text", s.sample);
   const [file] = useParam("file", textCodec(""));
   const [by, setBy] = useParam("by", oneOf<Measure>("bits", MEASURES));
   const [numbers, setNumbers] = useParam("numbers", flag(false));
-  const [at, setAt] = useParam("at", number(0, 0, 1e9));
+  const [at] = useParam("at", integer(0, 0, 1e9));
   const [problem, setProblem] = useState("");
   const input = useRef<HTMLInputElement>(null);
-  const text = useMemo(() => (held ? recall(held) : short), [held, short]);
-  const { score, waiting, failed } = useScore(name, text);
+  const asked = useScore(name, text);
+  const score = asked.failed || text === undefined ? undefined : asked.found;
   const model = models.find((one) => one.name === name);
-  const open = score && Number.isInteger(at) && at <= score.tokens.length ? at : 0;
+  const open = score && at <= score.tokens.length ? at : 0;
+  const setAt = (position: number): void => change({ ...to(text ?? ""), at: position ? String(position) : null });
 
   const take = (next: string, from: string): void => {
     setProblem("");
-    const kept = keep(next);
-    change({ ...kept, text: kept.text === s.sample ? null : kept.text, file: from || null, at: null });
+    change({ ...to(next), file: from || null, at: null });
   };
   const read = async (chosen: File | undefined): Promise<void> => {
     if (!chosen) return;
@@ -66,6 +67,7 @@ export function TextPage(): JSX.Element {
           const typed = wellFormed(event.currentTarget.querySelector("textarea")?.value ?? "");
           // A text field knows one kind of line end; a text that was not edited keeps its own.
           if (text === undefined || typed !== text.replace(/\r\n?/g, "\n")) take(typed, "");
+          else if (asked.failed) asked.again();
         }}
         onDragOver={(event) => event.preventDefault()}
         onDrop={(event) => {
@@ -100,7 +102,8 @@ export function TextPage(): JSX.Element {
       {held && text !== undefined ? <p class="note" data-chart="kept">{s.kept}</p> : null}
       {problem ? <p class="note alarm" role="alert">{problem}</p> : null}
       {held && text === undefined ? <p class="note alarm" role="alert">{s.lost}</p> : null}
-      <Status waiting={waiting} failed={failed} onBegin={(share) => take(beginning(text ?? "", share), "")} />
+      <Status asked={asked} waiting={s.waiting} />
+      {asked.failed ? <Begin failed={asked.failed} onBegin={(share) => take(beginning(text ?? "", share), "")} /> : null}
       {score && model && text !== undefined ? (
         <>
           <section aria-label={s.summary}>
@@ -124,42 +127,34 @@ export function TextPage(): JSX.Element {
               <Worst score={score} onOpen={(position) => setAt(position)} />
             </aside>
           </div>
-          <Exports
-            name="score"
-            title={s.title}
-            document={() => scoreDocument(model, score)}
-            tables={() => scoreTables(score, { tokens: s.map, sums: s.summary })}
-            charts='[data-chart="sums"], [data-chart="legend"], [data-chart="heat"], [data-chart="worst"]'
-            lines={(where) => scoreLines(where(name), text, file, s.beside)}
-          />
+          {asked.current ? (
+            <Exports
+              name="score"
+              title={s.title}
+              document={() => scoreDocument(model, score)}
+              tables={() => scoreTables(score, { tokens: s.map, sums: s.summary })}
+              charts='[data-chart="sums"], [data-chart="legend"], [data-chart="heat"], [data-chart="worst"]'
+              lines={(where) => scoreLines(where(name), text, file, s.beside)}
+            />
+          ) : null}
         </>
       ) : null}
     </div>
   );
 }
 
-interface StatusProps {
-  readonly waiting: boolean;
-  readonly failed: Refused | undefined;
-  onBegin(share: number): void;
-}
-
-function Status({ waiting, failed, onBegin }: StatusProps): JSX.Element {
+/** Where a text is too long: to read the part of it that is not. */
+function Begin({ failed, onBegin }: { readonly failed: Refused; onBegin(share: number): void }): JSX.Element | null {
   const { text: s } = useStrings();
-  // "text must have at most 8,192 tokens; got 12,345"
-  const [most, got] = failed?.code === "too_long_text" ? (failed.message.match(/\d[\d,]*/g) ?? []) : [];
-  const count = (shown: string): number => Number(shown.replaceAll(",", ""));
+  const { most = 0, got = 0 } = failed.facts;
+  if (failed.code !== "wrong_length" || got <= most) return null;
   return (
-    <>
-      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={waiting}>
-        {waiting ? s.waiting : most && got ? fill(s.tooLong, { most, got }) : failed ? fill(s.failed, { message: failed.message }) : ""}
-      </p>
-      {most && got ? (
-        <button type="button" data-do="begin" onClick={() => onBegin((0.95 * count(most)) / count(got))}>
-          {s.begin}
-        </button>
-      ) : null}
-    </>
+    <p class="note">
+      {s.tooLong}{" "}
+      <button type="button" data-do="begin" onClick={() => onBegin((0.95 * most) / got)}>
+        {s.begin}
+      </button>
+    </p>
   );
 }
 

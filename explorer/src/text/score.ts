@@ -1,7 +1,7 @@
 // The question of this page: a text's score, asked when the text changes, and only then.
 
-import { useEffect, useState } from "preact/hooks";
-import { post, type Refused, type Token } from "../ask";
+import { post, type Token } from "../ask";
+import { useAsked, type Asked } from "../asked";
 
 /** A token with its figures, as in docs/json.md; null for what is infinite. */
 export interface Scored extends Token {
@@ -36,27 +36,9 @@ export interface Score extends Sums {
   readonly tokens: readonly Scored[];
 }
 
-export interface Asked {
-  readonly score: Score | undefined;
-  readonly waiting: boolean;
-  readonly failed: Refused | undefined;
-}
-
-export function useScore(model: string, text: string | undefined): Asked {
-  const [asked, setAsked] = useState<Asked>({ score: undefined, waiting: true, failed: undefined });
-  useEffect(() => {
-    if (text === undefined) return setAsked({ score: undefined, waiting: false, failed: undefined });
-    const stop = new AbortController();
-    setAsked(({ score }) => ({ score, waiting: true, failed: undefined }));
-    post("/api/score", { model, text }, stop.signal)
-      .then((answer) => answer.json() as Promise<Score>)
-      .then(
-        (score) => setAsked({ score, waiting: false, failed: undefined }),
-        (failed: Refused) => stop.signal.aborted || setAsked({ score: undefined, waiting: false, failed }),
-      );
-    return () => stop.abort();
-  }, [model, text]);
-  return asked;
+export function useScore(model: string, text: string | undefined): Asked<Score> {
+  const key = text === undefined ? undefined : JSON.stringify([model, text]);
+  return useAsked(key, async (signal) => (await (await post("/api/score", { model, text }, signal)).json()) as Score);
 }
 
 /** All tokens of the text, with the first one. */

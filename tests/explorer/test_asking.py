@@ -1,0 +1,188 @@
+"""What the page says and does while it waits, where it is refused, and when nobody answers."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from explorer.reading import opened, pieces, settled
+
+Watched = tuple[Page, list[str]]
+
+BUSY = {"error": {"code": "busy", "message": "too many requests wait", "seconds": 1}}
+pytestmark = pytest.mark.usefixtures("quiet")
+PLACES = {
+    "next": ("/api/next", '[data-chart="ranked"]'),
+    "text": ("/api/score", '[data-chart="heat"]'),
+    "lens": ("/api/lens", '[data-chart="grid"]'),
+    "compare": ("/api/next", '[data-chart="pairs"]'),
+}
+
+
+@contextmanager
+def answered(page: Page, pattern: str, answer: Callable[[Route], None]) -> Iterator[None]:
+    """Inside, the test answers these questions."""
+    page.route(re.compile(pattern), answer)
+    yield
+    page.unroute(re.compile(pattern), answer)
+
+
+def refuse(route: Route) -> None:
+    route.fulfill(status=429, content_type="application/json", body=json.dumps(BUSY))
+
+
+@pytest.fixture
+def quiet(page: Page, watched: Watched) -> Iterator[None]:  # noqa: ARG001 - before the page's end
+    """The browser has a line of its own for a refusal and for a server that is gone: no news."""
+    yield
+    watched[1][:] = [line for line in watched[1] if "Failed to load resource" not in line]
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("way", ["again", "form"])
+def test_what_failed_can_be_asked_again(here: Page, address: str, name: str, way: str) -> None:
+    path, chart = PLACES[name]
+    with answered(here, path, lambda route: route.abort()):
+        here.goto(f"{address}/{name}?lang=zh&prompt=hello&text=hello+hello&what=samplers")
+        expect(here.locator(".status p")).to_contain_text("服务器没有回应")
+        expect(here.locator(chart)).to_have_count(0)
+    button = '[data-do="again"]' if way == "again" else 'form.prompt [type="submit"]'
+    here.locator(button).click()
+    here.wait_for_selector(chart)
+    expect(here.locator(".alarm")).to_have_count(0)
+
+
+def test_a_busy_server_is_asked_again_when_it_said(here: Page, address: str) -> None:
+    asked = []
+
+    def once(route: Route) -> None:
+        asked.append(route)
+        refuse(route) if len(asked) == 1 else route.fallback()
+
+    with answered(here, "/api/next", once):
+        opened(here, f"{address}/next?prompt=hello")
+    assert len(asked) == 2
+
+
+def test_words_come_though_the_vocabulary_was_refused_at_first(here: Page, address: str) -> None:
+    asked = []
+
+    def once(route: Route) -> None:
+        asked.append(route)
+        refuse(route) if len(asked) == 1 else route.fallback()
+
+    with answered(here, "/api/vocabulary", once):
+        opened(here, f"{address}/next?prompt=hello")
+        word = here.locator('[data-chart="ranked"] button.word').first
+        expect(word).to_have_text(re.compile(r"^\d+$"))
+        expect(word).not_to_have_text(re.compile(r"^\d+$"))
+    assert len(asked) == 2
+
+
+def test_waiting_can_be_stopped(here: Page, address: str) -> None:
+    held: list[Route] = []
+    with answered(here, "/api/score", lambda route: held.append(route)):
+        here.goto(f"{address}/text?text=hello+hello")
+        here.locator('[data-do="stop"]').click()
+        expect(here.locator(".status p")).to_have_text("Stopped.")
+    here.locator('[data-do="again"]').click()
+    here.wait_for_selector('[data-chart="heat"]')
+
+
+def test_a_row_keeps_the_words_of_its_model_until_the_next_is_there(
+    here: Page, address: str
+) -> None:
+    """And is neither taken along nor taken for the answer to the new text."""
+    opened(here, f"{address}/next?prompt=hello")
+    expect(here.locator(".exports")).to_have_count(1)
+    words = here.locator('[data-chart="ranked"] button.word')
+    expect(words.first).not_to_have_text(re.compile(r"^\d+$"))
+    before = words.all_inner_texts()
+    held: list[Route] = []
+    with answered(here, "/api/next", lambda route: held.append(route)):
+        here.get_by_label("hostile", exact=True).check()
+        expect(here.locator(".stale")).to_have_count(1)
+        here.wait_for_timeout(300)
+        assert words.all_inner_texts() == before
+        expect(here.locator(".exports")).to_have_count(0)
+        held[0].continue_()
+        settled(here)
+        expect(here.locator(".exports")).to_have_count(1)
+    assert words.all_inner_texts() != before
+
+
+def test_a_failed_step_leaves_the_way_back(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello")
+    with answered(here, "/api/next", lambda route: route.abort()):
+        here.locator('[data-chart="ranked"] button.word').first.click()
+        expect(here.locator(".status p")).to_contain_text("does not answer")
+        expect(here.locator('[data-chart="ranked"]')).to_have_count(1)
+    here.go_back()
+    settled(here)
+
+
+@pytest.mark.parametrize(
+    ("name", "act", "field"),
+    [
+        ("next", '[data-chart="ranked"] button.word', "#prompt"),
+        ("text", '[data-chart="heat"] .tok', "#text"),
+        ("lens", '[data-chart="grid"] tbody td', "#prompt"),
+    ],
+)
+def test_the_text_stays_under_what_was_done_with_it(
+    here: Page, address: str, name: str, act: str, field: str
+) -> None:
+    """The sample of the other language does not take its place."""
+    here.goto(f"{address}/{name}?lang=en")
+    here.locator(act).nth(2).click()
+    text = here.locator(field).input_value()
+    here.locator(".settings").get_by_label("中文").check()
+    expect(here.locator("html")).to_have_attribute("lang", "zh-Hans")
+    expect(here.locator(field)).to_have_value(text)
+
+
+def test_a_long_prompt_comes_back_after_a_reload(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello")
+    text = "hello " * 20_000
+    here.locator("#prompt").fill(text)
+    here.locator('form.prompt [type="submit"]').click()
+    expect(here.locator(".alarm")).to_contain_text("from 1 to 64 tokens")
+    here.reload()
+    expect(here.locator("#prompt")).to_have_value(text)
+    expect(here.locator(".alarm")).to_contain_text("from 1 to 64 tokens")
+
+
+def test_a_fraction_of_a_word_is_not_asked_for(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello&top=3.7")
+    expect(here.locator('[data-chart="ranked"] tbody tr')).to_have_count(15)
+
+
+def test_without_the_list_of_models_the_page_says_so(here: Page, address: str) -> None:
+    with answered(here, "/api/models", lambda route: route.abort()):
+        here.goto(f"{address}/next?prompt=hello")
+        expect(here.locator(".status p")).to_contain_text("does not answer")
+        expect(here.get_by_role("heading")).to_have_count(0)
+    here.locator('[data-do="again"]').click()
+    settled(here)
+    expect(pieces(here)).not_to_have_count(0)
+
+
+def test_pages_have_names_and_the_model_goes_along(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?model=hostile")
+    expect(here).to_have_title("Next word · lmhead")
+    here.get_by_role("navigation", name="Pages").get_by_role("link", name="Text").click()
+    here.wait_for_selector('[data-chart="heat"]')
+    expect(here).to_have_title("Text · lmhead")
+    expect(here.get_by_label("hostile", exact=True)).to_be_checked()
+
+
+def test_the_page_follows_the_colours_of_the_machine(page: Page, site: str) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto(site)
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.emulate_media(color_scheme="light")

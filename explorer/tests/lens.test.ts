@@ -42,7 +42,7 @@ test("each number of a cell is its own", () => {
 
 test("numbers in a cell are short, and ranks begin with 1", () => {
   expect([0, 0.0004, 0.004, 0.0096, 0.25, 1].map((p) => brief(p, "p"))).toEqual(
-    ["0", "<0.1\u00a0%", "0.4\u00a0%", "1\u00a0%", "25\u00a0%", "100\u00a0%"],
+    ["0", "<0.1%", "0.4%", "1%", "25%", "100%"],
   );
   expect([0, 998, 1233, 49151, 262143].map((rank) => brief(rank, "rank"))).toEqual(["1", "999", "1.2k", "49k", "262k"]);
   expect(exact(49151, "rank")).toBe("49,152");

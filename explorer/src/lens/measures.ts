@@ -84,8 +84,8 @@ export function legendOf(measure: Measure, scale: Scale): Step[] {
 /** A share of one in percent: "0", "<0.1 %", "0.4 %", "12 %". */
 function chance(p: number): string {
   if (p === 0) return "0";
-  if (p < 0.0005) return "<0.1\u00a0%";
-  return `${(100 * p).toFixed(p < 0.0095 ? 1 : 0)}\u00a0%`;
+  if (p < 0.0005) return "<0.1%";
+  return `${(100 * p).toFixed(p < 0.0095 ? 1 : 0)}%`;
 }
 
 /** At most four characters: 942, 1.2k, 49k. */

@@ -137,7 +137,7 @@ function Behind({ model, reading, current, texts, branches, sampler, onChange }:
         </div>
         <div class="play">
           <Ranked row={row} processed={processed} places={places} say={say} onTake={take} />
-          <p class="note">{fill(s.covered, { n: places.length, mass: `${fixed(100 * Math.min(1, mass), 2)} %` })}</p>
+          <p class="note">{fill(s.covered, { n: places.length, mass: `${fixed(100 * Math.min(1, mass), 2)}%` })}</p>
           <p class="note" data-chart="entropy">
             {fill(s.entropy, { raw: fixed(row.entropy, 4), processed: fixed(processed.entropy, 4) })}
           </p>

@@ -25,7 +25,7 @@ export function whole(x: number): string {
 
 export function percent(x: number): string {
   const text = (100 * x).toFixed(x < 0.0995 ? 1 : 0);
-  return `${text}\u00a0%`;
+  return `${text}%`;
 }
 
 // The same numbers as Python writes them.

@@ -2,7 +2,9 @@
 
 import type { Model } from "../ask";
 import type { Table } from "../export/csv";
+import { modelJson } from "../export/json";
 import { pyOptions, pyText, shell, speakable } from "../export/quote";
+import { samplerText } from "../next/export";
 import type { Lines } from "../ui/export";
 import type { Distribution, Pair } from "./pair";
 import { libraryOptions, type Options } from "./sides";
@@ -15,11 +17,8 @@ export interface Sides {
 }
 
 const WHOLE = ["top_k", "seed"];
-const CONTEXT = 12; // tokens before a place, as in the command's document
-
-function sizes({ name, vocab_size, hidden_size, max_length }: Model): object {
-  return { name, vocab_size, hidden_size, max_length };
-}
+// As in the command's document: how many places, and tokens before each.
+const [WORST, CONTEXT] = [5, 12];
 
 function written(options: Options): string {
   return `Sampler(${pyOptions({ ...libraryOptions(options), seed: 0 }, WHOLE)})`;
@@ -28,21 +27,23 @@ function written(options: Options): string {
 function head({ models, samplers }: Sides): object {
   const [a, b] = samplers ?? [];
   return {
-    a: sizes(models[0]),
-    b: sizes(models[1]),
-    sampler_a: a ? written(a).replaceAll('"', "'") : null,
-    sampler_b: b ? written(b).replaceAll('"', "'") : null,
+    a: modelJson(models[0]),
+    b: modelJson(models[1]),
+    sampler_a: a ? samplerText(libraryOptions(a), models[0]) : null,
+    sampler_b: b ? samplerText(libraryOptions(b), models[1]) : null,
   };
 }
 
-/** Every place of the text, furthest apart first. */
+/** The places furthest apart, worst first, and the sums over all. */
 export function alongDocument(sides: Sides, found: Along): object {
   const { comparable: _, first, places, ...sums } = found;
   const tokens = [first, ...places.map(({ token }) => token)];
   const worst = [...places].sort((x, y) => (y.kl ?? Infinity) - (x.kl ?? Infinity) || x.position - y.position);
-  const differences = worst.map(({ position, ...place }) => ({
+  // A long text is read in windows: what stands before one is not seen from within it.
+  const window = Math.min(...sides.models.map(({ max_length }) => max_length ?? Infinity));
+  const differences = worst.slice(0, WORST).map(({ position, ...place }) => ({
     position,
-    before: tokens.slice(Math.max(0, position - CONTEXT), position),
+    before: tokens.slice(Math.max(position - 1 - ((position - 1) % window), position - CONTEXT), position),
     ...place,
   }));
   return { ...head(sides), ...sums, differences };

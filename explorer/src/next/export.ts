@@ -7,6 +7,7 @@ import { commandLine, pyOptions, pyText, speakable } from "../export/quote";
 import { textOf } from "../text/spell";
 import { py } from "../ui/format";
 import type { Lines } from "../ui/export";
+import { shownPlaces } from "./ranked";
 import type { Processed, Row, Said, Settings, StageName, Whose } from "./row";
 
 type Set = Required<Settings>;
@@ -38,6 +39,8 @@ const OPTIONS: Record<Exclude<keyof Set, "order">, readonly [string, number]> = 
   frequency: ["frequency_penalty", 0],
   presence: ["presence_penalty", 0],
 };
+
+const WHOLE = ["top_k", "seed"]; // the options that are whole numbers
 
 const LAST: Record<Whose, string> = { hf: "None", "llama.cpp": "64" };
 const COUNTED: Record<Whose, string> = { hf: "output", "llama.cpp": "context" };
@@ -88,33 +91,53 @@ export function steps({ row, processed, settings }: Pick<Shown, "row" | "process
   return found;
 }
 
-/** Best first, with all figures of a word. */
-function ranked({ row, processed, top }: Shown): Record<string, string | number | null>[] {
-  return Array.from(row.ids.subarray(0, top), (id, rank) => ({
-    id,
-    logit: row.logits[id] ?? NaN,
-    p: row.p(rank),
-    processed_p: processed.p(rank),
-    log_prob: row.logP(rank),
-    rank,
-    cut_by: processed.cutBy(rank) ?? null,
-  }));
+/** How the library writes a sampler; the ids that end a text are the model's. */
+export function samplerText({ order = "hf", seed = 0, ...given }: Record<string, string | number>, model: Model): string {
+  const ends = model.eos_token_ids.length ? `eos_token_id=[${model.eos_token_ids.join(", ")}], ` : "";
+  const own = Object.keys(given).length ? `${pyOptions(given, WHOLE)}, ` : "";
+  return `Sampler(${own}${ends}order='${order}', seed=${seed})`;
+}
+
+interface Word {
+  readonly id: number;
+  readonly logit: number;
+  readonly p: number;
+  readonly processed_p: number;
+  readonly log_prob: number;
+  readonly rank: number;
+  readonly cut_by: StageName | null;
+}
+
+/** The words that are shown, best first, with all figures of each. */
+function ranked({ row, processed, top }: Shown): Word[] {
+  return shownPlaces(row, processed, top).map((rank) => {
+    const id = row.ids[rank] ?? 0;
+    return {
+      id,
+      logit: row.logits[id] ?? NaN,
+      p: row.p(rank),
+      processed_p: processed.p(rank),
+      log_prob: row.logP(rank),
+      rank,
+      cut_by: processed.cutBy(rank) ?? null,
+    };
+  });
 }
 
 export async function nextDocument(shown: Shown): Promise<object> {
   const { model, prompt, row, processed, drawn } = shown;
   const words = ranked(shown);
-  const texts = await pieces(model.name, [...words.map(({ id }) => Number(id)), row.ids[drawn] ?? 0]);
+  const texts = await pieces(model.name, [...words.map(({ id }) => id), row.ids[drawn] ?? 0]);
   const sampler = options(shown);
   return {
     model: modelJson(model),
     prompt,
     vocab_size: row.ids.length,
     entropy: row.entropy,
-    mass: row.order.mass(0, words.length),
+    mass: Math.min(1, words.reduce((sum, { p }) => sum + p, 0)),
     processed: Object.keys(sampler).length
       ? {
-          settings: `Sampler(${pyOptions(sampler, WHOLE).replaceAll('"', "'")})`,
+          settings: samplerText(sampler, model),
           words: processed.words,
           mass: processed.cuts.at(-1)?.mass ?? 1,
           entropy: processed.entropy,
@@ -126,15 +149,13 @@ export async function nextDocument(shown: Shown): Promise<object> {
   };
 }
 
-const WHOLE = ["top_k", "seed"];
-
 export function nextTables(shown: Shown, say: (id: number) => string, titles: { ranked: string; stages: string }): Table[] {
   const words = ranked(shown);
-  const columns = ["rank", "id", "text", "logit", "p", "processed_p", "log_prob", "cut_by"];
+  const columns = ["rank", "id", "text", "logit", "p", "processed_p", "log_prob", "cut_by"] as const;
   const done = steps(shown);
   const stages = ["stage", "words", "mass", "cut", "cut_mass", "entropy"];
   return [
-    { title: titles.ranked, columns, rows: words.map((word) => columns.map((c) => (c === "text" ? say(Number(word["id"])) : word[c]))) },
+    { title: titles.ranked, columns, rows: words.map((word) => columns.map((c) => (c === "text" ? say(word.id) : word[c]))) },
     { title: titles.stages, columns: stages, rows: done.map((step) => stages.map((column) => step[column])) },
   ];
 }

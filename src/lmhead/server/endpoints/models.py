@@ -1,6 +1,6 @@
 """Which models there are, and the text of their tokens.
 
-GET /api/models                    names, sizes, languages, and the version of lmhead
+GET /api/models                    names, sizes, ends, languages, and the version of lmhead
 GET /api/vocabulary?model=NAME     the text of every token, by id; [text, bytes] where the bytes of
                                    the token are not those of the text
 """
@@ -34,6 +34,7 @@ def routes(desk: Desk) -> list[Route]:
                 "vocab_size": model.head.vocab_size,
                 "hidden_size": model.head.hidden_size,
                 "max_length": model.max_length,
+                "eos_token_ids": list(model.eos_token_ids),
                 "text": model.tokenizer is not None,
                 "speaks": _speaks(model),
             }

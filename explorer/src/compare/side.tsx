@@ -35,7 +35,7 @@ export function ModelSide({ side, value, known, onChoose }: ModelProps): JSX.Ele
 }
 
 export function SamplerSide({ side, sampler }: { side: SideName; sampler: SamplerState }): JSX.Element {
-  const { comparing: s } = useStrings();
+  const { comparing: s, common } = useStrings();
   const { options, set } = sampler;
   const { temperature, topK, topP, minP, order } = options;
   return (
@@ -43,8 +43,8 @@ export function SamplerSide({ side, sampler }: { side: SideName; sampler: Sample
       <SideTitle side={side} text={fill(s.sideSampler, { side: s[side] })} />
       <Slider name={`t${side}`} label={s.temperature} value={temperature} low={0.05} high={3} step={0.05} shown={fixed(temperature)} onMove={(x) => set("temperature")(x, true)} />
       <Slider name={`k${side}`} label={s.top_k} value={topK} low={0} high={200} step={1} shown={topK ? String(topK) : s.all} onMove={(x) => set("topK")(x, true)} />
-      <Slider name={`p${side}`} label={s.top_p} value={topP} low={0} high={1} step={0.01} shown={fixed(topP)} onMove={(x) => set("topP")(x, true)} />
-      <Slider name={`m${side}`} label={s.min_p} value={minP} low={0} high={1} step={0.01} shown={fixed(minP)} onMove={(x) => set("minP")(x, true)} />
+      <Slider name={`p${side}`} label={s.top_p} value={topP} low={0} high={1} step={0.01} shown={topP === 1 ? common.off : fixed(topP)} onMove={(x) => set("topP")(x, true)} />
+      <Slider name={`m${side}`} label={s.min_p} value={minP} low={0} high={1} step={0.01} shown={minP === 0 ? common.off : fixed(minP)} onMove={(x) => set("minP")(x, true)} />
       <Choice name={`o${side}`} label={s.order} value={order} options={[["hf", s.hf], ["llama.cpp", s.llama]] as [Order, string][]} onChoose={(one) => set("order")(one)} />
     </div>
   );

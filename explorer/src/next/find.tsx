@@ -1,14 +1,16 @@
 // Find any token by its text or id, with its rank and probability.
 
 import type { JSX } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { useStrings } from "../i18n";
 import { whole } from "../ui/format";
+import { text, useParam } from "../url";
 import { chance } from "./ranked";
 import type { Processed, Row } from "./row";
 import { TokenText } from "./tokens";
 
 const MOST = 8;
+const NOTHING = text("");
 
 interface FindProps {
   readonly row: Row;
@@ -19,12 +21,12 @@ interface FindProps {
 
 export function Find({ row, processed, texts, onTake }: FindProps): JSX.Element {
   const { next: s } = useStrings();
-  const [sought, setSought] = useState("");
+  const [sought, setSought] = useParam("find", NOTHING);
   const found = useMemo(() => (sought ? search(sought, texts) : []), [sought, texts]);
   return (
     <div class="number">
       <label for="find">{s.find}</label>
-      <input id="find" name="find" type="search" value={sought} onInput={(event) => setSought(event.currentTarget.value)} />
+      <input id="find" name="find" type="search" value={sought} onInput={(event) => setSought(event.currentTarget.value, true)} />
       {sought && !found.length ? <p class="note">{s.nothing}</p> : null}
       {found.length ? (
         <table class="facts" data-chart="found">

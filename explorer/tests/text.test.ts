@@ -15,7 +15,8 @@ const said = (text: string): Token => token([...new TextEncoder().encode(text)],
 test("a character cut into tokens is shown where it begins", () => {
   const [a, b, c] = new TextEncoder().encode("你") as unknown as [number, number, number];
   const tokens = [token([], "<bos>"), said(" a"), token([a]), token([b]), token([c, 33]), said("\n"), said("  "), token([0xff])];
-  expect(spell(tokens).map(({ shown }) => shown)).toEqual(["<bos>", " a", "你", "·", "·!", "↵", "␣␣", "⟨FF⟩"]);
+  expect(spell(tokens).map(({ shown }) => shown)).toEqual(["<bos>", " a", "你", "⟨BD⟩", "⟨A0⟩!", "↵", "␣␣", "⟨FF⟩"]);
+  expect(spell(tokens).map(({ own }) => own).join("")).toBe("<bos> a你!↵␣␣⟨FF⟩");
   expect(spell(tokens).map(({ breaks }) => breaks)).toEqual([0, 0, 0, 0, 0, 1, 0, 0]);
   expect(textOf(tokens.slice(0, 6))).toBe(" a你!\n");
   expect(textOf(tokens.slice(0, 3))).toBeUndefined();

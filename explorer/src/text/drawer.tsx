@@ -47,7 +47,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
     return () => stop.abort();
   }, [model, tokens, position]);
 
-  const before = spelled.slice(Math.max(0, position - BEFORE), position).map(({ shown }) => shown);
+  const before = spelled.slice(Math.max(0, position - BEFORE), position).map(({ own }) => own);
   // On the other page the text is read from its beginning: only where this one was, too.
   const prefix = windowStart(position, score) === 0 ? textOf(tokens.slice(0, position)) : undefined;
   const link = prefix && fits(prefix) ? `/next?${new URLSearchParams({ ...shared(), model, prompt: prefix })}` : undefined;

@@ -24,12 +24,14 @@ export function Heat({ score, by, numbers, open, onOpen }: HeatProps): JSX.Eleme
   const [active, setActive] = useState(0);
   const spelled = useMemo(() => spell(everyToken(score)), [score]);
   const last = score.tokens.length;
+  const rest = spelled.find((token) => token.rest)?.rest;
+  const about = rest && fill(s.rest, { bytes: rest });
 
   // Thousands of tokens are drawn once; which one is meant is marked from outside.
   const cells = useMemo(() => {
     const { of, show } = SCALES[by];
     const drawn: JSX.Element[] = [];
-    spelled.forEach(({ shown, breaks }, at) => {
+    spelled.forEach(({ rest, own, shown, breaks }, at) => {
       const token = score.tokens[at - 1];
       const value = token ? of(token) : NaN;
       const name = token ? fill(s.cell, { word: shown.trim() || shown, measure: s.measures[by], value: show(value) }) : fill(s.firstCell, { word: shown });
@@ -44,7 +46,14 @@ export function Heat({ score, by, numbers, open, onOpen }: HeatProps): JSX.Eleme
           data-at={at}
           data-value={token ? value : undefined}
         >
-          <bdi>{shown}</bdi>
+          <bdi>
+            {rest ? (
+              <span class="rest" title={about}>
+                {rest}
+              </span>
+            ) : null}
+            {own}
+          </bdi>
           {numbers && token ? <small>{show(value)}</small> : null}
         </span>,
       );
@@ -88,6 +97,11 @@ export function Heat({ score, by, numbers, open, onOpen }: HeatProps): JSX.Eleme
       >
         {cells}
       </div>
+      {about ? (
+        <p class="note" data-chart="rest">
+          {about}
+        </p>
+      ) : null}
     </>
   );
 }

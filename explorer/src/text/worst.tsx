@@ -42,7 +42,7 @@ export function Worst({ score, onOpen }: ListProps): JSX.Element {
             <tr key={token.position} data-position={token.position}>
               <th scope="row">
                 <button type="button" class="spot" aria-label={fill(s.openAt, { word })} onClick={() => onOpen(token.position)}>
-                  <bdi class="before">{before.map(({ shown }) => shown).join("").slice(-28)}</bdi>
+                  <bdi class="before">{before.map(({ own }) => own).join("").slice(-28)}</bdi>
                   <bdi class="that">{word}</bdi>
                 </button>
               </th>

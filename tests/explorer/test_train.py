@@ -289,3 +289,16 @@ def test_nothing_is_cut(page: Page, here: str, run: Path, width: int, look: str)
     assert "undefined" not in text
     assert "NaN" not in text
     assert ("内存" in text) == ("lang=zh" in look)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_size_out_of_range_is_told(page: Page, here: str, lang: str) -> None:
+    page.goto(f"{here}?v=1000&lang={lang}")
+    field = page.locator('input[name="v-exact"]')
+    field.fill("-5")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    about = {"en": "A whole number from 64 to", "zh": "请填 64 到"}[lang]
+    expect(page.get_by_role("alert")).to_contain_text(about)
+    field.blur()
+    expect(field).to_have_value("1000")
+    expect(page.get_by_role("alert")).to_have_count(0)

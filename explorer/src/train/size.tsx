@@ -3,6 +3,7 @@
 
 import type { JSX } from "preact";
 import { useId } from "preact/hooks";
+import { WholeInput } from "../ui/controls";
 import { whole } from "../ui/format";
 
 interface SizeProps {
@@ -30,19 +31,7 @@ export function Size({ name, label, value, low, high, onSet }: SizeProps): JSX.E
         aria-valuetext={whole(value)}
         onInput={(event) => onSet(sizeOf(event.currentTarget.valueAsNumber), true)}
       />
-      <input
-        name={`${name}-exact`}
-        aria-label={label}
-        type="number"
-        min={low}
-        max={high}
-        step={1}
-        value={value}
-        onInput={(event) => {
-          const next = event.currentTarget.valueAsNumber;
-          if (Number.isInteger(next) && next >= low && next <= high) onSet(next, true);
-        }}
-      />
+      <WholeInput name={`${name}-exact`} aria={label} value={value} low={low} high={high} onSet={(next) => onSet(next, true)} />
     </div>
   );
 }

@@ -1,7 +1,9 @@
 // What the reader can move: sliders, switches, choices, numbers. All are native form controls.
 
 import type { JSX } from "preact";
-import { useId } from "preact/hooks";
+import { useId, useState } from "preact/hooks";
+import { fill, useStrings } from "../i18n";
+import { whole } from "./format";
 
 interface SliderProps {
   readonly label: string;
@@ -92,33 +94,61 @@ export function Choice<T extends string>(props: ChoiceProps<T>): JSX.Element {
   );
 }
 
-interface NumberProps {
-  readonly label: string;
+interface WholeProps {
   readonly value: number;
   readonly low: number;
   readonly high: number;
   readonly name: string;
+  readonly id?: string;
+  /** A name for readers of the screen, where no label is its own. */
+  readonly aria?: string;
   onSet(value: number): void;
 }
 
-export function WholeNumber({ label, value, low, high, name, onSet }: NumberProps): JSX.Element {
-  const id = useId();
+/** A field that says so when it holds no number of the range; left, it shows the one in force. */
+export function WholeInput({ value, low, high, name, id, aria, onSet }: WholeProps): JSX.Element {
+  const { common } = useStrings();
+  const [wrong, setWrong] = useState<string>();
+  const why = useId();
+  const bad = wrong !== undefined;
   return (
-    <div class="number">
-      <label for={id}>{label}</label>
+    <>
       <input
         id={id}
         name={name}
+        aria-label={aria}
+        aria-invalid={bad}
+        aria-describedby={bad ? why : undefined}
         type="number"
         min={low}
         max={high}
         step={1}
-        value={value}
-        onInput={(event) => {
-          const next = event.currentTarget.valueAsNumber;
-          if (Number.isInteger(next) && next >= low && next <= high) onSet(next);
+        value={wrong ?? String(value)} // as text: a field that says the same is left alone, caret and all
+        onInput={({ currentTarget: { value: typed, valueAsNumber: next } }) => {
+          const fits = Number.isInteger(next) && next >= low && next <= high;
+          setWrong(fits ? undefined : typed);
+          if (fits) onSet(next);
+        }}
+        onBlur={(event) => {
+          setWrong(undefined);
+          event.currentTarget.value = String(value); // also in place of what is no number at all
         }}
       />
+      {bad ? (
+        <p id={why} class="note alarm wrong" role="alert">
+          {fill(common.range, { low: whole(low), high: whole(high) })}
+        </p>
+      ) : null}
+    </>
+  );
+}
+
+export function WholeNumber({ label, ...field }: WholeProps & { readonly label: string }): JSX.Element {
+  const id = useId();
+  return (
+    <div class="number">
+      <label for={id}>{label}</label>
+      <WholeInput {...field} id={id} />
     </div>
   );
 }

@@ -28,7 +28,17 @@ export function Ranked({ row, processed, places, say, onTake }: RankedProps): JS
   const most = Math.max(row.p(0), ...places.map((place) => processed.p(place)));
   return (
     <table class="bars ranked" data-chart="ranked">
-      <caption>{s.ranked}</caption>
+      <caption>
+        {s.ranked}
+        <span class="key" aria-hidden="true">
+          <span>
+            <i class="of-bar">▬</i> {s.processed}
+          </span>
+          <span>
+            <i class="of-mark">┃</i> {s.raw}
+          </span>
+        </span>
+      </caption>
       <thead>
         <tr>
           <th scope="col" class="figure rank">{s.rank}</th>

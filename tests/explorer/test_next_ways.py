@@ -158,6 +158,47 @@ def test_by_keyboard_alone(here: Page, address: str) -> None:
     expect(here.locator("[data-path]")).to_have_count(3)
 
 
+def test_the_focus_stays_where_the_keyboard_works(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello,+world!+How+are+you?&rep=0.5&top=4")
+    count = pieces(here).count()
+    words = here.locator('[data-chart="ranked"] button.word')
+    expect(words).to_have_count(7)
+    for rank, left in ((-1, 6), (2, None), (2, None)):  # the last row is gone with its word
+        words.nth(rank).focus()
+        here.keyboard.press("Enter")
+        count += 1
+        expect(pieces(here)).to_have_count(count)
+        settled(here)
+        assert left in (None, words.count())
+        expect(words.nth(rank)).to_be_focused()
+    step, undo = here.locator('[data-do="step"]'), here.locator('[data-do="undo"]')
+    undo.focus()
+    for _ in range(3):
+        expect(undo).to_be_focused()
+        here.keyboard.press("Enter")
+        count -= 1
+        expect(pieces(here)).to_have_count(count)
+    expect(undo).to_be_disabled()
+    expect(step).to_be_focused()
+
+
+def test_the_focus_stays_among_the_branches(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello&more=264,268,270&branches=*.265")
+    count = pieces(here).count()
+    here.locator("button.piece").first.focus()
+    here.keyboard.press("Enter")
+    expect(pieces(here)).to_have_count(count - 2)
+    expect(here.locator('[data-do="step"]')).to_be_focused()
+    here.locator(".branches .close").last.focus()
+    here.keyboard.press("Enter")
+    expect(here.locator(".branches li")).to_have_count(2)
+    expect(here.locator(".branches [aria-current]")).to_be_focused()
+    here.keyboard.press("Tab")
+    here.keyboard.press("Enter")
+    expect(here.locator(".branches")).to_have_count(0)
+    expect(here.locator('[data-do="branch"]')).to_be_focused()
+
+
 @pytest.fixture(scope="module")
 def bilingual() -> Iterator[str]:
     with running(page_folder(), models={"tiny": open_model("tiny")}) as port:

@@ -3,7 +3,9 @@
 // As in `lmhead next`: the model's best words, and the sampler's own best ones, each in its place.
 
 import type { JSX } from "preact";
+import { useRef } from "preact/hooks";
 import { fill, useStrings } from "../i18n";
+import { useKeptFocus } from "../ui/focus";
 import { fixed, whole } from "../ui/format";
 import type { Processed, Row } from "./row";
 import { TokenText, visible } from "./tokens";
@@ -25,9 +27,11 @@ export function shownPlaces(row: Row, processed: Processed, top: number): number
 
 export function Ranked({ row, processed, places, say, onTake }: RankedProps): JSX.Element {
   const { next: s, common } = useStrings();
+  const table = useRef<HTMLTableElement>(null);
+  useKeptFocus(table, () => ["tbody tr:last-child button"]);
   const most = Math.max(row.p(0), ...places.map((place) => processed.p(place)));
   return (
-    <table class="bars ranked" data-chart="ranked">
+    <table ref={table} class="bars ranked" data-chart="ranked">
       <caption>
         {s.ranked}
         <span class="key" aria-hidden="true">
@@ -51,12 +55,13 @@ export function Ranked({ row, processed, places, say, onTake }: RankedProps): JS
         </tr>
       </thead>
       <tbody>
-        {places.map((place) => {
+        {places.map((place, at) => {
           const id = row.ids[place] ?? 0;
           const [raw, left] = [row.p(place), processed.p(place)];
           const cut = processed.cutBy(place);
           return (
-            <tr key={id} class={cut ? "dead" : undefined} data-id={id} data-p={raw} data-processed={left} data-cut={cut ?? ""}>
+            // By place, not by word: who takes words by keyboard stays at the rank where they are.
+            <tr key={at} class={cut ? "dead" : undefined} data-id={id} data-p={raw} data-processed={left} data-cut={cut ?? ""}>
               <td class="figure rank">{whole(place + 1)}</td>
               <th scope="row">
                 <button type="button" class="word" aria-label={fill(s.continue, { word: visible(say(id)) })} onClick={() => onTake(id)}>

@@ -1,7 +1,9 @@
 // The text as tokens, and the ways to change it: a word more, one less, another branch.
 
 import type { JSX } from "preact";
+import { useRef } from "preact/hooks";
 import { fill, useStrings } from "../i18n";
+import { useKeptFocus } from "../ui/focus";
 import { MOST, close, fork, goTo, open, path, type Branches } from "./branches";
 import { TokenText, ending, joined, visible } from "./tokens";
 import type { Reading } from "./useNext";
@@ -18,12 +20,14 @@ interface WrittenProps {
 
 export function Written({ reading, branches, sampled, say, onChange }: WrittenProps): JSX.Element {
   const { next: s } = useStrings();
+  const section = useRef<HTMLElement>(null);
+  useKeptFocus(section, (held) => (held.closest("nav") ? ["nav [aria-current]", "[data-do=branch]"] : ["[data-do=step]"]));
   const { prompt: tokens, said } = reading;
   const here = path(branches);
   const prompt = said.prompt.length;
   const full = branches.all.length >= MOST;
   return (
-    <section class="written" aria-label={s.tokens}>
+    <section ref={section} class="written" aria-label={s.tokens}>
       <p class="note">{s.tokens}</p>
       <p class="pieces" data-chart="pieces">
         {tokens.map(({ id, text }, at) => {

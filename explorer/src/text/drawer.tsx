@@ -1,7 +1,7 @@
 // One token opened: what the model held possible at its place, and where the token itself was.
 
 import type { JSX } from "preact";
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { next, vocabulary } from "../ask";
 import { fill, useStrings } from "../i18n";
 import { chance } from "../next/ranked";
@@ -47,6 +47,8 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
     return () => stop.abort();
   }, [model, tokens, position]);
 
+  const section = useRef<HTMLElement>(null);
+  const close = useWayBack(section, position, onClose);
   const before = spelled.slice(Math.max(0, position - BEFORE), position).map(({ own }) => own);
   // On the other page the text is read from its beginning: only where this one was, too.
   const prefix = windowStart(position, score) === 0 ? textOf(tokens.slice(0, position)) : undefined;
@@ -56,10 +58,10 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
   if (own >= TOP) places.push(own);
   const most = found?.row.p(0) ?? 1;
   return (
-    <section class="drawer" data-chart="drawer" aria-labelledby="drawer-title" aria-busy={!found && !failed} onKeyDown={(event) => event.key === "Escape" && onClose()}>
+    <section ref={section} class="drawer" data-chart="drawer" aria-labelledby="drawer-title" aria-busy={!found && !failed}>
       <header>
         <h2 id="drawer-title">{s.drawer}</h2>
-        <button type="button" class="quiet" data-do="close" onClick={onClose}>
+        <button type="button" class="quiet" data-do="close" onClick={close}>
           {s.close}
         </button>
       </header>
@@ -109,6 +111,28 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
       ) : null}
     </section>
   );
+}
+
+/** Escape closes, wherever the focus is; from within, it goes back to what opened the drawer, or to the map. */
+function useWayBack(section: { readonly current: HTMLElement | null }, position: number, onClose: () => void): () => void {
+  const opener = useRef<Element | null>(null);
+  useEffect(() => {
+    const now = document.activeElement;
+    if (now && now !== document.body && !section.current?.contains(now)) opener.current = now;
+  }, [position]);
+  const close = (): void => {
+    if (section.current?.contains(document.activeElement)) {
+      const from = opener.current?.isConnected ? opener.current : document.querySelector('[data-chart="heat"]');
+      (from as HTMLElement | null)?.focus();
+    }
+    onClose();
+  };
+  useEffect(() => {
+    const listen = (event: KeyboardEvent): void => void (event.key === "Escape" && !event.defaultPrevented && close());
+    document.addEventListener("keydown", listen);
+    return () => document.removeEventListener("keydown", listen);
+  });
+  return close;
 }
 
 /** What every page keeps: language and colours. */

@@ -100,9 +100,10 @@ def test_pictures_stand_alone(here: Page, address: str, theme: str, top: int) ->
     tree = ElementTree.fromstring(path.read_text())
     names = {element.tag.removeprefix(SVG) for element in tree.iter()}
     assert names <= {"svg", "title", "rect", "g", "text", "line", "path"}
-    texts = {"".join(element.itertext()) for element in tree.iter(f"{SVG}text")}
-    if top == 300:
-        assert {"<img␣src=x␣onerror=alert(1)>", "⟨202E⟩gnp"} <= texts
+    texts = "".join("".join(element.itertext()) for element in tree.iter(f"{SVG}text"))
+    if top == 300:  # one of them may go on in a second line
+        assert "<img␣src=x␣onerror=alert(1)>" in texts
+        assert "⟨202E⟩gnp" in texts
     written = path.read_text()
     assert not re.search(r'\s(class|style)=|var\(|href|url\(|="NaN', written)
     width, height = (float(tree.attrib[side]) for side in ("width", "height"))

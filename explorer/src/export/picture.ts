@@ -2,8 +2,9 @@
 //
 // In:  elements, as the browser has laid them out. Out: one <svg> with all of them below each other.
 //
-// Boxes become rectangles, texts become <text> at their own baselines and widths, and an <svg> is
-// copied with its computed styles as attributes. All text goes in as text nodes.
+// Boxes become rectangles, stripes a <pattern>, texts <text> at their own baselines and widths, and an
+// <svg> is copied with its computed styles as attributes, with the caption of its <figure>, which tells
+// its lines apart. All text goes in as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 const [PADDING, GAP] = [16, 24];
@@ -47,23 +48,40 @@ function unfold(chart: Element): () => void {
   };
 }
 
+/** What is drawn of a chart: with a lone <svg>, the caption of its figure. */
+function parts(chart: Element): readonly Element[] {
+  const caption = chart instanceof SVGSVGElement && chart.closest("figure")?.querySelector("figcaption");
+  return caption ? [caption, chart] : [chart];
+}
+
+function nameOf(chart: Element): string | undefined {
+  return chart.getAttribute("aria-label") ?? chart.querySelector("caption")?.textContent ?? undefined;
+}
+
+function whole(chart: Element): DOMRect {
+  const { left, top, width, height } = chart.getBoundingClientRect();
+  return new DOMRect(left, top, Math.max(width, chart.scrollWidth), Math.max(height, chart.scrollHeight));
+}
+
+function around(boxes: readonly DOMRect[]): DOMRect {
+  const [left, top] = [Math.min(...boxes.map((box) => box.left)), Math.min(...boxes.map((box) => box.top))];
+  return new DOMRect(left, top, Math.max(...boxes.map((box) => box.right)) - left, Math.max(...boxes.map((box) => box.bottom)) - top);
+}
+
 function drawing(charts: readonly Element[], title: string): SVGSVGElement {
-  const boxes = charts.map((chart) => {
-    const { left, top, width, height } = chart.getBoundingClientRect();
-    return new DOMRect(left, top, Math.max(width, chart.scrollWidth), Math.max(height, chart.scrollHeight));
-  });
+  const boxes = charts.map((chart) => around(parts(chart).map(whole)));
   const width = Math.max(...boxes.map((box) => box.width), 1) + 2 * PADDING;
   const height = boxes.reduce((sum, box) => sum + box.height + GAP, 2 * PADDING - GAP);
   const root = make("svg", { viewBox: `0 0 ${num(width)} ${num(height)}`, width, height, role: "img" }) as SVGSVGElement;
-  root.append(Object.assign(make("title", {}), { textContent: title }));
+  root.append(named(charts.length === 1 ? (nameOf(charts[0] as Element) ?? title) : title));
   const ground = common(getComputedStyle(document.body).backgroundColor);
   root.append(make("rect", { width, height, fill: ground }));
   let top = PADDING;
   charts.forEach((chart, at) => {
     const box = boxes[at] as DOMRect;
     const group = make("g", { transform: `translate(${num(PADDING - box.left)} ${num(top - box.top)})` });
-    draw(chart, group, "");
     root.append(group);
+    for (const part of parts(chart)) draw(part, group, "");
     top += box.height + GAP;
   });
   return root;
@@ -96,8 +114,7 @@ function seen(element: Element, style: CSSStyleDeclaration): boolean {
 
 /** Background and borders; of an inline element one box per line. */
 function box(element: Element, style: CSSStyleDeclaration, into: Element): void {
-  const [striped] = /(rgba?|color)\([^)]*\)/.exec(style.backgroundImage) ?? [];
-  const fill = clear(style.backgroundColor) ? striped && common(striped) : common(style.backgroundColor);
+  const fill = clear(style.backgroundColor) ? stripes(style.backgroundImage, into) : common(style.backgroundColor);
   const sides = (["Top", "Right", "Bottom", "Left"] as const).map((side) => ({
     width: style[`border${side}Style`] === "none" ? 0 : parseFloat(style[`border${side}Width`]),
     colour: common(style[`border${side}Color`]),
@@ -122,6 +139,29 @@ function box(element: Element, style: CSSStyleDeclaration, into: Element): void 
       into.append(make("line", { x1, y1, x2, y2, stroke: colour, "stroke-width": thick, "stroke-dasharray": dashes }));
     });
   }
+}
+
+/** A repeating gradient as a pattern of the picture: bars are told apart by more than colour. */
+function stripes(gradient: string, into: Element): string | undefined {
+  const [, angle, stops] = /^repeating-linear-gradient\((-?[\d.]+)deg, (.*)\)$/.exec(gradient) ?? [];
+  if (!angle || !stops) return undefined;
+  const ends = new Map<string, number>(); // each colour to where it ends
+  for (const [, colour = "", end] of stops.matchAll(/((?:rgba?|color)\([^)]*\)) ([\d.]+)px/g)) ends.set(common(colour), Number(end));
+  // What is alike has one name: pictures of one report may stand in one document.
+  const id = `stripes-${gradient.match(/[\w.]+/g)?.slice(1).join("-")}`;
+  const root = into.getRootNode() as Element;
+  if (!root.querySelector(`[id="${id}"]`)) {
+    const long = Math.max(...ends.values());
+    const way = `rotate(${num(Number(angle) - 90)})`; // from along the x axis
+    const pattern = make("pattern", { id, width: long, height: long, patternUnits: "userSpaceOnUse", patternTransform: way });
+    let x = 0;
+    for (const [fill, end] of ends) {
+      pattern.append(make("rect", { x, width: end - x, height: long, fill }));
+      x = end;
+    }
+    root.firstElementChild?.after(pattern); // the first is the title
+  }
+  return `url(#${id})`;
 }
 
 function text(node: Text, style: CSSStyleDeclaration, lines: string, into: Element): void {
@@ -195,6 +235,8 @@ function copied(original: SVGSVGElement): Element {
   const { left, top, width, height } = original.getBoundingClientRect();
   const copy = plain(original);
   for (const [name, value] of Object.entries({ x: left, y: top, width, height })) copy.setAttribute(name, num(value));
+  const said = original.getAttribute("aria-label");
+  if (said) copy.prepend(named(said));
   return copy;
 }
 
@@ -232,6 +274,10 @@ function make(name: string, attributes: Record<string, string | number | undefin
   for (const [key, value] of Object.entries(attributes))
     if (value !== undefined) element.setAttribute(key, typeof value === "number" ? num(value) : value);
   return element;
+}
+
+function named(title: string): Element {
+  return Object.assign(make("title", {}), { textContent: title });
 }
 
 function num(x: number): string {

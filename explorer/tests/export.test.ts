@@ -5,8 +5,10 @@ import { documentText, jsonText } from "../src/export/json";
 import { common } from "../src/export/picture";
 import { commandLine, pyOptions, pyText, shell, speakable } from "../src/export/quote";
 import { escaped, reportText } from "../src/export/report";
+import { LANGUAGES } from "../src/i18n";
 import { options, steps } from "../src/next/export";
 import { Row } from "../src/next/row";
+import { trainTables } from "../src/train/export";
 
 test("a document begins as those of the command line do, and holds finite numbers alone", () => {
   const text = documentText("next", "1.2.3", { p: NaN, most: -Infinity, tokens: [{ id: 1, bytes: [104, 105] }], none: [], gone: undefined });
@@ -73,14 +75,46 @@ test("a report escapes what it is given, and says that nothing may run", () => {
     lang: "en",
     colours: { "--ink": "#fff; } </style><script>" },
     pictures: ["<svg></svg>"],
-    tables: [{ title: hostile, columns: [hostile], rows: [[hostile, 0.5, NaN, null]] }],
+    tables: [{ title: hostile, columns: [hostile, "p", "q", "r"], rows: [[hostile, 0.5, NaN, null]] }],
     lines: [[hostile, hostile]],
     foot: hostile,
   });
   expect(text).not.toMatch(/<script|<img|\u202e/);
   expect(text).toContain("default-src 'none'");
-  expect(text).toContain('<td class="n">0.5</td>');
+  expect(text).toContain('<td class="n">0.5000</td>');
   expect(escaped("<&>\"'")).toBe("&lt;&amp;&gt;&quot;&#39;");
+});
+
+test("the tables of a report are for people: their language, their digits, ranks from 1", () => {
+  const text = (lang: string): string =>
+    reportText({
+      title: "",
+      lang,
+      colours: {},
+      pictures: [],
+      tables: [
+        { title: "", columns: ["rank", "id", "p", "log_prob", "cut_by"], rows: [[0, 12345, 0.123456789012345, -1.5e-7, "top_k"], [1201, 6, 1, null, "\n"]] },
+        { title: "", columns: ["way", "tensor", "bytes"], rows: [["dense", "grad_logits", 1610612736]] },
+        { title: "", columns: ["sum", "value"], rows: [["scored_tokens", 28]] },
+      ],
+      lines: [],
+      foot: "",
+    });
+  const cells = (html: string): string[] => [...html.matchAll(/<t[hd]\b[^>]*>([^<]*)</g)].map(([, said]) => said ?? "");
+  expect(cells(text("en"))).toEqual(
+    ["rank", "id", "p", "log p", "struck out by", "1", "12345", "0.1235", "−1.50e−7", "Top-k", "1,202", "6", "1", "–", "↵"].concat(
+      ["way", "tensor", "bytes", "all logits", "gradient of the logits", "1,610,612,736", "figure", "value", "tokens scored", "28"],
+    ),
+  );
+  expect(cells(text("zh-Hans"))).toEqual(expect.arrayContaining(["名次", "编号", "被哪道工序划掉", "算法", "全部 logit", "logit 的梯度", "计分的词元数"]));
+});
+
+test("the table of the memory has names for machines, and each has a heading", () => {
+  const tables = trainTables({ vocab: 100, width: 8, tokens: 16, dtype: "float32", written: "plain", maxBytes: 1 << 20 }, null, LANGUAGES.zh.strings.train);
+  for (const column of tables.flatMap(({ columns }) => columns)) {
+    expect(column).toMatch(/^[a-z_]+$/);
+    expect(LANGUAGES.zh.strings.exports.columns).toHaveProperty(column);
+  }
 });
 
 const OFF = { temperature: 1, topK: 0, topP: 1, minP: 0, typicalP: 1, repetition: 1, frequency: 0, presence: 0 };

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from lmhead import reference as ref
 
 __all__ = ["here", "run"]  # fixtures
 
+SVG = "{http://www.w3.org/2000/svg}"
 SET = "h=-1.5,2.2,0.7&norm=1&t=0.3&draws=100&target=4&eps=0.3&chain="
 CHAIN = "top_k:4,temperature:1.5,min_p:0.2,typical_p:0.9:off,top_p:0.9"
 
@@ -46,8 +48,11 @@ def test_the_story_is_the_library_s(page: Page, lang: str) -> None:
     gradient = ref.cross_entropy_backward(z, 4, label_smoothing=0.3)
     np.testing.assert_allclose(gradient, loss["gradient"], atol=1e-12)
     rows = table(page)
-    assert [list(row.values())[1] for row in rows] == story["words"]
-    assert [float(list(row.values())[2]) for row in rows] == pytest.approx(story["logits"])
+    assert [row["text"] for row in rows] == story["words"]
+    assert [float(row["logit"]) for row in rows] == pytest.approx(story["logits"])
+    assert [float(row["softmax_p"]) for row in rows] == pytest.approx(story["softmax"]["p"])
+    assert [float(row["sampler_p"]) for row in rows] == pytest.approx(story["sampler"]["p"])
+    assert [float(row["gradient"]) for row in rows] == pytest.approx(loss["gradient"])
 
 
 def test_the_story_s_lines_are_one_program(page: Page) -> None:
@@ -71,6 +76,44 @@ def test_the_story_as_picture_and_report(page: Page) -> None:
     assert "<script" not in report
     assert "交税" in report
     assert "ref.softmax" in report
+    assert heads(report) == ["编号", "文字", "logit", *heads(report)[3:]]
+    assert "梯度 p − y" in heads(report)
+
+
+def heads(report: str) -> list[str]:
+    """The headings of a report's tables."""
+    return re.findall(r"<th scope=\"col\"[^>]*>([^<]*)<", report)
+
+
+def test_a_picture_has_its_stripes_and_says_which_line_is_which(page: Page) -> None:
+    opened(page, "v=50000&d=512&n=4096")
+    tree = ElementTree.fromstring(saved(page, "svg").read_text())
+    (stripes,) = tree.iter(f"{SVG}pattern")
+    assert len({rect.attrib["fill"] for rect in stripes}) == 2
+    filled = [r for r in tree.iter(f"{SVG}rect") if r.get("fill") == f"url(#{stripes.get('id')})"]
+    assert len(filled) == 1
+    texts = ["".join(text.itertext()) for text in tree.iter(f"{SVG}text")]
+    assert "memory against tokens" in texts
+    assert (texts.count("all logits"), texts.count("streamed")) == (2, 2)  # bars, and lines
+    assert any(t.text and t.text.startswith("With 4,096 tokens") for t in tree.iter(f"{SVG}title"))
+
+
+def test_words_of_a_report_keep_their_letters_together(page: Page, here: str, run: Path) -> None:
+    begin(run)
+    page.goto(f"{here}?lang=zh" if "?" not in here else f"{here}&lang=zh")
+    page.wait_for_selector('[data-chart="loss"]')
+    report = saved(page, "html").read_text()
+    assert not [head for head in heads(report) if head.isascii()]
+    assert "3.1000" in report
+    page.goto("about:blank")
+    page.set_content(report)
+    broken = page.locator("td").evaluate_all(
+        """cells => cells.filter(cell => !cell.textContent.trim().includes(' ')
+          && cell.firstChild && (range => { range.selectNodeContents(cell);
+            return range.getClientRects().length > 1 })(document.createRange()))
+          .map(cell => cell.textContent)"""
+    )
+    assert broken == []
 
 
 def test_the_memory_of_the_loss(page: Page) -> None:

@@ -1,6 +1,12 @@
 // A report as one HTML file: tables, pictures and how to make it again. No script, nothing loaded.
+//
+// Its tables are those of the CSV, but for people: headed in their language, in figures that can be read,
+// and counted from 1.
 
+import { LANGUAGES } from "../i18n";
+import { fixed, whole } from "../ui/format";
 import type { Cell, Table } from "./csv";
+import { reading, type Reading } from "./reading";
 
 export interface Report {
   readonly title: string;
@@ -22,13 +28,13 @@ body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem; background: var(
 h1, h2 { line-height: 1.25; font-weight: 600; }
 h2 { margin-top: 2.5rem; font-size: 1.25rem; }
 figure { margin: 1.5rem 0; }
-svg { max-width: 100%; height: auto; }
+figure > svg { max-width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9375rem; }
 th, td { padding: 0.2rem 1.25rem 0.2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--soft); font-weight: 400; }
-td { white-space: pre-wrap; overflow-wrap: anywhere; }
-td.n { text-align: right; white-space: nowrap; }
+td { max-width: 40rem; white-space: pre-wrap; overflow-wrap: break-word; }
+.n { text-align: right; white-space: nowrap; }
 pre { padding: 0.9rem 1rem; border: 1px solid var(--line); border-radius: 8px; background: var(--panel); white-space: pre-wrap;
   overflow-wrap: anywhere; font: 0.8125rem/1.6 ui-monospace, Menlo, Consolas, monospace; }
 footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
@@ -37,6 +43,8 @@ footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
 
 export function reportText(report: Report): string {
   const { title, lang, colours, pictures, tables, lines, foot } = report;
+  const { strings } = Object.values(LANGUAGES).find(({ tag }) => tag === lang) ?? LANGUAGES.en;
+  const read = reading(strings);
   const root = Object.entries(colours).map(([name, value]) => `${name}: ${value.replace(/[^\w#(),.%\s-]/g, "")};`);
   return [
     "<!doctype html>",
@@ -51,7 +59,7 @@ export function reportText(report: Report): string {
     "<body>",
     `<h1>${escaped(title)}</h1>`,
     ...pictures.map((svg) => `<figure>${svg}</figure>`),
-    ...tables.map(tableText),
+    ...tables.map((table) => tableText(table, read)),
     ...lines.map(([name, code]) => `<h2>${escaped(name)}</h2>\n<pre><code>${escaped(code)}</code></pre>`),
     `<footer>${escaped(foot)}</footer>`,
     "</body>",
@@ -60,19 +68,31 @@ export function reportText(report: Report): string {
   ].join("\n");
 }
 
-function tableText({ title, columns, rows }: Table): string {
-  const head = columns.map((column) => `<th scope="col">${escaped(column)}</th>`).join("");
-  const body = rows.map((row) => `<tr>${row.map(cell).join("")}</tr>`).join("\n");
+function tableText({ title, columns, rows }: Table, { head, say, first }: Reading): string {
+  const made = columns.map((column, at) => {
+    const numbers = rows.some((row) => typeof row[at] === "number");
+    const kind = numbers ? ' class="n"' : "";
+    const said = (value: Cell): string => {
+      if (!numbers) return escaped(say(column, String(value ?? "")));
+      return typeof value === "number" ? figure(value + first(column), column) : "–";
+    };
+    return { top: `<th scope="col"${kind}>${escaped(head(column))}</th>`, cell: (value: Cell) => `<td${kind}>${said(value)}</td>` };
+  });
+  const heads = made.map(({ top }) => top);
+  const body = rows.map((row) => `<tr>${made.map(({ cell }, at) => cell(row[at])).join("")}</tr>`);
   return `<h2>${escaped(title)}</h2>
-<div class="wide"><table><thead><tr>${head}</tr></thead>
+<div class="wide"><table><thead><tr>${heads.join("")}</tr></thead>
 <tbody>
-${body}
+${body.join("\n")}
 </tbody></table></div>`;
 }
 
-function cell(value: Cell): string {
-  if (typeof value !== "number") return `<td>${escaped(String(value ?? ""))}</td>`;
-  return `<td class="n">${Number.isFinite(value) ? value : "–"}</td>`;
+/** Four digits behind the point, a power of ten where they would be zeros, none where nobody reads them. */
+function figure(x: number, column: string): string {
+  if (!Number.isFinite(x)) return "–";
+  if (column === "id") return String(x); // a name
+  if (Number.isInteger(x) || Math.abs(x) >= 1000) return whole(Math.round(x));
+  return Math.abs(x) < 0.001 ? x.toExponential(2).replaceAll("-", "−") : fixed(x, 4);
 }
 
 const ENTITIES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };

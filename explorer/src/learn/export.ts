@@ -35,7 +35,7 @@ export function learnDocument(learn: Learn, words: readonly string[]): object {
   };
 }
 
-export function learnTables(learn: Learn, { words, common, temperature: t, chain, loss }: Strings): Table[] {
+export function learnTables(learn: Learn, { words, common }: Strings): Table[] {
   const { logits, temperature, left, target, smoothing } = learn;
   const warm = softmax(logits.map((z) => z / temperature));
   const processed = softmax(left.logits);
@@ -43,7 +43,7 @@ export function learnTables(learn: Learn, { words, common, temperature: t, chain
   return [
     {
       title: common.numbers,
-      columns: ["id", common.word, common.logit, `${common.probability}: ${t.title}`, `${common.probability}: ${chain.title}`, loss.gradient],
+      columns: ["id", "text", "logit", "softmax_p", "sampler_p", "gradient"],
       rows: words.map((word, id) => [id, word, logits[id], warm[id], processed[id], gradient[id]]),
     },
   ];

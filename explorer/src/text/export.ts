@@ -19,7 +19,7 @@ export function scoreTables(score: Score, titles: { tokens: string; sums: string
   const { first: _, tokens, ...sums } = score;
   return [
     { title: titles.tokens, columns, rows: tokens.map((token) => columns.map((column) => token[column])) },
-    { title: titles.sums, columns: ["name", "value"], rows: Object.entries(sums as Sums).map(([name, value]) => [name, value as number]) },
+    { title: titles.sums, columns: ["sum", "value"], rows: Object.entries(sums as Sums).map(([name, value]) => [name, value as number]) },
   ];
 }
 

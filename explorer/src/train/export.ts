@@ -4,7 +4,7 @@ import type { Table } from "../export/csv";
 import { shell } from "../export/quote";
 import { fill, type Strings } from "../i18n";
 import type { Lines } from "../ui/export";
-import { memory, pythonOf, stepOf, total, type Sizes, type Tensor } from "./memory";
+import { memory, pythonOf, showBytes, stepOf, total, type Sizes, type Tensor } from "./memory";
 import { at, best, type Run } from "./run";
 
 /** `run`, `step`, `best_step`, `best_loss`, `seconds` are as in `lmhead train --json`. */
@@ -53,21 +53,21 @@ export function trainTables(sizes: Sizes, run: Run | null | undefined, { cost, w
     };
     tables.push({
       title: `${watch.curve}: ${run.about.name}`,
-      columns: [watch.step, watch.train, watch.valid, watch.rate, watch.speed],
+      columns: ["step", "train_loss", "valid_loss", "learning_rate", "tokens_per_second"],
       rows: steps.map((step) => [step, here(run.train, step), here(run.valid, step), here(run.rate, step), here(run.speed, step)]),
     });
   }
   tables.push({
-    title: fill(cost.summary, { n: sizes.tokens, dense: `${total(dense)} B`, streamed: `${total(streamed)} B` }),
-    columns: ["", cost.tensor, cost.shape, cost.dtype, "bytes"],
-    rows: ([[cost.dense, dense], [cost.streamed, streamed]] as const).flatMap(([way, tensors]) =>
-      tensors.map(({ name, shape, dtype, bytes }) => [way, cost.names[name], shape, dtype, bytes]),
+    title: fill(cost.summary, { n: sizes.tokens, dense: showBytes(total(dense)), streamed: showBytes(total(streamed)) }),
+    columns: ["way", "tensor", "shape", "dtype", "bytes"],
+    rows: Object.entries({ dense, streamed }).flatMap(([way, tensors]) =>
+      tensors.map(({ name, shape, dtype, bytes }) => [way, name, shape, dtype, bytes]),
     ),
   });
   if (run?.samples.length)
     tables.push({
       title: watch.samples,
-      columns: [watch.step, watch.samples],
+      columns: ["step", "sample"],
       rows: run.samples.map(({ step, text }) => [step, text]),
     });
   return tables;

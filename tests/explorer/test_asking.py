@@ -114,6 +114,19 @@ def test_a_row_keeps_the_words_of_its_model_until_the_next_is_there(
     assert words.all_inner_texts() != before
 
 
+def test_a_token_is_not_shown_with_the_words_of_another_place(here: Page, address: str) -> None:
+    here.goto(f"{address}/text?text=hello+hello&at=1")
+    here.wait_for_selector('[data-chart="distribution"]')
+    held: list[Route] = []
+    with answered(here, "/api/next", lambda route: held.append(route)):
+        here.locator('[data-chart="heat"] .tok').nth(2).click()
+        expect(here.locator('[data-chart="distribution"]')).to_have_count(0)
+        held[0].abort()
+        expect(here.locator('[data-chart="drawer"] .alarm')).to_contain_text("does not answer")
+    here.locator('[data-chart="drawer"] [data-do="again"]').click()
+    here.wait_for_selector('[data-chart="distribution"]')
+
+
 def test_a_failed_step_leaves_the_way_back(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello")
     with answered(here, "/api/next", lambda route: route.abort()):

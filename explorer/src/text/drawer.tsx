@@ -1,13 +1,15 @@
 // One token opened: what the model held possible at its place, and where the token itself was.
 
 import type { JSX } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { next, vocabulary } from "../ask";
+import { useAsked } from "../asked";
 import { fill, useStrings } from "../i18n";
 import { chance } from "../next/ranked";
 import { Row } from "../next/row";
 import { visible } from "../next/tokens";
 import { whole } from "../ui/format";
+import { Status } from "../ui/status";
 import { Figures } from "./figures";
 import { fits } from "./keep";
 import { everyToken, windowStart, type Score } from "./score";
@@ -28,24 +30,18 @@ interface Found {
 }
 
 export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.Element {
-  const { text: s, common, next: words } = useStrings();
-  const [found, setFound] = useState<Found>();
-  const [failed, setFailed] = useState("");
+  const { text: s, common } = useStrings();
   const tokens = useMemo(() => everyToken(score), [score]);
   const spelled = useMemo(() => spell(tokens), [tokens]);
   const token = score.tokens[position - 1];
 
-  useEffect(() => {
-    const stop = new AbortController();
-    setFailed("");
-    // The same tokens that the model saw when it scored this one.
-    const ids = tokens.slice(windowStart(position, score), position).map(({ id }) => id);
-    Promise.all([next({ model, ids }, stop.signal), vocabulary(model)]).then(
-      ([answer, texts]) => stop.signal.aborted || setFound({ row: new Row(answer.logits), texts }),
-      (error: Error) => stop.signal.aborted || (setFound(undefined), setFailed(error.message)),
-    );
-    return () => stop.abort();
-  }, [model, tokens, position]);
+  // The same tokens that the model saw when it scored this one.
+  const ids = tokens.slice(windowStart(position, score), position).map(({ id }) => id);
+  const asked = useAsked(JSON.stringify([model, ids]), async (signal): Promise<Found> => {
+    const [answer, texts] = await Promise.all([next({ model, ids }, signal), vocabulary(model)]);
+    return { row: new Row(answer.logits), texts };
+  });
+  const found = asked.current ? asked.found : undefined;
 
   const section = useRef<HTMLElement>(null);
   const close = useWayBack(section, position, onClose);
@@ -58,7 +54,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
   if (own >= TOP) places.push(own);
   const most = found?.row.p(0) ?? 1;
   return (
-    <section ref={section} class="drawer" data-chart="drawer" aria-labelledby="drawer-title" aria-busy={!found && !failed}>
+    <section ref={section} class="drawer" data-chart="drawer" aria-labelledby="drawer-title" aria-busy={asked.waiting}>
       <header>
         <h2 id="drawer-title">{s.drawer}</h2>
         <button type="button" class="quiet" data-do="close" onClick={close}>
@@ -70,7 +66,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
         <span class="blank">___</span>
       </p>
       {token ? <Figures word={spelled[position]?.shown ?? ""} token={token} /> : null}
-      {failed ? <p class="note alarm">{fill(words.failed, { message: failed })}</p> : null}
+      {asked.failed ? <Status asked={asked} waiting="" /> : null}
       {found && token ? (
         <table class="bars" data-chart="distribution">
           <caption>{fill(s.likely, { n: whole(found.row.ids.length) })}</caption>

@@ -208,7 +208,7 @@ def test_hostile_tokens_are_text(here: Page, address: str) -> None:
 
 def test_a_refusal_is_shown(here: Page, address: str, watched: tuple[Page, list[str]]) -> None:
     here.goto(f"{address}/lens?prompt={'hello ' * 300}")
-    expect(here.locator(".alarm")).to_contain_text("at most 64 tokens")
+    expect(here.locator(".alarm")).to_contain_text("from 1 to 64 tokens")
     (heard,) = watched[1]
     assert "400" in heard  # the browser's own line about the answer
     watched[1].clear()

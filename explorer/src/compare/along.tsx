@@ -75,7 +75,7 @@ export function AlongResult({ found, sides, said, settled }: AlongProps): JSX.El
           title={s.title}
           document={() => alongDocument(sides, found)}
           tables={() => [alongTable(found, s.map)]}
-          charts='[data-chart="totals"], [data-chart="map"]'
+          charts='[data-chart="totals"], [data-chart="legend"], [data-chart="map"]'
           lines={(where) => alongLines(sides, where, said.text ?? "")}
         />
       ) : null}

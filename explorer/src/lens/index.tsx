@@ -102,8 +102,8 @@ export function LensPage(): JSX.Element {
                 name="lens"
                 title={s.title}
                 document={() => lensDocument(model, lens)}
-                tables={() => [lensTable(lens, s.grid)]}
-                charts='[data-chart="grid"] table, [data-chart="climb"] svg'
+                tables={() => [lensTable(lens, s.table)]}
+                charts='[data-chart="legend"], [data-chart="grid"] table, [data-chart="climb"] svg'
                 lines={(where) => lensLines(where(name), prompt, sought === null ? undefined : lens.targets[0])}
               />
             </div>

@@ -91,7 +91,7 @@ export function ComparePage(): JSX.Element {
         }}
       >
         <label for="said">{onText ? s.text : s.prompt}</label>
-        <textarea id="said" name="said" rows={onText ? 4 : 2} key={field.text}>
+        <textarea id="said" name="said" rows={onText ? 4 : 2} key={field.key}>
           {field.text}
         </textarea>
         <button type="submit">{s.go}</button>

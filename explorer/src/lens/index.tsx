@@ -35,7 +35,7 @@ export function LensPage(): JSX.Element {
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [name] = useParam("model", oneOf(known[0] ?? "", known));
-  const { text: prompt, to } = useKept("prompt", s.sample);
+  const { text: prompt, key, to } = useKept("prompt", s.sample);
   const [target] = useParam("target", integer(-1, 0, 2 ** 31));
   const [measure, setMeasure] = useParam("by", oneOf<Measure>("p", MEASURES));
   const [figures, setFigures] = useParam("figures", flag(true));
@@ -72,7 +72,7 @@ export function LensPage(): JSX.Element {
         }}
       >
         <label for="prompt">{s.prompt}</label>
-        <textarea id="prompt" name="prompt" rows={2} key={prompt}>
+        <textarea id="prompt" name="prompt" rows={2} key={key}>
           {prompt}
         </textarea>
         <button type="submit">{s.look}</button>

@@ -37,7 +37,7 @@ export function NextPage(): JSX.Element {
   const [name] = useParam("model", oneOf(known[0] ?? "", known));
   const model = models.find((one) => one.name === name);
   const example = model?.speaks.includes(lang) ? s.example : s.example_en;
-  const { text: prompt, to } = useKept("prompt", example);
+  const { text: prompt, key, to } = useKept("prompt", example);
   const [more] = useParam("more", AS_IT_IS);
   const [others] = useParam("branches", AS_IT_IS);
   const branches = parse(more, others || null);
@@ -69,7 +69,7 @@ export function NextPage(): JSX.Element {
         }}
       >
         <label for="prompt">{s.prompt}</label>
-        <textarea id="prompt" name="prompt" rows={2} key={prompt}>
+        <textarea id="prompt" name="prompt" rows={2} key={key}>
           {prompt}
         </textarea>
         <button type="submit">{s.read}</button>

@@ -26,7 +26,7 @@ export function TextPage(): JSX.Element {
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [name, setName] = useParam("model", oneOf(known[0] ?? "", known));
-  const { text, held, to } = useKept("text", s.sample);
+  const { text, held, key, to } = useKept("text", s.sample);
   const [file] = useParam("file", textCodec(""));
   const [by, setBy] = useParam("by", oneOf<Measure>("bits", MEASURES));
   const [numbers, setNumbers] = useParam("numbers", flag(false));
@@ -77,7 +77,7 @@ export function TextPage(): JSX.Element {
         }}
       >
         <label for="text">{file || s.label}</label>
-        <textarea id="text" name="text" rows={4} key={text} spellcheck={false}>
+        <textarea id="text" name="text" rows={4} key={key} spellcheck={false}>
           {text ?? ""}
         </textarea>
         <div class="controls buttons">

@@ -10,6 +10,11 @@ export interface TextField {
   readonly text: string | undefined;
   /** Whether it is a long one. */
   readonly held: boolean;
+  /**
+   * Of the field that shows it: another text, another field. The sample has one in all languages, so
+   * that what somebody has begun to write there outlives a change of language.
+   */
+  readonly key: string;
   to(text: string): Record<string, string | null>;
 }
 
@@ -27,5 +32,5 @@ export function useKept(name: string, sample: string, heldName = "held"): TextFi
     const kept = keep(wellFormed(next));
     return { [name]: kept.text, [heldName]: kept.held };
   };
-  return { text, held: held !== "", to };
+  return { text, held: held !== "", key: held || (short === sample ? "sample" : `of ${short}`), to };
 }

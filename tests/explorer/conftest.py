@@ -19,7 +19,7 @@ from server.asking import running
 
 from explorer.sites import HOSTILE
 from lmhead.explorer import page_folder
-from lmhead.models import LanguageModel, load_llama2c
+from lmhead.models import LanguageModel, load_llama2c, open_model
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -100,11 +100,20 @@ def address(models: dict[str, LanguageModel]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
+@pytest.fixture(scope="session")
+def bilingual() -> Iterator[str]:
+    """The address of a server with `tiny`, which has words for both languages."""
+    with running(page_folder(), models={"tiny": open_model("tiny")}) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
 @pytest.fixture
-def here(page: Page, address: str) -> Iterator[Page]:
-    """The page may ask this server too, and use the clipboard."""
-    page.route(f"{address}/**", lambda route: route.continue_())
+def here(page: Page, address: str, bilingual: str) -> Iterator[Page]:
+    """The page may ask these servers too, and use the clipboard."""
+    for server in (address, bilingual):
+        page.route(f"{server}/**", lambda route: route.continue_())
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
     yield page
     page.goto("about:blank")  # what is still being asked is given up
-    page.unroute(f"{address}/**")
+    for server in (address, bilingual):
+        page.unroute(f"{server}/**")

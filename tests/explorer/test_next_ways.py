@@ -1,14 +1,10 @@
 """Going on from a text: steps, branches, and what each way of choosing would say."""
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import Page, expect
-from server.asking import running
 
 from explorer.reading import asked, numbers, opened, pieces, settled
-from lmhead import Sampler, beam_search, generate, open_model
-from lmhead.explorer import page_folder
+from lmhead import Sampler, beam_search, generate
 from lmhead.models import LanguageModel
 
 
@@ -199,12 +195,6 @@ def test_the_focus_stays_among_the_branches(here: Page, address: str) -> None:
     expect(here.locator('[data-do="branch"]')).to_be_focused()
 
 
-@pytest.fixture(scope="module")
-def bilingual() -> Iterator[str]:
-    with running(page_folder(), models={"tiny": open_model("tiny")}) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
 @pytest.mark.parametrize(
     ("lang", "prompt", "title", "ask"),
     [
@@ -213,17 +203,14 @@ def bilingual() -> Iterator[str]:
     ],
 )
 def test_the_first_text_is_one_that_the_model_can_read(
-    page: Page, bilingual: str, lang: str, prompt: str, title: str, ask: str
+    here: Page, bilingual: str, lang: str, prompt: str, title: str, ask: str
 ) -> None:
-    page.route(f"{bilingual}/**", lambda route: route.continue_())
-    opened(page, f"{bilingual}/next?lang={lang}")
-    expect(page.locator("#prompt")).to_have_value(prompt)
-    page.get_by_role("button", name=ask).click()
-    expect(page.locator('[data-path="greedy"] h3')).to_have_text(title)
-    shown = page.locator('[data-path="beam"] .said').inner_text()
+    opened(here, f"{bilingual}/next?lang={lang}")
+    expect(here.locator("#prompt")).to_have_value(prompt)
+    here.get_by_role("button", name=ask).click()
+    expect(here.locator('[data-path="greedy"] h3')).to_have_text(title)
+    shown = here.locator('[data-path="beam"] .said').inner_text()
     assert "\ufffd" not in shown[:-1]
-    page.goto("about:blank")
-    page.unroute(f"{bilingual}/**")
 
 
 def test_a_model_without_chinese_begins_in_english(here: Page, address: str) -> None:

@@ -120,7 +120,7 @@ def test_a_malformed_question_is_told_what_is_wrong(
 def test_a_long_prompt_is_refused(app: Any) -> None:
     answer = ask(app, "POST", "/api/next", json={"model": "tiny", "ids": [5] * 41})
     assert answer.status_code == 400
-    message = "prompt must have from 1 to 40 tokens here; got 41"
+    message = "ids must have from 1 to 40 tokens here; got 41"
     said = {"code": "wrong_length", "message": message, "least": 1, "most": 40, "got": 41}
     assert answer.json() == {"error": said}
 

@@ -116,11 +116,14 @@ class Desk:
         self, model: LanguageModel, prompt: str | list[int], name: str = "prompt"
     ) -> list[int]:
         """The prompt as ids of this model, no more than the limit. For the worker's thread."""
-        ids = encoded(model, prompt, name) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            ids = encoded(model, prompt, name)
+        else:
+            name, ids = "ids", prompt
         most = self.limits.prompt_tokens
         check_length(name, len(ids), 1, min(most, model.max_length or most))
         try:
-            return list(prompt_ids(model, ids, "ids"))
+            return prompt_ids(model, ids, name)
         except (ValueError, TypeError) as error:
             raise Refused(400, "wrong_value", str(error)) from None
 

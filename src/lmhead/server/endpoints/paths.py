@@ -99,10 +99,10 @@ class _Text:
     def room(self, tokens: int) -> int:
         """How many tokens may come, no more than the model can see."""
         most = self.model.max_length
-        room = tokens if most is None else min(tokens, most - len(self.ids))
-        if most is not None:  # a token must have room behind the text
-            check_length("text", len(self.ids), 1, most - 1)
-        return room
+        if most is None:
+            return tokens
+        check_length("text", len(self.ids), 1, most - 1)  # one must have room behind it
+        return min(tokens, most - len(self.ids))
 
     def written(self, name: str, sampler: Sampler | None, room: int) -> dict[str, Any]:
         """Word by word, by a sampler or the best one each time."""

@@ -1,5 +1,7 @@
 // The kernels as Python sees them, with bind_rows, bind_screen and bind_tree: no other file knows
 // Python. Tensors cross as views, checked for type and shape, never copied.
+#include "bind.hpp"
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -8,7 +10,6 @@
 #include <tuple>
 #include <vector>
 
-#include "bind.hpp"
 #include "parallel.hpp"
 
 namespace lmhead {
@@ -31,120 +32,130 @@ Triples softmax(Array<float, 2> z, Maybe<const float, 1> bias, const MapTuple& m
                 Maybe<int32_t, 1> heap_sizes, Maybe<const float, 2> rank_mine,
                 Maybe<const float, 2> rank_slack, Maybe<const float, 1> rank_per_norm,
                 Maybe<const float, 1> rank_norms, Maybe<int64_t, 2> rank_counts, int threads) {
-  const size_t words = z.shape(0), tokens = z.shape(1);
+  const size_t tokens = z.shape(0), rows = z.shape(1);
   require_threads(threads);
-  require(m.size() == tokens && s.size() == tokens, "m and s must have one entry per token");
-  require_size(t, tokens, "t must have one entry per token");
-  require_size(bias, words, "bias must have one entry per word");
+  require(m.size() == rows && s.size() == rows, "m and s must have one entry per row");
+  require_size(t, rows, "t must have one entry per row");
+  require_size(bias, tokens, "bias must have one entry per token");
   Heaps heaps{};
   if (heap_values) {
     const size_t kept = heap_values->shape(1);
-    require(heap_ids && heap_sizes && heap_values->shape(0) == tokens && kept >= 1 &&
-                same_shape(*heap_ids, *heap_values) && heap_sizes->size() == tokens,
-            "heaps must be (tokens, kept), (tokens, kept) and (tokens,), kept at least 1");
-    heaps = {heap_values->data(), heap_ids->data(), heap_sizes->data(),
-             static_cast<int64_t>(kept)};
-    for (size_t j = 0; j < tokens; ++j)
+    require(heap_ids && heap_sizes && heap_values->shape(0) == rows && kept >= 1 &&
+                same_shape(*heap_ids, *heap_values) && heap_sizes->size() == rows,
+            "heaps must be (rows, kept), (rows, kept) and (rows,), kept at least 1");
+    heaps = {heap_values->data(), heap_ids->data(), heap_sizes->data(), static_cast<int64_t>(kept)};
+    for (size_t j = 0; j < rows; ++j)
       require(heaps.sizes[j] >= 0 && heaps.sizes[j] <= heaps.kept,
               "sizes of heaps must be from 0 to kept");
   }
   Ranks ranks{};
   if (rank_mine) {
     require(rank_slack && rank_per_norm && rank_norms && rank_counts &&
-                rank_mine->shape(1) == tokens && same_shape(*rank_slack, *rank_mine) &&
-                same_shape(*rank_counts, *rank_mine) && rank_per_norm->size() == tokens &&
-                rank_norms->size() == words,
-            "ranks must be (n, tokens) twice, (tokens,), (words,) and (n, tokens)");
+                rank_mine->shape(1) == rows && same_shape(*rank_slack, *rank_mine) &&
+                same_shape(*rank_counts, *rank_mine) && rank_per_norm->size() == rows &&
+                rank_norms->size() == tokens,
+            "ranks must be (n, rows) twice, (rows,), (tokens,) and (n, rows)");
     ranks = {rank_mine->data(),  rank_slack->data(),  rank_per_norm->data(),
              rank_norms->data(), rank_counts->data(), static_cast<int64_t>(rank_mine->shape(0))};
   }
   std::vector<Pair> close;
   {
     const nb::gil_scoped_release release;
-    chosen->softmax(z.data(), static_cast<int64_t>(words), static_cast<int64_t>(tokens),
+    chosen->softmax(z.data(), static_cast<int64_t>(tokens), static_cast<int64_t>(rows),
                     pointer(bias), to_map(map), m.data(), s.data(), pointer(t), lo,
                     heap_values ? &heaps : nullptr, rank_mine ? &ranks : nullptr, &close, threads);
   }
   Triples out;
   out.reserve(close.size());
-  for (const auto& pair : close) out.emplace_back(pair.which, pair.word, pair.token);
+  for (const auto& pair : close) out.emplace_back(pair.which, pair.token, pair.row);
   return out;
 }
 
 void gradient(Array<float, 2> z, Array<const float, 1> high, Array<const float, 1> low,
               Array<const float, 1> a, Maybe<const float, 1> b, Maybe<const float, 1> mix,
-              Maybe<const float, 1> mixed, const MapTuple& map,
-              Maybe<const int64_t, 1> pick_words, Maybe<const int64_t, 1> pick_tokens,
-              Maybe<const float, 1> pick_values, Maybe<float, 1> columns, Maybe<float, 1> rows,
-              int threads) {
-  const size_t words = z.shape(0), tokens = z.shape(1);
+              Maybe<const float, 1> mixed, const MapTuple& map, Maybe<const int64_t, 1> pick_tokens,
+              Maybe<const int64_t, 1> pick_rows, Maybe<const float, 1> pick_values,
+              Maybe<float, 1> token_sums, Maybe<float, 1> row_sums, int threads) {
+  const size_t tokens = z.shape(0), rows = z.shape(1);
   require_threads(threads);
-  require(high.size() == tokens && low.size() == tokens && a.size() == tokens,
-          "high, low and a must have one entry per token");
-  require_size(b, tokens, "b must have one entry per token");
-  require_size(mix, words, "mix must have one entry per word");
-  require_size(mixed, tokens, "mixed must have one entry per token");
+  require(high.size() == rows && low.size() == rows && a.size() == rows,
+          "high, low and a must have one entry per row");
+  require_size(b, rows, "b must have one entry per row");
+  require_size(mix, tokens, "mix must have one entry per token");
+  require_size(mixed, rows, "mixed must have one entry per row");
   require(mix.has_value() == mixed.has_value(), "mix and mixed go together");
-  require_size(columns, words, "columns must have one entry per word");
-  require_size(rows, tokens, "rows must have one entry per token");
+  require_size(token_sums, tokens, "token_sums must have one entry per token");
+  require_size(row_sums, rows, "row_sums must have one entry per row");
   std::vector<Pick> picks;
-  if (pick_words) {
-    const size_t n = pick_words->size();
-    require(pick_tokens && pick_values && pick_tokens->size() == n && pick_values->size() == n,
+  if (pick_tokens) {
+    const size_t n = pick_tokens->size();
+    require(pick_rows && pick_values && pick_rows->size() == n && pick_values->size() == n,
             "picks must be three vectors of one length");
     picks.reserve(n);
     for (size_t i = 0; i < n; ++i) {
-      const int64_t word = pick_words->data()[i], token = pick_tokens->data()[i];
-      require(word >= 0 && word < static_cast<int64_t>(words) && token >= 0 &&
-                  token < static_cast<int64_t>(tokens),
+      const int64_t token = pick_tokens->data()[i], row = pick_rows->data()[i];
+      require(token >= 0 && token < static_cast<int64_t>(tokens) && row >= 0 &&
+                  row < static_cast<int64_t>(rows),
               "picks must lie in the tile");
-      picks.push_back({word, token, pick_values->data()[i]});
+      picks.push_back({token, row, pick_values->data()[i]});
     }
   }
   const nb::gil_scoped_release release;
-  chosen->gradient(z.data(), static_cast<int64_t>(words), static_cast<int64_t>(tokens),
-                   high.data(), low.data(), a.data(), pointer(b), pointer(mix), pointer(mixed),
-                   to_map(map), picks, pointer(columns), pointer(rows), threads);
+  chosen->gradient(z.data(), static_cast<int64_t>(tokens), static_cast<int64_t>(rows), high.data(),
+                   low.data(), a.data(), pointer(b), pointer(mix), pointer(mixed), to_map(map),
+                   picks, pointer(token_sums), pointer(row_sums), threads);
 }
 
 double loss(Array<float, 2> z, Maybe<const float, 1> bias, const MapTuple& map,
             Array<const int64_t, 1> targets, Array<const double, 1> lse,
             Array<const double, 1> picked, Maybe<const double, 1> mixed,
             Maybe<const double, 1> squared, Maybe<const float, 1> mix, int threads) {
-  const size_t words = z.shape(0), tokens = z.shape(1);
+  const size_t tokens = z.shape(0), rows = z.shape(1);
   require_threads(threads);
-  require(targets.size() == tokens && lse.size() == tokens && picked.size() == tokens,
-          "targets, lse and picked must have one entry per token");
-  require_below(targets, words, "targets must be words of the tile");
-  require_size(bias, words, "bias must have one entry per word");
-  require_size(mix, words, "mix must have one entry per word");
-  require_size(mixed, tokens, "mixed must have one entry per token");
-  require_size(squared, tokens, "squared must have one entry per token");
+  require(targets.size() == rows && lse.size() == rows && picked.size() == rows,
+          "targets, lse and picked must have one entry per row");
+  require_below(targets, tokens, "targets must be tokens of the tile");
+  require_size(bias, tokens, "bias must have one entry per token");
+  require_size(mix, tokens, "mix must have one entry per token");
+  require_size(mixed, rows, "mixed must have one entry per row");
+  require_size(squared, rows, "squared must have one entry per row");
   require(mix.has_value() == mixed.has_value(), "mix and mixed go together");
   const LossWeights weights{lse.data(), picked.data(), pointer(mixed), pointer(squared)};
   const nb::gil_scoped_release release;
-  return chosen->loss(z.data(), static_cast<int64_t>(words), static_cast<int64_t>(tokens),
+  return chosen->loss(z.data(), static_cast<int64_t>(tokens), static_cast<int64_t>(rows),
                       pointer(bias), to_map(map), targets.data(), weights, pointer(mix), threads);
 }
 
-// bfloat16 comes as its bits: uint16.
-template <class T>
-void pairs(Array<const T, 2> hidden, Array<const T, 2> weight, Array<const int64_t, 1> rows,
+void pairs(FloatArray<2> hidden, FloatArray<2> weight, Array<const int64_t, 1> rows,
            Array<const int64_t, 1> ids, Array<double, 1> out, int threads) {
+  const char* what = "hidden and weight must be float32, bfloat16 or float16";
+  const Floats h = to_floats(hidden, what), w = to_floats(weight, what);
   require_threads(threads);
+  require(h.type == w.type || h.type == FloatType::f32,
+          "hidden must be float32, or of the type of weight");
   require(hidden.shape(1) == weight.shape(1), "hidden and weight must have the same width");
   require(rows.size() == ids.size() && out.size() == ids.size(), "one entry per pair");
   require_below(rows, hidden.shape(0), "rows must be rows of hidden");
   require_below(ids, weight.shape(0), "ids must be rows of weight");
   const nb::gil_scoped_release release;
-  const auto d = static_cast<int64_t>(hidden.shape(1)), n = static_cast<int64_t>(ids.size());
-  if constexpr (sizeof(T) == 4) {
-    chosen->pairs_f32(hidden.data(), weight.data(), d, rows.data(), ids.data(), n, out.data(),
-                      threads);
-  } else {
-    chosen->pairs_bf16(hidden.data(), weight.data(), d, rows.data(), ids.data(), n, out.data(),
-                       threads);
-  }
+  chosen->pairs(h, w, length(hidden, 1), rows.data(), ids.data(), length(ids), out.data(), threads);
+}
+
+// out: (rows, vocab), float64 or float32.
+void row_logits(Array<const float, 2> hidden, FloatArray<2> weight,
+                Checked<nb::ndim<2>, nb::c_contig, nb::device::cpu> out, int threads) {
+  const Floats w = to_floats(weight, "weight must be float32, bfloat16 or float16");
+  const bool exact = out.dtype() == nb::dtype<double>();
+  if (!exact && out.dtype() != nb::dtype<float>())
+    throw nb::type_error("out must be float64 or float32");
+  require_threads(threads);
+  require(hidden.shape(1) == weight.shape(1), "hidden and weight must have the same width");
+  require(has_shape(out, hidden.shape(0), weight.shape(0)), "out must be (rows, vocab)");
+  const LogitsOut to{exact ? static_cast<double*>(out.data()) : nullptr,
+                     exact ? nullptr : static_cast<float*>(out.data())};
+  const nb::gil_scoped_release release;
+  chosen->row_logits(hidden.data(), length(hidden), w, length(weight), length(hidden, 1), to,
+                     threads);
 }
 
 void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const float, 2> from,
@@ -191,14 +202,14 @@ NB_MODULE(_native, m) {
         maybe("rank_mine"), maybe("rank_slack"), maybe("rank_per_norm"), maybe("rank_norms"),
         maybe("rank_counts"), arg("threads"));
   m.def("gradient", &gradient, tensor("z"), tensor("high"), tensor("low"), tensor("a"), maybe("b"),
-        maybe("mix"), maybe("mixed"), arg("map"), maybe("pick_words"), maybe("pick_tokens"),
-        maybe("pick_values"), maybe("columns"), maybe("rows"), arg("threads"));
+        maybe("mix"), maybe("mixed"), arg("map"), maybe("pick_tokens"), maybe("pick_rows"),
+        maybe("pick_values"), maybe("token_sums"), maybe("row_sums"), arg("threads"));
   m.def("loss", &loss, tensor("z"), maybe("bias"), arg("map"), tensor("targets"), tensor("lse"),
         tensor("picked"), maybe("mixed"), maybe("squared"), maybe("mix"), arg("threads"));
-  m.def("pairs_f32", &pairs<float>, tensor("hidden"), tensor("weight"), tensor("rows"),
-        tensor("ids"), tensor("out"), arg("threads"));
-  m.def("pairs_bf16", &pairs<uint16_t>, tensor("hidden"), tensor("weight"), tensor("rows"),
-        tensor("ids"), tensor("out"), arg("threads"));
+  m.def("pairs", &pairs, tensor("hidden"), tensor("weight"), tensor("rows"), tensor("ids"),
+        tensor("out"), arg("threads"));
+  m.def("row_logits", &row_logits, tensor("hidden"), tensor("weight"), tensor("out"),
+        arg("threads"));
   m.def("scatter_add", &scatter_add, tensor("into"), tensor("ids"), tensor("from_"),
         arg("threads"));
   m.def("tail_threshold", &threshold, tensor("x"), arg("mass"));

@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "kernels.hpp"
 
@@ -17,11 +18,45 @@ namespace nb = nanobind;
 // The kernels that Python has chosen; bind.cpp.
 const Kernels* chosen_kernels();
 
-// A view of a tensor, never a copy.
+// A view of a tensor, never a copy, that has memory of its own: see the caster below.
+template <class... Args>
+class Checked : public nb::ndarray<Args...> {
+ public:
+  using Base = nb::ndarray<Args...>;
+  Checked() = default;
+  explicit Checked(Base&& base) : Base(std::move(base)) {}
+
+  // Freed storage and tensors that only claim a shape have no memory.
+  bool has_memory() const {
+    if (Base::size() == 0) return true;
+    const auto at = reinterpret_cast<uintptr_t>(Base::data());
+    return at != 0 && at % Base::itemsize() == 0;
+  }
+};
+
 template <class T, int N>
-using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Array = Checked<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 template <class T, int N>
 using Maybe = std::optional<Array<T, N>>;
+
+// float32, bfloat16 or float16.
+template <int N>
+using FloatArray = Checked<nb::ro, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <int N>
+using MaybeFloats = std::optional<FloatArray<N>>;
+
+template <class A>
+Floats to_floats(const A& array, const char* what) {
+  const nb::dlpack::dtype type = array.dtype();
+  if (type == nb::dtype<float>()) return {array.data(), FloatType::f32};
+  if (type.bits == 16 && type.lanes == 1) {
+    if (type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat))
+      return {array.data(), FloatType::bf16};
+    if (type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float))
+      return {array.data(), FloatType::f16};
+  }
+  throw nb::type_error(what);
+}
 
 // Not converted: a copy would be written to in place of the tensor.
 inline auto tensor(const char* name) { return nb::arg(name).noconvert(); }
@@ -65,3 +100,17 @@ inline void require_below(const Array<const int64_t, 1>& numbers, size_t limit, 
 }
 
 }  // namespace lmhead
+
+// An argument without memory does not fit, as one of another type does not.
+template <class... Args>
+struct nanobind::detail::type_caster<lmhead::Checked<Args...>> {
+  using View = lmhead::Checked<Args...>;
+  NB_TYPE_CASTER(View, make_caster<typename View::Base>::Name)
+
+  bool from_python(handle source, uint32_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<typename View::Base> caster;
+    if (!caster.from_python(source, flags, cleanup)) return false;
+    value = View(std::move(caster.value));
+    return value.has_memory();
+  }
+};

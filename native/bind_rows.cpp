@@ -31,17 +31,17 @@ const Key* to_keys(const Keys& keys) {
   return reinterpret_cast<const Key*>(keys.data());
 }
 
-void row_top(Array<const float, 2> z, Array<double, 1> max, Array<double, 1> n, int threads) {
+void row_max(Array<const float, 2> z, Array<double, 1> max, Array<double, 1> n, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), max, n);
   const nb::gil_scoped_release release;
-  kernels().top(z.data(), rows, vocab, max.data(), n.data(), threads);
+  kernels().max_and_count(z.data(), rows, vocab, max.data(), n.data(), threads);
 }
 
 // betas: (count, rows); out: (2, count, rows), mass and weighted.
-void row_mass(Array<const float, 2> z, Array<const double, 2> betas, Array<const double, 1> max,
-              Array<double, 3> out, int threads) {
+void row_softmax_sums(Array<const float, 2> z, Array<const double, 2> betas,
+                      Array<const double, 1> max, Array<double, 3> out, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), max);
@@ -49,8 +49,8 @@ void row_mass(Array<const float, 2> z, Array<const double, 2> betas, Array<const
   require(out.shape(0) == 2 && out.shape(1) == betas.shape(0) && out.shape(2) == betas.shape(1),
           "out must be (2, count, rows)");
   const nb::gil_scoped_release release;
-  kernels().mass(z.data(), rows, vocab, betas.data(), static_cast<int64_t>(betas.shape(0)),
-                 max.data(), out.data(), out.data() + betas.size(), threads);
+  kernels().softmax_sums(z.data(), rows, vocab, betas.data(), static_cast<int64_t>(betas.shape(0)),
+                         max.data(), out.data(), out.data() + betas.size(), threads);
 }
 
 void row_moments(Array<const float, 2> z, Array<const double, 1> max, Array<double, 1> shift,
@@ -62,38 +62,40 @@ void row_moments(Array<const float, 2> z, Array<const double, 1> max, Array<doub
   kernels().moments(z.data(), rows, vocab, max.data(), shift.data(), square.data(), threads);
 }
 
-void row_kth(Array<const float, 2> z, Array<const int64_t, 1> k, Array<float, 1> value,
-             int threads) {
+void row_kth_largest(Array<const float, 2> z, Array<const int64_t, 1> k, Array<float, 1> value,
+                     int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), k, value);
   for (size_t i = 0; i < k.size(); ++i) require(k.data()[i] >= 1, "k must be at least 1");
   const nb::gil_scoped_release release;
-  kernels().kth(z.data(), rows, vocab, k.data(), value.data(), threads);
+  kernels().kth_largest(z.data(), rows, vocab, k.data(), value.data(), threads);
 }
 
-void row_reach(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
-               Array<const double, 1> centre, Array<const double, 1> width,
-               Array<const double, 1> limit, Array<double, 1> radius, int threads) {
+void row_mass_radius(Array<const float, 2> z, Array<const double, 1> beta,
+                     Array<const double, 1> max, Array<const double, 1> centre,
+                     Array<const double, 1> width, Array<const double, 1> limit,
+                     Array<double, 1> radius, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), beta, max, centre, width, limit, radius);
   const nb::gil_scoped_release release;
-  kernels().reach(z.data(), rows, vocab, beta.data(), max.data(), centre.data(), width.data(),
-                  limit.data(), radius.data(), threads);
+  kernels().mass_radius(z.data(), rows, vocab, beta.data(), max.data(), centre.data(), width.data(),
+                        limit.data(), radius.data(), threads);
 }
 
-void row_band(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
-              Array<int64_t, 1> counts, Array<int64_t, 2> ids, Array<double, 2> values,
-              int threads) {
+void row_range(Array<const float, 2> z, Array<const float, 1> lo, Array<const float, 1> hi,
+               Array<int64_t, 1> counts, Array<int64_t, 2> ids, Array<double, 2> values,
+               int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), lo, hi, counts);
   require(ids.shape(0) == z.shape(0), "one row of ids per row");
   require(same_shape(ids, values), "ids and values must have the same shape");
   const nb::gil_scoped_release release;
-  kernels().band(z.data(), rows, vocab, lo.data(), hi.data(), static_cast<int64_t>(ids.shape(1)),
-                 counts.data(), ids.data(), values.data(), threads);
+  kernels().in_range(z.data(), rows, vocab, lo.data(), hi.data(),
+                     static_cast<int64_t>(ids.shape(1)), counts.data(), ids.data(), values.data(),
+                     threads);
 }
 
 void row_nucleus(Array<const float, 2> z, Array<const double, 1> beta, Array<const double, 1> max,
@@ -111,45 +113,46 @@ void row_nucleus(Array<const float, 2> z, Array<const double, 1> beta, Array<con
                     values.data(), threads);
 }
 
-void row_race(Array<const float, 2> z, Array<const double, 1> beta, Keys keys,
-              Array<int64_t, 1> winners, int threads) {
+void row_gumbel_argmax(Array<const float, 2> z, Array<const double, 1> beta, Keys keys,
+                       Array<int64_t, 1> winners, int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), beta, winners);
   require_keys(keys, z.shape(0));
   const nb::gil_scoped_release release;
-  kernels().race(z.data(), rows, vocab, beta.data(), to_keys(keys), winners.data(), threads);
+  kernels().gumbel_argmax(z.data(), rows, vocab, beta.data(), to_keys(keys), winners.data(),
+                          threads);
 }
 
-void row_contenders(Array<const float, 2> z, Array<const double, 1> beta, Keys keys,
-                    Array<const double, 1> least, Array<int64_t, 1> counts, Array<int64_t, 2> ids,
-                    int threads) {
+void row_gumbel_above(Array<const float, 2> z, Array<const double, 1> beta, Keys keys,
+                      Array<const double, 1> least, Array<int64_t, 1> counts, Array<int64_t, 2> ids,
+                      int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), beta, least, counts);
   require_keys(keys, z.shape(0));
   require(ids.shape(0) == z.shape(0), "one row of ids per row");
   const nb::gil_scoped_release release;
-  kernels().contenders(z.data(), rows, vocab, beta.data(), to_keys(keys), least.data(),
-                       static_cast<int64_t>(ids.shape(1)), counts.data(), ids.data(), threads);
+  kernels().gumbel_above(z.data(), rows, vocab, beta.data(), to_keys(keys), least.data(),
+                         static_cast<int64_t>(ids.shape(1)), counts.data(), ids.data(), threads);
 }
 
-void row_settle(Array<const float, 2> z, Array<const double, 1> lse, Array<const int64_t, 2> ids,
-                Array<const double, 2> words, Keys keys, Array<int64_t, 1> token,
-                Array<double, 1> log_prob, Array<double, 1> raw_log_prob,
-                Array<double, 1> kept_mass, int threads) {
+void row_draw(Array<const float, 2> z, Array<const double, 1> lse, Array<const int64_t, 2> ids,
+              Array<const double, 2> logits, Keys keys, Array<int64_t, 1> token,
+              Array<double, 1> log_prob, Array<double, 1> raw_log_prob, Array<double, 1> kept_mass,
+              int threads) {
   const auto [rows, vocab] = shape(z);
   require_threads(threads);
   require_rows(z.shape(0), lse, token, log_prob, raw_log_prob, kept_mass);
   require(ids.shape(0) == z.shape(0), "one row of ids per row");
-  require(same_shape(ids, words), "ids and words must have the same shape");
+  require(same_shape(ids, logits), "ids and logits must have the same shape");
   require_keys(keys, z.shape(0));
   for (size_t i = 0; i < ids.size(); ++i)
-    require(ids.data()[i] >= 0 && ids.data()[i] < vocab, "ids must be words of z");
+    require(ids.data()[i] >= 0 && ids.data()[i] < vocab, "ids must be tokens of z");
   const nb::gil_scoped_release release;
-  kernels().settle(z.data(), rows, vocab, lse.data(), ids.data(), words.data(),
-                   static_cast<int64_t>(ids.shape(1)), to_keys(keys), token.data(),
-                   log_prob.data(), raw_log_prob.data(), kept_mass.data(), threads);
+  kernels().draw(z.data(), rows, vocab, lse.data(), ids.data(), logits.data(),
+                 static_cast<int64_t>(ids.shape(1)), to_keys(keys), token.data(), log_prob.data(),
+                 raw_log_prob.data(), kept_mass.data(), threads);
 }
 
 void uniforms(Keys keys, uint32_t stream, Array<const int64_t, 2> ids, Array<double, 2> out) {
@@ -169,25 +172,26 @@ void uniforms(Keys keys, uint32_t stream, Array<const int64_t, 2> ids, Array<dou
 
 void bind_rows(nb::module_& m) {
   using nb::arg;
-  m.def("row_top", &row_top, tensor("z"), tensor("max"), tensor("n"), arg("threads"));
-  m.def("row_mass", &row_mass, tensor("z"), tensor("betas"), tensor("max"), tensor("out"),
-        arg("threads"));
+  m.def("row_max", &row_max, tensor("z"), tensor("max"), tensor("n"), arg("threads"));
+  m.def("row_softmax_sums", &row_softmax_sums, tensor("z"), tensor("betas"), tensor("max"),
+        tensor("out"), arg("threads"));
   m.def("row_moments", &row_moments, tensor("z"), tensor("max"), tensor("shift"), tensor("square"),
         arg("threads"));
-  m.def("row_kth", &row_kth, tensor("z"), tensor("k"), tensor("value"), arg("threads"));
-  m.def("row_reach", &row_reach, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),
-        tensor("width"), tensor("limit"), tensor("radius"), arg("threads"));
-  m.def("row_band", &row_band, tensor("z"), tensor("lo"), tensor("hi"), tensor("counts"),
+  m.def("row_kth_largest", &row_kth_largest, tensor("z"), tensor("k"), tensor("value"),
+        arg("threads"));
+  m.def("row_mass_radius", &row_mass_radius, tensor("z"), tensor("beta"), tensor("max"),
+        tensor("centre"), tensor("width"), tensor("limit"), tensor("radius"), arg("threads"));
+  m.def("row_range", &row_range, tensor("z"), tensor("lo"), tensor("hi"), tensor("counts"),
         tensor("ids"), tensor("values"), arg("threads"));
   m.def("row_nucleus", &row_nucleus, tensor("z"), tensor("beta"), tensor("max"), tensor("centre"),
         tensor("limit"), arg("least"), tensor("counts"), tensor("ids"), tensor("values"),
         arg("threads"));
-  m.def("row_settle", &row_settle, tensor("z"), tensor("lse"), tensor("ids"), tensor("words"),
+  m.def("row_draw", &row_draw, tensor("z"), tensor("lse"), tensor("ids"), tensor("logits"),
         tensor("keys"), tensor("token"), tensor("log_prob"), tensor("raw_log_prob"),
         tensor("kept_mass"), arg("threads"));
-  m.def("row_race", &row_race, tensor("z"), tensor("beta"), tensor("keys"), tensor("winners"),
-        arg("threads"));
-  m.def("row_contenders", &row_contenders, tensor("z"), tensor("beta"), tensor("keys"),
+  m.def("row_gumbel_argmax", &row_gumbel_argmax, tensor("z"), tensor("beta"), tensor("keys"),
+        tensor("winners"), arg("threads"));
+  m.def("row_gumbel_above", &row_gumbel_above, tensor("z"), tensor("beta"), tensor("keys"),
         tensor("least"), tensor("counts"), tensor("ids"), arg("threads"));
   m.def("uniforms", &uniforms, tensor("keys"), arg("stream"), tensor("ids"), tensor("out"));
 }

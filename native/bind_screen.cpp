@@ -2,6 +2,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cmath>
 #include <tuple>
 #include <type_traits>
@@ -48,17 +49,35 @@ void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
   }
   require(entries == factors.size() && together == width, "factors must multiply to the width");
   const auto [room, lead_room, per_lead, small_e, small_n] = constants;
-  const lmhead::ScreenBasis given{mean.data(),    basis.data(), signs.data(),
-                                  factors.data(), sizes.data(), static_cast<int64_t>(sizes.size()),
-                                  static_cast<int64_t>(size),   static_cast<int64_t>(width),
-                                  length(basis),  room,         lead_room,
-                                  per_lead,       small_e,      small_n};
+  const lmhead::ScreenBasis given{mean.data(),
+                                  basis.data(),
+                                  signs.data(),
+                                  factors.data(),
+                                  sizes.data(),
+                                  static_cast<int64_t>(sizes.size()),
+                                  static_cast<int64_t>(size),
+                                  static_cast<int64_t>(width),
+                                  length(basis),
+                                  room,
+                                  lead_room,
+                                  per_lead,
+                                  small_e,
+                                  small_n};
   double* to = numbers.data();
   const lmhead::ScreenPrepared out{main.data(),   lead.data(),   to,           to + rows,
                                    to + 2 * rows, to + 3 * rows, to + 4 * rows};
   const nb::gil_scoped_release release;
   lmhead::chosen_kernels()->screen->prepare(given, hidden.data(), static_cast<int64_t>(rows), out,
                                             threads);
+}
+
+// See ScreenCopy::ahead, for copies of 8 and of 4 bits. What is best differs between machines.
+std::atomic<int64_t> prefetch_whole{0}, prefetch_nibbles{1024};
+
+void set_prefetch(int64_t whole, int64_t nibbles) {
+  for (int64_t bytes : {whole, nibbles})
+    require(bytes >= 0 && bytes <= 65536, "prefetch must be from 0 to 65536 bytes");
+  prefetch_whole = whole, prefetch_nibbles = nibbles;
 }
 
 // Of `whole` (V, width) and `nibbles` (V, width / 2) exactly one is given.
@@ -73,11 +92,11 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
   require_threads(threads);
   require(whole.has_value() != nibbles.has_value(), "whole or nibbles, not both");
   require(whole ? has_shape(*whole, vocab, width) : has_shape(*nibbles, vocab, width / 2),
-          "the copy must have one row per word, as wide as the states");
+          "the copy must have one row per token, as wide as the states");
   require(has_shape(lead, vocab, leading) && leading % 16 == 0 && lead_states.shape(1) == leading,
-          "leading must be a multiple of 16, the same for words and states");
-  require(lead_scales.size() == vocab && (!bias || bias->size() == vocab), "one entry per word");
-  require(has_shape(approx, states.shape(0), vocab), "approx must be (states, words)");
+          "leading must be a multiple of 16, the same for tokens and states");
+  require(lead_scales.size() == vocab && (!bias || bias->size() == vocab), "one entry per token");
+  require(has_shape(approx, states.shape(0), vocab), "approx must be (states, tokens)");
   require(has_shape(block_max, states.shape(0),
                     static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)))),
           "block_max must be (states, blocks)");
@@ -89,7 +108,8 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
                                 bias ? bias->data() : nullptr,
                                 static_cast<int64_t>(vocab),
                                 static_cast<int64_t>(width),
-                                static_cast<int64_t>(leading)};
+                                static_cast<int64_t>(leading),
+                                whole ? prefetch_whole : prefetch_nibbles};
   const nb::gil_scoped_release release;
   lmhead::chosen_kernels()->screen->products(copy, given, approx.data(), block_max.data(), threads);
 }
@@ -97,41 +117,40 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
 // values (2, pairs): the refined approx, and how far it may be off.
 void refine(Maybe<const uint8_t, 2> nibbles, Array<const float, 1> scales,
             Array<const int16_t, 2> states, Array<const double, 1> state_scales,
-            Array<const float, 2> approx, Array<const float, 1> words_e,
-            Array<const float, 1> words_n, Array<const double, 1> e, Array<const double, 1> n,
+            Array<const float, 2> approx, Array<const float, 1> token_e,
+            Array<const float, 1> token_n, Array<const double, 1> e, Array<const double, 1> n,
             Array<const int64_t, 1> rows, Array<const int64_t, 1> ids, Array<double, 2> values,
             int threads) {
   const size_t vocab = scales.size(), width = states.shape(1), count = states.shape(0);
   require_threads(threads);
   require(width > 0 && width % 64 == 0, "width must be a multiple of 64");
-  require(!nibbles || has_shape(*nibbles, vocab, width / 2), "nibbles must be (words, width / 2)");
-  require(has_shape(approx, count, vocab), "approx must be (states, words)");
-  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(!nibbles || has_shape(*nibbles, vocab, width / 2), "nibbles must be (tokens, width / 2)");
+  require(has_shape(approx, count, vocab), "approx must be (states, tokens)");
+  require(token_e.size() == vocab && token_n.size() == vocab, "one entry per token");
   require(state_scales.size() == count && e.size() == count && n.size() == count,
           "one entry per state");
   require(rows.size() == ids.size() && has_shape(values, 2, ids.size()), "one entry per pair");
   for (size_t i = 0; i < ids.size(); ++i)
     require(rows.data()[i] >= 0 && rows.data()[i] < static_cast<int64_t>(count) &&
                 ids.data()[i] >= 0 && ids.data()[i] < static_cast<int64_t>(vocab),
-            "rows and ids must be of the states and words");
+            "rows and ids must be of the states and tokens");
   lmhead::ScreenCopy low{};
   low.nibbles = nibbles ? nibbles->data() : nullptr, low.scales = scales.data();
   low.vocab = static_cast<int64_t>(vocab), low.width = static_cast<int64_t>(width);
   const lmhead::ScreenStates given{states.data(), nullptr, state_scales.data(), nullptr,
                                    static_cast<int64_t>(count)};
   lmhead::ScreenBounds bounds{};
-  bounds.approx = approx.data(), bounds.words_e = words_e.data(), bounds.words_n = words_n.data();
+  bounds.approx = approx.data(), bounds.token_e = token_e.data(), bounds.token_n = token_n.data();
   bounds.e = e.data(), bounds.n = n.data();
   const nb::gil_scoped_release release;
-  lmhead::chosen_kernels()->screen->refine(low, given, bounds, rows.data(), ids.data(),
-                                           length(ids), values.data(), values.data() + ids.size(),
-                                           threads);
+  lmhead::chosen_kernels()->screen->refine(low, given, bounds, rows.data(), ids.data(), length(ids),
+                                           values.data(), values.data() + ids.size(), threads);
 }
 
-// How many words of each row stay, into counts (rows,), and which, into ids if there is room for
+// How many tokens of each row stay, into counts (rows,), and which, into ids if there is room for
 // all. Returns how many they are together.
 int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
-               Array<const float, 1> words_e, Array<const float, 1> words_n,
+               Array<const float, 1> token_e, Array<const float, 1> token_n,
                Array<const float, 1> block_e, Array<const float, 1> block_n,
                Array<const double, 1> e, Array<const double, 1> n, Array<const double, 1> limits,
                Array<int64_t, 1> counts, Array<int64_t, 1> ids, int threads) {
@@ -139,15 +158,20 @@ int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
   const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
   require_threads(threads);
   require(has_shape(block_max, rows, blocks), "block_max must be (rows, blocks)");
-  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(token_e.size() == vocab && token_n.size() == vocab, "one entry per token");
   require(block_e.size() == blocks && block_n.size() == blocks, "one entry per block");
   require(e.size() == rows && n.size() == rows && limits.size() == rows && counts.size() == rows,
           "one entry per row");
-  const lmhead::ScreenBounds bounds{approx.data(),  block_max.data(),
-                                    words_e.data(), words_n.data(),
-                                    block_e.data(), block_n.data(),
-                                    e.data(),       n.data(),
-                                    limits.data(),  static_cast<int64_t>(rows),
+  const lmhead::ScreenBounds bounds{approx.data(),
+                                    block_max.data(),
+                                    token_e.data(),
+                                    token_n.data(),
+                                    block_e.data(),
+                                    block_n.data(),
+                                    e.data(),
+                                    n.data(),
+                                    limits.data(),
+                                    static_cast<int64_t>(rows),
                                     static_cast<int64_t>(vocab)};
   const nb::gil_scoped_release release;
   const auto* screen = lmhead::chosen_kernels()->screen;
@@ -163,8 +187,7 @@ int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
     }
     counts.data()[b] = total - before;
   }
-  if (total <= length(ids))
-    screen->fill(bounds, found.data(), starts.data(), ids.data(), threads);
+  if (total <= length(ids)) screen->fill(bounds, found.data(), starts.data(), ids.data(), threads);
   return total;
 }
 
@@ -183,33 +206,42 @@ void best(Array<const float, 2> approx, Array<const float, 2> block_max, Array<i
   lmhead::chosen_kernels()->screen->best(bounds, static_cast<int64_t>(k), ids.data(), threads);
 }
 
-// How many words were scored, whether that decided, and whether the bounds held. values and ids (k,).
-template <class T>
+// How many tokens were scored, whether that decided, and whether the bounds held. values and ids
+// (k,).
 std::tuple<int64_t, bool, bool> decide(
-    Array<const float, 2> approx, Array<const float, 2> block_max, Array<const float, 1> words_e,
-    Array<const float, 1> words_n, Array<const float, 1> block_e, Array<const float, 1> block_n,
+    Array<const float, 2> approx, Array<const float, 2> block_max, Array<const float, 1> token_e,
+    Array<const float, 1> token_n, Array<const float, 1> block_e, Array<const float, 1> block_n,
     Array<const double, 1> e, Array<const double, 1> n, Array<const double, 1> base,
-    Array<const T, 2> hidden, Array<const T, 2> weight, Maybe<const double, 1> bias, int64_t most,
+    FloatArray<2> hidden, FloatArray<2> weight, Maybe<const double, 1> bias, int64_t most,
     Array<double, 2> values, Array<int64_t, 2> ids, int threads) {
   const size_t vocab = approx.shape(1), k = ids.shape(1);
   const auto blocks = static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)));
   require_threads(threads);
   require(approx.shape(0) == 1 && has_shape(block_max, 1, blocks), "one row");
-  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(token_e.size() == vocab && token_n.size() == vocab, "one entry per token");
   require(block_e.size() == blocks && block_n.size() == blocks, "one entry per block");
   require(e.size() == 1 && n.size() == 1 && base.size() == 1, "one state");
   require(weight.shape(0) == vocab && has_shape(hidden, 1, weight.shape(1)),
-          "hidden must be (1, size), weight (words, size)");
-  require(!bias || bias->size() == vocab, "one bias per word");
+          "hidden must be (1, size), weight (tokens, size)");
+  require(!bias || bias->size() == vocab, "one bias per token");
   require(k >= 1 && k <= blocks && has_shape(ids, 1, k) && has_shape(values, 1, k),
           "values and ids must be (1, k), k of the blocks");
-  const lmhead::ScreenBounds bounds{approx.data(),  block_max.data(), words_e.data(),
-                                    words_n.data(), block_e.data(),   block_n.data(),
-                                    e.data(),       n.data(),         nullptr,
-                                    1,              static_cast<int64_t>(vocab)};
-  const lmhead::ScreenExact exact{hidden.data(),         weight.data(),
-                                  bias ? bias->data() : nullptr, base.data()[0],
-                                  length(weight, 1),     std::is_same_v<T, uint16_t>};
+  const lmhead::ScreenBounds bounds{approx.data(),
+                                    block_max.data(),
+                                    token_e.data(),
+                                    token_n.data(),
+                                    block_e.data(),
+                                    block_n.data(),
+                                    e.data(),
+                                    n.data(),
+                                    nullptr,
+                                    1,
+                                    static_cast<int64_t>(vocab)};
+  const char* what = "hidden and weight must be float32, bfloat16 or float16";
+  const lmhead::ScreenExact exact{to_floats(hidden, what), to_floats(weight, what), pointer(bias),
+                                  base.data()[0], length(weight, 1)};
+  require(exact.hidden.type == exact.weight.type || exact.hidden.type == lmhead::FloatType::f32,
+          "hidden must be float32, or of the type of weight");
   const nb::gil_scoped_release release;
   const auto done = lmhead::chosen_kernels()->screen->decide(
       bounds, exact, static_cast<int64_t>(k), most, values.data(), ids.data(), threads);
@@ -232,19 +264,19 @@ bool within(Array<const double, 2> values, Array<const double, 1> base,
   return true;
 }
 
-void masses(Array<const float, 2> approx, Array<const float, 1> words_e,
-            Array<const float, 1> words_n, Array<const double, 1> e, Array<const double, 1> n,
+void masses(Array<const float, 2> approx, Array<const float, 1> token_e,
+            Array<const float, 1> token_n, Array<const double, 1> e, Array<const double, 1> n,
             Array<const float, 1> top, Array<const double, 1> factors, Array<double, 2> lower,
             Array<double, 2> upper, int threads) {
   const size_t rows = approx.shape(0), vocab = approx.shape(1), count = factors.size();
   require_threads(threads);
-  require(words_e.size() == vocab && words_n.size() == vocab, "one entry per word");
+  require(token_e.size() == vocab && token_n.size() == vocab, "one entry per token");
   require(e.size() == rows && n.size() == rows && top.size() == rows, "one entry per row");
   require(count <= lmhead::kMassFactors, "too many factors");
   require(has_shape(lower, rows, count) && has_shape(upper, rows, count),
           "lower and upper must be (rows, factors)");
   lmhead::ScreenBounds bounds{};
-  bounds.approx = approx.data(), bounds.words_e = words_e.data(), bounds.words_n = words_n.data();
+  bounds.approx = approx.data(), bounds.token_e = token_e.data(), bounds.token_n = token_n.data();
   bounds.e = e.data(), bounds.n = n.data();
   bounds.rows = static_cast<int64_t>(rows), bounds.vocab = static_cast<int64_t>(vocab);
   const nb::gil_scoped_release release;
@@ -257,6 +289,8 @@ void masses(Array<const float, 2> approx, Array<const float, 1> words_e,
 
 void bind_screen(nb::module_& m) {
   using nb::arg;
+  m.def("prefetch", [] { return nb::make_tuple(prefetch_whole.load(), prefetch_nibbles.load()); });
+  m.def("set_prefetch", &set_prefetch, arg("whole"), arg("nibbles"));
   m.attr("SCREEN_BLOCK") = lmhead::kScreenBlock;
   m.def("screen_prepare", &prepare, tensor("mean"), tensor("basis"), tensor("signs"),
         tensor("factors"), arg("sizes"), arg("constants"), tensor("hidden"), tensor("main"),
@@ -266,24 +300,18 @@ void bind_screen(nb::module_& m) {
         tensor("lead_states"), tensor("state_scales"), tensor("lead_state_scales"),
         tensor("approx"), tensor("block_max"), arg("threads"));
   m.def("screen_refine", &refine, maybe("nibbles"), tensor("scales"), tensor("states"),
-        tensor("state_scales"), tensor("approx"), tensor("words_e"), tensor("words_n"),
-        tensor("e"), tensor("n"), tensor("rows"), tensor("ids"), tensor("values"),
-        arg("threads"));
-  m.def("screen_select", &choose, tensor("approx"), tensor("block_max"), tensor("words_e"),
-        tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
+        tensor("state_scales"), tensor("approx"), tensor("token_e"), tensor("token_n"), tensor("e"),
+        tensor("n"), tensor("rows"), tensor("ids"), tensor("values"), arg("threads"));
+  m.def("screen_select", &choose, tensor("approx"), tensor("block_max"), tensor("token_e"),
+        tensor("token_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
         tensor("limits"), tensor("counts"), tensor("ids"), arg("threads"));
-  m.def("screen_best", &best, tensor("approx"), tensor("block_max"), tensor("ids"),
-        arg("threads"));
-  const auto bind_decide = [&m](const char* name, auto function) {
-    m.def(name, function, tensor("approx"), tensor("block_max"), tensor("words_e"),
-          tensor("words_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
-          tensor("base"), tensor("hidden"), tensor("weight"), maybe("bias"), arg("most"),
-          tensor("values"), tensor("ids"), arg("threads"));
-  };
-  bind_decide("screen_decide_f32", &decide<float>);
-  bind_decide("screen_decide_bf16", &decide<uint16_t>);
+  m.def("screen_best", &best, tensor("approx"), tensor("block_max"), tensor("ids"), arg("threads"));
+  m.def("screen_decide", &decide, tensor("approx"), tensor("block_max"), tensor("token_e"),
+        tensor("token_n"), tensor("block_e"), tensor("block_n"), tensor("e"), tensor("n"),
+        tensor("base"), tensor("hidden"), tensor("weight"), maybe("bias"), arg("most"),
+        tensor("values"), tensor("ids"), arg("threads"));
   m.def("screen_within", &within, tensor("values"), tensor("base"), tensor("rows"), tensor("x"));
-  m.def("screen_masses", &masses, tensor("approx"), tensor("words_e"), tensor("words_n"),
+  m.def("screen_masses", &masses, tensor("approx"), tensor("token_e"), tensor("token_n"),
         tensor("e"), tensor("n"), tensor("top"), tensor("factors"), tensor("lower"),
         tensor("upper"), arg("threads"));
 }

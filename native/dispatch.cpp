@@ -19,10 +19,12 @@ std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> list;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     list.push_back(&kernels_avx512);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    list.push_back(&kernels_avx2);
+  if (avx2) list.push_back(&kernels_avx2);
 #endif
   list.push_back(&kernels_baseline);
   return list;

@@ -10,8 +10,14 @@
 #include "simd.hpp"
 
 namespace LMHEAD_ISA {
+
+// logits.cpp
+void row_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight, int64_t vocab,
+                int64_t d, const lmhead::LogitsOut& out, int threads);
+
 namespace {
 
+using lmhead::Floats;
 using lmhead::Heaps;
 using lmhead::LossWeights;
 using lmhead::Map;
@@ -21,17 +27,17 @@ using lmhead::Pick;
 using lmhead::Ranks;
 
 constexpr float kInf = __builtin_inff();
-// Stands for -inf where 0 · -inf would make a NaN; exp of it is 0.
+// Replaces -inf where 0 · -inf would make a NaN; exp of it is 0.
 constexpr float kFloor = -1.0e4f;
-// Words handled at a time, so that a block of them stays in the first-level cache.
-constexpr int64_t kWords = 32;
-constexpr int64_t kMaxTokens = 256;
+// Tokens handled at a time, so that a block of them stays in the first-level cache.
+constexpr int64_t kTokens = 32;
+constexpr int64_t kMaxRows = 256;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// A vector's worth of tokens, or the few that are left at the end of a row.
+// A vector's worth of rows, or the few that are left at the end.
 struct Lanes {
   int n;
   bool full() const { return n == kLanes; }
@@ -39,7 +45,7 @@ struct Lanes {
   void put(float* p, vf v) const { full() ? store(p, v) : store(p, v, n); }
 };
 
-// All tokens of [begin, end), a vector at a time.
+// All rows of [begin, end), a vector at a time.
 template <class Body>
 void each_lanes(int64_t begin, int64_t end, const Body& body) {
   for (int64_t j = begin; j < end; j += kLanes)
@@ -50,10 +56,10 @@ vf apply(const Map& map, vf x) {
   const vf inner = x * map.scale + map.shift;
   if (!map.bounded) return inner;
   const vf z = tanh(inner) * map.outer + map.outer_shift;
-  return x == -kInf ? splat(-kInf) : z;  // a masked word is not revived
+  return x == -kInf ? splat(-kInf) : z;  // a masked token is not revived
 }
 
-// dz/dx from z; 0 for masked words.
+// dz/dx from z; 0 for masked tokens.
 vf slope(const Map& map, vf z) {
   if (!map.bounded) return splat(map.scale);
   const vf t = (z - map.outer_shift) / map.outer;
@@ -61,11 +67,11 @@ vf slope(const Map& map, vf z) {
   return (d > 0.0f ? d : splat(0.0f)) * (map.scale * map.outer);
 }
 
-// Put (value, id) into a token's heap, in place of its smallest entry once it is full.
-void push(const Heaps& heaps, int64_t token, float value, int64_t id) {
-  float* values = heaps.values + token * heaps.kept;
-  int64_t* ids = heaps.ids + token * heaps.kept;
-  int32_t& size = heaps.sizes[token];
+// Put (value, id) into a row's heap, in place of its smallest entry once it is full.
+void push(const Heaps& heaps, int64_t row, float value, int64_t id) {
+  float* values = heaps.values + row * heaps.kept;
+  int64_t* ids = heaps.ids + row * heaps.kept;
+  int32_t& size = heaps.sizes[row];
   int64_t i;
   if (size < heaps.kept) {
     i = size++;
@@ -86,46 +92,45 @@ void push(const Heaps& heaps, int64_t token, float value, int64_t id) {
   ids[i] = id;
 }
 
-float threshold(const Heaps& heaps, int64_t token) {
-  return heaps.sizes[token] < heaps.kept ? -kInf : heaps.values[token * heaps.kept];
+float threshold(const Heaps& heaps, int64_t row) {
+  return heaps.sizes[row] < heaps.kept ? -kInf : heaps.values[row * heaps.kept];
 }
 
-// One block of words for one vector of tokens, in all the ways it is looked at.
+// One block of tokens for one vector of rows, in all the ways it is looked at.
 struct Block {
   const float* z;
-  int64_t words, tokens, word, token;
+  int64_t tokens, rows, token, row;
   Lanes lanes;
 
-  vf row(int64_t w) const { return lanes.get(z + w * tokens + token, -kInf); }
+  vf logits(int64_t w) const { return lanes.get(z + w * rows + row, -kInf); }
 
   void offer(const Heaps& heaps, vf largest, int64_t lo) const {
     float limits[kLanes];
-    for (int i = 0; i < kLanes; ++i)
-      limits[i] = i < lanes.n ? threshold(heaps, token + i) : kInf;
+    for (int i = 0; i < kLanes; ++i) limits[i] = i < lanes.n ? threshold(heaps, row + i) : kInf;
     if (!any(largest > load(limits))) return;
-    for (int64_t w = word; w < word + words; ++w) {
-      const vf v = row(w);
+    for (int64_t w = token; w < token + tokens; ++w) {
+      const vf v = logits(w);
       if (!any(v > load(limits))) continue;
       for (int i = 0; i < lanes.n; ++i) {
         if (!(v[i] > limits[i])) continue;
-        push(heaps, token + i, v[i], lo + w);
-        limits[i] = threshold(heaps, token + i);
+        push(heaps, row + i, v[i], lo + w);
+        limits[i] = threshold(heaps, row + i);
       }
     }
   }
 
   void count(const Ranks& ranks, vf largest, std::vector<Pair>& close) const {
-    const float* norms = ranks.norms + word;
-    const float widest = *std::max_element(norms, norms + words);
-    const vf per_norm = lanes.get(ranks.per_norm + token);
+    const float* norms = ranks.norms + token;
+    const float widest = *std::max_element(norms, norms + tokens);
+    const vf per_norm = lanes.get(ranks.per_norm + row);
     for (int64_t n = 0; n < ranks.n; ++n) {
-      const int64_t at = n * tokens + token;
+      const int64_t at = n * rows + row;
       const vf mine = lanes.get(ranks.mine + at, kInf), slack = lanes.get(ranks.slack + at);
-      // Far below, as nearly all words are: nothing to count. A NaN is not far below.
+      // Far below, as nearly all tokens are: nothing to count. A NaN is not far below.
       if (!any(~(largest - mine < -(per_norm * widest + slack)))) continue;
       vi above{};
-      for (int64_t w = 0; w < words; ++w) {
-        const vf ahead = row(word + w) - mine;
+      for (int64_t w = 0; w < tokens; ++w) {
+        const vf ahead = logits(token + w) - mine;
         const vf margin = per_norm * norms[w] + slack;
         const vi over = ahead > margin;
         above -= over;
@@ -133,45 +138,44 @@ struct Block {
         if (!any(unsure)) continue;
         for (int i = 0; i < lanes.n; ++i)
           if (unsure[i])
-            close.push_back({static_cast<int32_t>(n), static_cast<int32_t>(word + w),
-                             static_cast<int32_t>(token + i)});
+            close.push_back({static_cast<int32_t>(n), static_cast<int32_t>(token + w),
+                             static_cast<int32_t>(row + i)});
       }
       for (int i = 0; i < lanes.n; ++i) ranks.counts[at + i] += above[i];
     }
   }
 };
 
-void softmax(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map, float* m,
+void softmax(float* z, int64_t tokens, int64_t rows, const float* bias, const Map& map, float* m,
              double* s, double* t, int64_t lo, const Heaps* heaps, const Ranks* ranks,
              std::vector<Pair>* close, int threads) {
   const bool maps = map.bounded || map.scale != 1.0f || map.shift != 0.0f;
-  // Cut by tokens alone: a token's result does not depend on the number of threads.
-  const int64_t share =
-      std::clamp<int64_t>(round_up(ceil_div(tokens, threads), 16), 16, kMaxTokens);
+  // Cut by rows alone: a row's result does not depend on the number of threads.
+  const int64_t share = std::clamp<int64_t>(round_up(ceil_div(rows, threads), 16), 16, kMaxRows);
   std::mutex close_lock;
-  parallel_for(ceil_div(tokens, share), threads, [&](int64_t part) {
-    const int64_t begin = part * share, end = std::min(tokens, begin + share);
+  parallel_for(ceil_div(rows, share), threads, [&](int64_t part) {
+    const int64_t begin = part * share, end = std::min(rows, begin + share);
     std::vector<Pair> own_close;
-    for (int64_t w0 = 0; w0 < words; w0 += kWords) {
-      const int64_t w1 = std::min(words, w0 + kWords);
+    for (int64_t w0 = 0; w0 < tokens; w0 += kTokens) {
+      const int64_t w1 = std::min(tokens, w0 + kTokens);
       each_lanes(begin, end, [&](int64_t j, Lanes lanes) {
         vf largest = splat(-kInf);
         if (maps || bias) {
           for (int64_t w = w0; w < w1; ++w) {
-            vf v = lanes.get(z + w * tokens + j);
+            vf v = lanes.get(z + w * rows + j);
             if (bias) v += bias[w];
             if (maps) v = apply(map, v);
-            lanes.put(z + w * tokens + j, v);
+            lanes.put(z + w * rows + j, v);
             largest = max(largest, v);
           }
         } else {
-          for (int64_t w = w0; w < w1; ++w) largest = max(largest, lanes.get(z + w * tokens + j));
+          for (int64_t w = w0; w < w1; ++w) largest = max(largest, lanes.get(z + w * rows + j));
         }
         const vf old_m = lanes.get(m + j), new_m = max(old_m, largest);
         const vf origin = new_m == -kInf ? splat(0.0f) : new_m;
         if (any(new_m > old_m)) {
-          // Sums count from the maximum; when it moves by d, s shrinks by exp(d), t moves too. Where
-          // d is below the floor, or -inf, exp(d) is 0 and nothing is left of either.
+          // Sums count from the maximum; when it moves by d, s shrinks by exp(d), t moves too.
+          // Where d is below the floor, or -inf, exp(d) is 0 and nothing is left of either.
           const vf moved = max(old_m - origin, splat(kFloor));
           const vf decay = exp(old_m - origin);
           for (int i = 0; i < lanes.n; ++i) {
@@ -183,16 +187,16 @@ void softmax(float* z, int64_t words, int64_t tokens, const float* bias, const M
         vf sum_s{}, sum_t{};
         if (t) {
           for (int64_t w = w0; w < w1; ++w) {
-            const vf centred = lanes.get(z + w * tokens + j) - origin, e = exp(centred);
+            const vf centred = lanes.get(z + w * rows + j) - origin, e = exp(centred);
             sum_s += e;
             sum_t += e * max(centred, splat(kFloor));
           }
           for (int i = 0; i < lanes.n; ++i) t[j + i] += sum_t[i];
         } else {
-          for (int64_t w = w0; w < w1; ++w) sum_s += exp(lanes.get(z + w * tokens + j) - origin);
+          for (int64_t w = w0; w < w1; ++w) sum_s += exp(lanes.get(z + w * rows + j) - origin);
         }
         for (int i = 0; i < lanes.n; ++i) s[j + i] += sum_s[i];
-        const Block block{z, w1 - w0, tokens, w0, j, lanes};
+        const Block block{z, w1 - w0, rows, w0, j, lanes};
         if (heaps) block.offer(*heaps, largest, lo);
         if (ranks) block.count(*ranks, largest, own_close);
       });
@@ -204,23 +208,23 @@ void softmax(float* z, int64_t words, int64_t tokens, const float* bias, const M
   });
 }
 
-void gradient(float* z, int64_t words, int64_t tokens, const float* high, const float* low,
+void gradient(float* z, int64_t tokens, int64_t rows, const float* high, const float* low,
               const float* a, const float* b, const float* mix, const float* mixed, const Map& map,
-              const std::vector<Pick>& picks, float* columns, float* rows, int threads) {
+              const std::vector<Pick>& picks, float* token_sums, float* row_sums, int threads) {
   std::vector<float> steep(picks.size());
   for (size_t i = 0; i < picks.size(); ++i)
-    steep[i] = slope(map, splat(z[picks[i].word * tokens + picks[i].token]))[0];
+    steep[i] = slope(map, splat(z[picks[i].token * rows + picks[i].row]))[0];
 
   // Row sums are kept by block and added in order, so that threads do not change the result.
-  const int64_t blocks = ceil_div(words, 4 * kWords);
-  std::vector<float> partial(rows ? static_cast<size_t>(blocks * tokens) : 0, 0.0f);
+  const int64_t blocks = ceil_div(tokens, 4 * kTokens);
+  std::vector<float> partial(row_sums ? static_cast<size_t>(blocks * rows) : 0, 0.0f);
   parallel_for(blocks, threads, [&](int64_t block) {
-    const int64_t w0 = block * 4 * kWords, w1 = std::min(words, w0 + 4 * kWords);
+    const int64_t w0 = block * 4 * kTokens, w1 = std::min(tokens, w0 + 4 * kTokens);
     for (int64_t w = w0; w < w1; ++w) {
       vf column{};
-      float* row = z + w * tokens;
-      each_lanes(0, tokens, [&](int64_t j, Lanes lanes) {
-        const vf v = lanes.get(row + j, -kInf);
+      float* logits = z + w * rows;
+      each_lanes(0, rows, [&](int64_t j, Lanes lanes) {
+        const vf v = lanes.get(logits + j, -kInf);
         const vf log_p = (v - lanes.get(high + j)) - lanes.get(low + j);
         vf factor = lanes.get(a + j);
         if (b) factor += lanes.get(b + j) * max(log_p, splat(kFloor));
@@ -230,41 +234,40 @@ void gradient(float* z, int64_t words, int64_t tokens, const float* high, const 
         } else {
           g *= map.scale;
         }
-        if (columns) column += g;
-        if (rows) {
-          float* sums = partial.data() + block * tokens + j;
+        if (token_sums) column += g;
+        if (row_sums) {
+          float* sums = partial.data() + block * rows + j;
           lanes.put(sums, lanes.get(sums) + g);
         }
         if (mix) g += lanes.get(mixed + j) * mix[w] * slope(map, v);
-        lanes.put(row + j, g);
+        lanes.put(logits + j, g);
       });
-      if (columns) columns[w] = sum(column);
+      if (token_sums) token_sums[w] = sum(column);
     }
   });
-  if (rows)
+  if (row_sums)
     for (int64_t block = 0; block < blocks; ++block)
-      for (int64_t j = 0; j < tokens; ++j) rows[j] += partial[block * tokens + j];
+      for (int64_t j = 0; j < rows; ++j) row_sums[j] += partial[block * rows + j];
   for (size_t i = 0; i < picks.size(); ++i)
-    z[picks[i].word * tokens + picks[i].token] += picks[i].value * steep[i];
+    z[picks[i].token * rows + picks[i].row] += picks[i].value * steep[i];
 }
 
-// A vector's worth of tokens on their way through `loss`, what is known of each in a lane.
+// A vector's worth of rows on their way through `loss`, what is known of each in a lane.
 struct Losses {
   double s[kLanes] = {}, mixed[kLanes] = {};
   float picked[kLanes] = {};
 };
 
-double loss(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map,
+double loss(float* z, int64_t tokens, int64_t rows, const float* bias, const Map& map,
             const int64_t* targets, const LossWeights& weights, const float* mix, int threads) {
   const bool maps = map.bounded || map.scale != 1.0f || map.shift != 0.0f;
-  const int64_t share =
-      std::clamp<int64_t>(round_up(ceil_div(tokens, threads), 16), 16, kMaxTokens);
-  std::vector<double> rows(static_cast<size_t>(tokens));
-  parallel_for(ceil_div(tokens, share), threads, [&](int64_t part) {
-    each_lanes(part * share, std::min(tokens, (part + 1) * share), [&](int64_t j, Lanes lanes) {
-      const auto at = [&](int64_t w) { return z + w * tokens + j; };
+  const int64_t share = std::clamp<int64_t>(round_up(ceil_div(rows, threads), 16), 16, kMaxRows);
+  std::vector<double> losses(static_cast<size_t>(rows));
+  parallel_for(ceil_div(rows, share), threads, [&](int64_t part) {
+    each_lanes(part * share, std::min(rows, (part + 1) * share), [&](int64_t j, Lanes lanes) {
+      const auto at = [&](int64_t w) { return z + w * rows + j; };
       vf largest = splat(-kInf);
-      for (int64_t w = 0; w < words; ++w) {
+      for (int64_t w = 0; w < tokens; ++w) {
         vf v = lanes.get(at(w));
         if (bias) v += bias[w];
         if (maps) v = apply(map, v);
@@ -274,9 +277,9 @@ double loss(float* z, int64_t words, int64_t tokens, const float* bias, const Ma
       const vf origin = largest == -kInf ? splat(0.0f) : largest;
       Losses mine;
       for (int i = 0; i < lanes.n; ++i) mine.picked[i] = at(targets[j + i])[i];
-      for (int64_t w0 = 0; w0 < words; w0 += kWords) {
+      for (int64_t w0 = 0; w0 < tokens; w0 += kTokens) {
         vf sum_s{}, sum_mixed{};
-        for (int64_t w = w0; w < std::min(words, w0 + kWords); ++w) {
+        for (int64_t w = w0; w < std::min(tokens, w0 + kTokens); ++w) {
           const vf v = lanes.get(at(w)), e = exp(v - origin);
           sum_s += e;
           if (mix) sum_mixed += max(v, splat(kFloor)) * mix[w];
@@ -302,32 +305,38 @@ double loss(float* z, int64_t words, int64_t tokens, const float* bias, const Ma
           a += 2.0 * weights.squared[j + i] * lse;
         }
         factor[i] = static_cast<float>(a / mine.s[i]);
-        rows[static_cast<size_t>(j + i)] = total;
+        losses[static_cast<size_t>(j + i)] = total;
       }
-      for (int64_t w = 0; w < words; ++w) {
+      for (int64_t w = 0; w < tokens; ++w) {
         const vf v = lanes.get(at(w)), e = map.bounded ? exp(v - origin) : v;
         vf g = e * factor;
         if (mix) g += spread * mix[w];
         lanes.put(at(w), g * slope(map, v));
       }
       for (int i = 0; i < lanes.n; ++i)
-        at(targets[j + i])[i] -= static_cast<float>(weights.picked[j + i]) *
-                                 slope(map, splat(mine.picked[i]))[0];
+        at(targets[j + i])[i] -=
+            static_cast<float>(weights.picked[j + i]) * slope(map, splat(mine.picked[i]))[0];
     });
   });
-  double total = 0.0;  // in the order of tokens, so that threads do not change it
-  for (double row : rows) total += row;
+  double total = 0.0;  // in the order of rows, so that threads do not change it
+  for (double each : losses) total += each;
   return total;
 }
 
-template <class T>
-void pairs(const T* hidden, const T* weight, int64_t d, const int64_t* rows, const int64_t* ids,
-           int64_t n, double* out, int threads) {
+void pairs(const Floats& hidden, const Floats& weight, int64_t d, const int64_t* rows,
+           const int64_t* ids, int64_t n, double* out, int threads) {
   constexpr int64_t kBlock = 64;
-  parallel_for(ceil_div(n, kBlock), threads, [&](int64_t block) {
-    const int64_t end = std::min(n, (block + 1) * kBlock);
-    for (int64_t i = block * kBlock; i < end; ++i)
-      out[i] = dot(hidden + rows[i] * d, weight + ids[i] * d, d);
+  with_types(hidden, weight, [&](auto* h, auto* w) {
+    parallel_for(ceil_div(n, kBlock), threads, [&](int64_t block) {
+      int64_t i = block * kBlock;
+      const int64_t end = std::min(n, i + kBlock);
+      const auto x = [&](int64_t at) { return h + rows[at] * d; };
+      const auto y = [&](int64_t at) { return w + ids[at] * d; };
+      for (; i + 4 <= end; i += 4)
+        dots<4>({x(i), x(i + 1), x(i + 2), x(i + 3)}, {y(i), y(i + 1), y(i + 2), y(i + 3)}, d,
+                out + i);
+      for (; i < end; ++i) out[i] = dot(x(i), y(i), d);
+    });
   });
 }
 
@@ -356,16 +365,9 @@ extern const ScreenKernels LMHEAD_SCREEN;
 extern const TreeKernels LMHEAD_TREE;
 extern const Kernels LMHEAD_TABLE;
 const Kernels LMHEAD_TABLE = {
-    LMHEAD_NAME,
-    &LMHEAD_SCREEN,
-    LMHEAD_ISA::softmax,
-    LMHEAD_ISA::gradient,
-    LMHEAD_ISA::loss,
-    LMHEAD_ISA::pairs<float>,
-    LMHEAD_ISA::pairs<uint16_t>,
-    LMHEAD_ISA::scatter_add,
-    &LMHEAD_ROWS,
-    &LMHEAD_TREE,
+    LMHEAD_NAME,      &LMHEAD_SCREEN,    LMHEAD_ISA::softmax,    LMHEAD_ISA::gradient,
+    LMHEAD_ISA::loss, LMHEAD_ISA::pairs, LMHEAD_ISA::row_logits, LMHEAD_ISA::scatter_add,
+    &LMHEAD_ROWS,     &LMHEAD_TREE,
 };
 
 }  // namespace lmhead

@@ -1,5 +1,5 @@
-// The steps on a tile of logits. A tile is (words, tokens), tokens contiguous; what follows a token
-// is a vector over tokens. Pure functions on pointers: no Python, no allocation that outlives them.
+// The steps on a tile of logits. A tile is (tokens, rows), rows contiguous: vectors run
+// over rows. Pure functions on pointers: no Python, no allocation that outlives them.
 //
 // `kernels.cpp` is compiled once per instruction set, each into a namespace of its own; `dispatch`
 // picks one at run time.
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "floats.hpp"
 #include "rows.hpp"
 
 namespace lmhead {
@@ -20,39 +21,45 @@ struct Map {
   float outer = 1.0f, outer_shift = 0.0f;
 };
 
-// The k largest logits of each token: a heap per token, smallest first. A NaN is passed over (it
+// The k largest logits of each row: a heap per row, smallest first. A NaN is passed over (it
 // shows in s).
 struct Heaps {
-  float* values;   // (tokens, kept)
-  int64_t* ids;    // (tokens, kept)
-  int32_t* sizes;  // (tokens,)
+  float* values;   // (rows, kept)
+  int64_t* ids;    // (rows, kept)
+  int32_t* sizes;  // (rows,)
   int64_t kept;
 };
 
 // How many logits are above a given one, and which are too close to tell.
 struct Ranks {
-  const float* mine;      // (n, tokens), the given logits
-  const float* slack;     // (n, tokens), uncertainty whatever the word
-  const float* per_norm;  // (tokens,), uncertainty per unit of |w|
-  const float* norms;     // (words,), |w| of this tile
-  int64_t* counts;        // (n, tokens)
+  const float* mine;      // (n, rows), the given logits
+  const float* slack;     // (n, rows), uncertainty whatever the token
+  const float* per_norm;  // (rows,), uncertainty per unit of |w|
+  const float* norms;     // (tokens,), |w| of this tile
+  int64_t* counts;        // (n, rows)
   int64_t n;
 };
 
 struct Pair {
-  int32_t which, word, token;
+  int32_t which, token, row;
 };
 
 // One entry of the gradient that comes on top of the softmax part.
 struct Pick {
-  int64_t word, token;
+  int64_t token, row;
   float value;
 };
 
-// A loss as a weighted sum of each token's answers, as in sweep/loss.py: (tokens,) each.
+// A loss as a weighted sum of each row's answers, as in sweep/loss.py: (rows,) each.
 struct LossWeights {
   const double *lse, *picked;
   const double *mixed, *squared;  // may be null
+};
+
+// Where logits (rows, vocab) go: one of the two is null.
+struct LogitsOut {
+  double* exact;
+  float* rounded;
 };
 
 struct ScreenKernels;  // see screen.hpp
@@ -62,33 +69,38 @@ struct Kernels {
   const char* name;
   const ScreenKernels* screen;
 
-  // Bias and map in place; then the running softmax of each token: maximum m, s = Σ exp(z - m),
+  // Bias and map in place; then the running softmax of each row: maximum m, s = Σ exp(z - m),
   // t = Σ exp(z - m)(z - m) if not null; sums in float64, since a long tail of small terms is lost
   // when added to a float32 one by one. `heaps`, `ranks` may be null; `lo` is the tile's first id.
-  void (*softmax)(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map,
+  void (*softmax)(float* z, int64_t tokens, int64_t rows, const float* bias, const Map& map,
                   float* m, double* s, double* t, int64_t lo, const Heaps* heaps,
                   const Ranks* ranks, std::vector<Pair>* close, int threads);
 
   // exp(z - lse) · (a + b (z - lse)) + mix · mixed, and the picks, times the slope of the map, in
-  // place of z. lse = high + low. b, mix and mixed may be null. Where not null, `columns` (words,)
-  // and `rows` (tokens,) receive the sums of the softmax part: columns are set, rows added to.
-  void (*gradient)(float* z, int64_t words, int64_t tokens, const float* high, const float* low,
+  // place of z. lse = high + low. b, mix and mixed may be null. Where not null, `token_sums`
+  // (tokens,) and `row_sums` (rows,) receive the sums of the softmax part: token_sums are set,
+  // row_sums added to.
+  void (*gradient)(float* z, int64_t tokens, int64_t rows, const float* high, const float* low,
                    const float* a, const float* b, const float* mix, const float* mixed,
-                   const Map& map, const std::vector<Pick>& picks, float* columns, float* rows,
-                   int threads);
+                   const Map& map, const std::vector<Pick>& picks, float* token_sums,
+                   float* row_sums, int threads);
 
-  // The loss of a tile that holds all words of its tokens: after bias and map, with L = log Σ exp z,
-  // the sum over tokens of lse · L - picked · z[target] - mixed · Σ_w mix_w z_w + squared · L², which
+  // The loss of a tile that holds all tokens of its rows: after bias and map, with L = log Σ exp z,
+  // the sum over rows of lse · L - picked · z[target] - mixed · Σ_w mix_w z_w + squared · L², which
   // is returned; and its gradient with respect to the linear layer, in place of z. `bias` may be
   // null, and `mix`, together with `weights.mixed`.
-  double (*loss)(float* z, int64_t words, int64_t tokens, const float* bias, const Map& map,
+  double (*loss)(float* z, int64_t tokens, int64_t rows, const float* bias, const Map& map,
                  const int64_t* targets, const LossWeights& weights, const float* mix, int threads);
 
-  // out[i] = Σ_d weight[ids[i], d] · hidden[rows[i], d] in float64, always in the same order.
-  void (*pairs_f32)(const float* hidden, const float* weight, int64_t d, const int64_t* rows,
-                    const int64_t* ids, int64_t n, double* out, int threads);
-  void (*pairs_bf16)(const uint16_t* hidden, const uint16_t* weight, int64_t d,
-                     const int64_t* rows, const int64_t* ids, int64_t n, double* out, int threads);
+  // out[i] = Σ_d weight[ids[i], d] · hidden[rows[i], d] in float64, always in the same order: see
+  // dot.hpp. The two are of one type, or `hidden` is float32.
+  void (*pairs)(const Floats& hidden, const Floats& weight, int64_t d, const int64_t* rows,
+                const int64_t* ids, int64_t n, double* out, int threads);
+
+  // All products of hidden (rows, d) and weight (vocab, d), to the last bit those of `pairs`; the
+  // weight is read once.
+  void (*row_logits)(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab,
+                     int64_t d, const LogitsOut& out, int threads);
 
   // into[ids[i], :] += from[i, :]; ids are distinct.
   void (*scatter_add)(float* into, int64_t d, const int64_t* ids, int64_t n, const float* from,
@@ -103,8 +115,8 @@ const Kernels* best_kernels();
 const Kernels* kernels_named(const char* name);
 std::vector<const char*> kernel_names();
 
-// The largest t, of those up to the largest entry of x, such that the entries of x (n, not negative)
-// below t add up to at most `mass`.
+// The largest t, of those up to the largest entry of x, such that the entries of x (n, not
+// negative) below t add up to at most `mass`.
 float tail_threshold(const float* x, int64_t n, double mass);
 
 }  // namespace lmhead

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "parallel.hpp"
-#include "screen_codes.hpp"
 #include "screen_decide.hpp"
+#include "screen_dot.hpp"
 #include "screen_masses.hpp"
 #include "screen_prepare.hpp"
 
@@ -18,13 +18,13 @@ namespace {
 
 using lmhead::kScreenBlock;
 using lmhead::parallel_for;
+using lmhead::screen_blocks;
 using lmhead::ScreenBounds;
 using lmhead::ScreenCopy;
-using lmhead::screen_blocks;
 using lmhead::ScreenStates;
 
-// Words handled together, so that a vector of the hidden state is loaded once for all of them.
-constexpr int kWords = 4;
+// Tokens handled together, so that a vector of the hidden state is loaded once for all of them.
+constexpr int kTokens = 4;
 constexpr int kStates = 2;
 
 double sum_of(const int16_t* y, int64_t n) {
@@ -33,26 +33,27 @@ double sum_of(const int16_t* y, int64_t n) {
   return static_cast<double>(sum);
 }
 
-// R words from `v` on, T states from `b` on.
+// R tokens from `v` on, T states from `b` on.
 template <class Kind, int R, int T>
 void tile(const ScreenCopy& copy, const ScreenStates& states, const double* centres, int64_t v,
           int64_t b, float* approx, float (&top)[T]) {
   const int64_t width = copy.width, leading = copy.leading;
-  double main[R][T], lead[R][T] = {};
+  int32_t main[T][R], lead[T][R] = {};
   if constexpr (std::is_same_v<Kind, Whole>)
-    dot<Kind, R, T>(copy.whole + v * width, states.main + b * width, width, main);
+    dot<Kind, R, T>(copy.whole + v * width, states.main + b * width, width, copy.ahead, main);
   else
-    dot<Kind, R, T>(copy.nibbles + v * (width / 2), states.main + b * width, width, main);
+    dot<Kind, R, T>(copy.nibbles + v * (width / 2), states.main + b * width, width, copy.ahead,
+                    main);
   if (leading > 0)
-    dot<Lead, R, T>(copy.lead + v * leading, states.lead + b * leading, leading, lead);
+    dot<Lead, R, T>(copy.lead + v * leading, states.lead + b * leading, leading, 0, lead);
   for (int t = 0; t < T; ++t) {
     const double scale = states.scales[b + t], lead_scale = states.lead_scales[b + t];
     float values[R];
     for (int r = 0; r < R; ++r) {
-      double whole = main[r][t];
+      double whole = main[t][r];
       if constexpr (std::is_same_v<Kind, Nibbles>) whole = 16.0 * whole - centres[b + t];
       double a = copy.scales[v + r] * scale * whole;
-      a += copy.lead_scales[v + r] * lead_scale * lead[r][t];
+      a += copy.lead_scales[v + r] * lead_scale * lead[t][r];
       if (copy.bias) a += copy.bias[v + r];
       values[r] = static_cast<float>(a);
     }
@@ -72,7 +73,7 @@ void strip(const ScreenCopy& copy, const ScreenStates& states, const double* cen
   for (int t = 0; t < T; ++t) top[t * apart] = best[t];
 }
 
-// Words that stay in the nearest cache while all states pass over them.
+// Tokens that stay in the nearest cache while all states pass over them.
 constexpr int64_t kNear = 8;
 
 template <class Kind>
@@ -97,7 +98,7 @@ void products_of(const ScreenCopy& copy, const ScreenStates& states, float* appr
     }
     for (int64_t v = lo; v < hi; v += kNear) {
       const int64_t end = std::min(hi, v + kNear);
-      // While some states pass over these words, ask for a part of the next ones.
+      // While some states pass over these tokens, ask for a part of the next ones.
       int64_t next = end * row_bytes;
       const int64_t far = std::min(all_bytes, next + kNear * row_bytes);
       const int64_t part = (kNear * row_bytes * kStates / rows + 63) / 64 * 64;
@@ -105,12 +106,11 @@ void products_of(const ScreenCopy& copy, const ScreenStates& states, float* appr
         for (const int64_t stop = std::min(far, next + part); next < stop; next += 64)
           __builtin_prefetch(codes + next);
         if (b + kStates <= rows)
-          strip<Kind, kWords, kStates>(copy, states, centres, v, end, b, approx, top + b * blocks,
-                                       blocks);
+          strip<Kind, kTokens, kStates>(copy, states, centres, v, end, b, approx, top + b * blocks,
+                                        blocks);
         else
-          for (int64_t last = b; last < rows; ++last)
-            strip<Kind, kWords, 1>(copy, states, centres, v, end, last, approx, top + last * blocks,
-                                   blocks);
+          strip<Kind, kTokens, 1>(copy, states, centres, v, end, b, approx, top + b * blocks,
+                                  blocks);
       }
     }
   });
@@ -134,37 +134,38 @@ void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBound
     for (int64_t i = piece * kPairs; i < std::min(n, (piece + 1) * kPairs); ++i) {
       const int64_t b = rows[i], v = ids[i];
       const double first = bounds.approx[b * low.vocab + v];
-      double both = first, sum[1][1];
+      double both = first;
+      int32_t sum[1][1];
       if (low.nibbles) {
         // The row after the next: which it is no machine can guess.
         if (i + 2 < n)
           for (int64_t line = 0; line < low.width / 2; line += 64)
             __builtin_prefetch(low.nibbles + ids[i + 2] * (low.width / 2) + line, 0, 0);
         dot<Nibbles, 1, 1>(low.nibbles + v * (low.width / 2), states.main + b * low.width,
-                           low.width, sum);
+                           low.width, 0, sum);
         both += low.scales[v] * states.scales[b] * (sum[0][0] - centres[b]);
       }
       const double slack = first < -3.4e38 ? 0.0 : (std::fabs(first) + std::fabs(both)) * 0x1p-22;
       out[i] = both;
-      radius[i] = bounds.e[b] * bounds.words_e[v] + bounds.n[b] * bounds.words_n[v] + slack +
-                  0x1p-120;
+      radius[i] =
+          bounds.e[b] * bounds.token_e[v] + bounds.n[b] * bounds.token_n[v] + slack + 0x1p-120;
     }
   });
 }
 
-// Written so that a NaN stays. A masked word, at -inf, has no slack.
-inline bool out_of_reach(float a, double e, float word_e, double n, float word_n, double limit) {
+// Written so that a NaN stays. A masked token, at -inf, has no slack.
+inline bool out_of_reach(float a, double e, float entry_e, double n, float entry_n, double limit) {
   const double x = a, slack = a == -__builtin_inff() ? 0.0 : std::fabs(x) * 0x1p-22;
-  return x + e * word_e + n * word_n + slack + 0x1p-120 < limit;
+  return x + e * entry_e + n * entry_n + slack + 0x1p-120 < limit;
 }
 
-// The words of a block that stay, into `kept`; how many. Never inlined: `count` and `fill` must
+// The tokens of a block that stay, into `kept`; how many. Never inlined: `count` and `fill` must
 // agree to the last bit.
 __attribute__((noinline)) int32_t keep(const ScreenBounds& s, int64_t b, int64_t block,
                                        int64_t* kept) {
   const int64_t blocks = screen_blocks(s.vocab);
   const double e = s.e[b], n = s.n[b], limit = s.limits[b];
-  // x + |x| / 2^22 grows with x: the largest of each stands for all.
+  // x + |x| / 2^22 grows with x: the largest of each bounds all.
   const float top = s.block_max[b * blocks + block];
   if (out_of_reach(top, e, s.block_e[block], n, s.block_n[block], limit)) return 0;
   int32_t found = 0;
@@ -172,7 +173,7 @@ __attribute__((noinline)) int32_t keep(const ScreenBounds& s, int64_t b, int64_t
   const float* approx = s.approx + b * s.vocab;
   for (int64_t v = lo; v < hi; ++v) {
     kept[found] = v;  // overwritten unless v stays: no branch to be guessed
-    found += !out_of_reach(approx[v], e, s.words_e[v], n, s.words_n[v], limit);
+    found += !out_of_reach(approx[v], e, s.token_e[v], n, s.token_n[v], limit);
   }
   return found;
 }
@@ -180,7 +181,7 @@ __attribute__((noinline)) int32_t keep(const ScreenBounds& s, int64_t b, int64_t
 // body(row, block) for all, many blocks at a time.
 template <class Body>
 void each_block(const ScreenBounds& s, int threads, const Body& body) {
-  // Enough for a thread to be worth waking: most blocks are passed over at a glance.
+  // Enough work to start a thread for: most blocks are skipped by one comparison.
   constexpr int64_t kTogether = 128;
   const int64_t all = s.rows * screen_blocks(s.vocab);
   parallel_for((all + kTogether - 1) / kTogether, threads, [&](int64_t piece) {
@@ -221,9 +222,9 @@ lmhead::ScreenDecided decide_one(const ScreenBounds& bounds, const lmhead::Scree
       starts[static_cast<size_t>(i)] = total;
       total += counts[static_cast<size_t>(i)];
     }
-    std::vector<int64_t> words(static_cast<size_t>(total));
-    fill(with, counts.data(), starts.data(), words.data(), threads);
-    return words;
+    std::vector<int64_t> tokens(static_cast<size_t>(total));
+    fill(with, counts.data(), starts.data(), tokens.data(), threads);
+    return tokens;
   });
 }
 
@@ -234,14 +235,8 @@ namespace lmhead {
 
 extern const ScreenKernels LMHEAD_SCREEN;
 const ScreenKernels LMHEAD_SCREEN = {
-    LMHEAD_ISA::prepare,
-    LMHEAD_ISA::products,
-    LMHEAD_ISA::refine,
-    LMHEAD_ISA::count,
-    LMHEAD_ISA::fill,
-    LMHEAD_ISA::best,
-    LMHEAD_ISA::decide_one,
-    LMHEAD_ISA::masses,
+    LMHEAD_ISA::prepare, LMHEAD_ISA::products, LMHEAD_ISA::refine,     LMHEAD_ISA::count,
+    LMHEAD_ISA::fill,    LMHEAD_ISA::best,     LMHEAD_ISA::decide_one, LMHEAD_ISA::masses,
 };
 
 }  // namespace lmhead

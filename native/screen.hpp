@@ -1,14 +1,16 @@
 // Certified decode: products of a quantized copy of the weight with quantized hidden states, and
 // the rows that the bound leaves. Pure functions on pointers, as in kernels.hpp. docs/certified.md
-// has the proof; whole-number products are exact here because the states are scaled so that every
+// has the proof; integer products are exact here because the states are scaled so that every
 // partial sum fits into 32 bits.
 #pragma once
 
 #include <cstdint>
 
+#include "floats.hpp"
+
 namespace lmhead {
 
-// Words per block: the unit of work, and of the maxima by which whole blocks are passed over.
+// Tokens per block: the unit of work, and of the maxima by which whole blocks are passed over.
 inline constexpr int64_t kScreenBlock = 256;
 
 // Factors that `masses` takes at most.
@@ -17,16 +19,17 @@ inline constexpr int kMassFactors = 2;
 inline int64_t screen_blocks(int64_t vocab) { return (vocab + kScreenBlock - 1) / kScreenBlock; }
 
 // The copy. `width` is a multiple of 64, `leading` of 16. Of `whole` and `nibbles` one is null.
-// Nibbles lie in groups of 64: the group's 16-bit word i holds entries i, i + 16, i + 32, i + 48,
+// Nibbles lie in groups of 64: the group's 16-bit number i holds entries i, i + 16, i + 32, i + 48,
 // lowest bits first.
 struct ScreenCopy {
-  const int8_t* whole;         // (vocab, width)
-  const uint8_t* nibbles;      // (vocab, width / 2), entries from 0 to 15
-  const int16_t* lead;         // (vocab, leading)
-  const float* scales;         // (vocab,)
-  const float* lead_scales;    // (vocab,)
-  const double* bias;          // (vocab,) or null
+  const int8_t* whole;       // (vocab, width)
+  const uint8_t* nibbles;    // (vocab, width / 2), entries from 0 to 15
+  const int16_t* lead;       // (vocab, leading)
+  const float* scales;       // (vocab,)
+  const float* lead_scales;  // (vocab,)
+  const double* bias;        // (vocab,) or null
   int64_t vocab, width, leading;
+  int64_t ahead;  // bytes to prefetch ahead with one hidden state; 0 for none
 };
 
 // The hidden states: (rows, width), (rows, leading), and their scales (rows,).
@@ -39,17 +42,17 @@ struct ScreenStates {
 };
 
 // What hidden states are prepared with: see docs/certified.md. `factors` are square matrices of the
-// sizes in `sizes`, one after the other; `room`: the largest norm that whole numbers may have.
+// sizes in `sizes`, one after the other; `room`: the largest norm that integers may have.
 struct ScreenBasis {
-  const double* mean;      // (size,)
-  const double* basis;     // (leading, size)
-  const int8_t* signs;     // (width,)
+  const double* mean;   // (size,)
+  const double* basis;  // (leading, size)
+  const int8_t* signs;  // (width,)
   const double* factors;
-  const int64_t* sizes;    // (n_factors,)
+  const int64_t* sizes;  // (n_factors,)
   int64_t n_factors, size, width, leading;
   double room, lead_room;
-  double per_lead;         // of n, for each unit of the norm of lead · scale
-  double small_e, small_n; // of e and n, for each unit of the norm of the state
+  double per_lead;          // of n, for each unit of the norm of lead · scale
+  double small_e, small_n;  // of e and n, for each unit of the norm of the state
 };
 
 // Prepared states, as ScreenStates, and base, e and n: (rows,) each.
@@ -59,13 +62,13 @@ struct ScreenPrepared {
   double *scales, *lead_scales, *base, *e, *n;
 };
 
-// A word stays if approx + e · words_e + n · words_n + |approx| · 2^-22 + 2^-120 reaches the
-// limit. block_e, block_n: the largest of each block of words.
+// A token stays if approx + e · token_e + n · token_n + |approx| · 2^-22 + 2^-120 reaches the
+// limit. block_e, block_n: the largest of each block of tokens.
 struct ScreenBounds {
   const float* approx;     // (rows, vocab)
   const float* block_max;  // (rows, blocks)
-  const float* words_e;    // (vocab,)
-  const float* words_n;    // (vocab,)
+  const float* token_e;    // (vocab,)
+  const float* token_n;    // (vocab,)
   const float* block_e;    // (blocks,)
   const float* block_n;    // (blocks,)
   const double* e;         // (rows,)
@@ -74,21 +77,20 @@ struct ScreenBounds {
   int64_t rows, vocab;
 };
 
-// One hidden state and the stored weight, float32 or bits of bfloat16. A value is hidden · weight +
+// One hidden state and the stored weight, of one type. A value is hidden · weight +
 // bias in float64.
 struct ScreenExact {
-  const void* hidden;   // (size,)
-  const void* weight;   // (vocab, size)
-  const double* bias;   // (vocab,) or null
-  double base;          // what approx lacks
+  Floats hidden;       // (size,)
+  Floats weight;       // (vocab, size)
+  const double* bias;  // (vocab,) or null
+  double base;         // what approx lacks
   int64_t size;
-  bool half;
 };
 
 struct ScreenDecided {
-  int64_t scored;  // words
+  int64_t scored;  // tokens
   bool decided;
-  bool sound;      // whether every exact value lay within its bounds
+  bool sound;  // whether every exact value lay within its bounds
 };
 
 struct ScreenKernels {
@@ -97,36 +99,37 @@ struct ScreenKernels {
                   const ScreenPrepared& out, int threads);
 
   // approx (rows, vocab) and the largest of each block, (rows, blocks). With nibbles, an entry u
-  // stands for 16 u - 120.5.
+  // means 16 u - 120.5.
   void (*products)(const ScreenCopy& copy, const ScreenStates& states, float* approx,
                    float* block_max, int threads);
 
   // out[i] = approx[rows[i], ids[i]] and what the low nibbles add, if there are any; an entry u
-  // stands for u - 7.5. radius[i]: how far that may be off. Of the bounds approx, words_e,
-  // words_n, e and n are used.
+  // means u - 7.5. radius[i]: how far that may be off. Of the bounds approx, token_e,
+  // token_n, e and n are used.
   void (*refine)(const ScreenCopy& low, const ScreenStates& states, const ScreenBounds& bounds,
                  const int64_t* rows, const int64_t* ids, int64_t n, double* out, double* radius,
                  int threads);
 
-  // How many words of each block stay, (rows, blocks).
+  // How many tokens of each block stay, (rows, blocks).
   void (*count)(const ScreenBounds& bounds, int32_t* counts, int threads);
 
   // Which: those of a row's block go to ids[starts[row, block]] and on, lowest first.
   void (*fill)(const ScreenBounds& bounds, const int32_t* counts, const int64_t* starts,
                int64_t* ids, int threads);
 
-  // Some k words of each row with the largest approx, ids ascending: (rows, k). k is at most the
+  // Some k tokens of each row with the largest approx, ids ascending: (rows, k). k is at most the
   // number of blocks.
   void (*best)(const ScreenBounds& bounds, int64_t k, int64_t* ids, int threads);
 
-  // The k best words of one row, best first, the lowest id among equals. Undecided where more than
-  // `most` words are left, or a masked one is among the best. The bounds' limits are not used.
+  // The k best tokens of one row, best first, the lowest id among equals. Undecided where more than
+  // `most` tokens are left, or a masked one is among the best. The bounds' limits are not used.
   ScreenDecided (*decide)(const ScreenBounds& bounds, const ScreenExact& exact, int64_t k,
                           int64_t most, double* values, int64_t* ids, int threads);
 
-  // Σ exp(factor · (x_v - top)) over the words that are not masked, for every x_v within its bounds:
-  // at least `lower` and at most `upper`, (rows, count). Of the bounds approx, words_e, words_n, e
-  // and n are used; `top` (rows,) is finite and no less than approx, factors are above 0.
+  // Σ exp(factor · (x_v - top)) over the tokens that are not masked, for every x_v within its
+  // bounds: at least `lower` and at most `upper`, (rows, count). Of the bounds approx, token_e,
+  // token_n, e and n are used; `top` (rows,) is finite and no less than approx, factors are above
+  // 0.
   void (*masses)(const ScreenBounds& bounds, const float* top, const double* factors, int count,
                  double* lower, double* upper, int threads);
 };

@@ -1,4 +1,4 @@
-// The best words of one hidden state, from bounds to exact values. For screen.cpp alone, compiled
+// The best tokens of one hidden state, from bounds to exact values. For screen.cpp alone, compiled
 // with it.
 #pragma once
 
@@ -16,7 +16,7 @@
 namespace LMHEAD_ISA {
 namespace {
 
-// At least k words reach the k-th largest of the blocks' maxima: only these are looked at.
+// At least k tokens reach the k-th largest of the blocks' maxima: only these are looked at.
 void best_of(const lmhead::ScreenBounds& bounds, int64_t row, int64_t k, int64_t* ids) {
   const int64_t blocks = lmhead::screen_blocks(bounds.vocab);
   const float* top = bounds.block_max + row * blocks;
@@ -41,26 +41,20 @@ void best(const lmhead::ScreenBounds& bounds, int64_t k, int64_t* ids, int threa
                        [&](int64_t row) { best_of(bounds, row, k, ids + row * k); });
 }
 
-template <class T>
-void score(const lmhead::ScreenExact& exact, const std::vector<int64_t>& ids, double* x,
-           int threads) {
-  constexpr int64_t kPiece = 16;
-  const auto n = static_cast<int64_t>(ids.size());
-  const T* hidden = static_cast<const T*>(exact.hidden);
-  const T* weight = static_cast<const T*>(exact.weight);
-  lmhead::parallel_for((n + kPiece - 1) / kPiece, threads, [&](int64_t piece) {
-    for (int64_t i = piece * kPiece; i < std::min(n, (piece + 1) * kPiece); ++i) {
-      const int64_t v = ids[static_cast<size_t>(i)];
-      x[i] = LMHEAD_ISA::dot(hidden, weight + v * exact.size, exact.size);
-      if (exact.bias) x[i] += exact.bias[v];
-    }
-  });
-}
-
 std::vector<double> scores(const lmhead::ScreenExact& exact, const std::vector<int64_t>& ids,
                            int threads) {
+  constexpr int64_t kPiece = 16;
+  const auto n = static_cast<int64_t>(ids.size());
   std::vector<double> x(ids.size());
-  (exact.half ? score<uint16_t> : score<float>)(exact, ids, x.data(), threads);
+  lmhead::with_types(exact.hidden, exact.weight, [&](auto* hidden, auto* weight) {
+    lmhead::parallel_for((n + kPiece - 1) / kPiece, threads, [&](int64_t piece) {
+      for (int64_t i = piece * kPiece; i < std::min(n, (piece + 1) * kPiece); ++i) {
+        const auto at = static_cast<size_t>(i);
+        x[at] = LMHEAD_ISA::dot(hidden, weight + ids[at] * exact.size, exact.size);
+        if (exact.bias) x[at] += exact.bias[ids[at]];
+      }
+    });
+  });
   return x;
 }
 
@@ -68,12 +62,12 @@ std::vector<double> scores(const lmhead::ScreenExact& exact, const std::vector<i
 bool lies_within(const lmhead::ScreenBounds& s, double base, int64_t v, double x) {
   const double approx = s.approx[v];
   const double slack = approx < -3.4e38 ? 0.0 : std::fabs(approx) * 0x1p-21;
-  const double radius = s.e[0] * s.words_e[v] + s.n[0] * s.words_n[v] + slack + 0x1p-120;
+  const double radius = s.e[0] * s.token_e[v] + s.n[0] * s.token_n[v] + slack + 0x1p-120;
   return x == approx ||
          std::fabs(x - base - approx) <= radius + 0x1p-48 * (std::fabs(x) + std::fabs(base));
 }
 
-// `reaching(limit)` gives the words of the row whose upper bound reaches a limit, ids ascending.
+// `reaching(limit)` gives the tokens of the row whose upper bound reaches a limit, ids ascending.
 template <class Reaching>
 lmhead::ScreenDecided decide(const lmhead::ScreenBounds& bounds, const lmhead::ScreenExact& exact,
                              int64_t k, int64_t most, double* values, int64_t* ids, int threads,
@@ -83,16 +77,16 @@ lmhead::ScreenDecided decide(const lmhead::ScreenBounds& bounds, const lmhead::S
   best_of(bounds, 0, k, pivots.data());
   const std::vector<double> known = scores(exact, pivots, threads);
   const double least = *std::min_element(known.begin(), known.end());
-  // Where masked words come among the best k, nothing can be passed over.
+  // Where masked tokens come among the best k, nothing can be passed over.
   if (!(least > -__builtin_inf())) return {k, false, true};
   const double limit =
       (least - exact.base) - 4 * kUnit * (std::fabs(least) + std::fabs(exact.base));
-  const std::vector<int64_t> words = reaching(limit);
-  const auto count = static_cast<int64_t>(words.size());
+  const std::vector<int64_t> tokens = reaching(limit);
+  const auto count = static_cast<int64_t>(tokens.size());
   if (count < k || count > most) return {count, false, true};
 
   std::vector<int64_t> others;
-  std::set_difference(words.begin(), words.end(), pivots.begin(), pivots.end(),
+  std::set_difference(tokens.begin(), tokens.end(), pivots.begin(), pivots.end(),
                       std::back_inserter(others));
   const std::vector<double> more = scores(exact, others, threads);
   std::vector<std::pair<double, int64_t>> scored;

@@ -1,4 +1,4 @@
-// Bounds of sums of exponentials over words that are known within bounds. For screen.cpp alone,
+// Bounds of sums of exponentials over tokens that are known within bounds. For screen.cpp alone,
 // compiled with it.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace LMHEAD_ISA {
 namespace {
 
-// Words per piece; pieces are added in order, whatever the number of threads.
+// Tokens per piece; pieces are added in order, whatever the number of threads.
 constexpr int64_t kMassPiece = 1 << 13;
 // Vectors that are added in float32 before they are added in float64.
 constexpr int64_t kTogether = 8 * kLanes;
@@ -30,7 +30,7 @@ struct MassBounds {
   double lower[lmhead::kMassFactors] = {}, upper[lmhead::kMassFactors] = {};
 };
 
-// The words [lo, hi) of a row.
+// The tokens [lo, hi) of a row.
 MassBounds masses_of(const lmhead::ScreenBounds& bounds, const float* approx, float e, float n,
                      float top, const double* factors, int count, int64_t lo, int64_t hi) {
   MassBounds sums;
@@ -40,12 +40,12 @@ MassBounds masses_of(const lmhead::ScreenBounds& bounds, const float* approx, fl
       const int here = static_cast<int>(std::min<int64_t>(kLanes, hi - i));
       const bool full = here == kLanes;
       const vf a = full ? load(approx + i) : load(approx + i, here, -__builtin_inff());
-      const vf words_e = full ? load(bounds.words_e + i) : load(bounds.words_e + i, here, 0.0f);
-      const vf words_n = full ? load(bounds.words_n + i) : load(bounds.words_n + i, here, 0.0f);
+      const vf token_e = full ? load(bounds.token_e + i) : load(bounds.token_e + i, here, 0.0f);
+      const vf token_n = full ? load(bounds.token_n + i) : load(bounds.token_n + i, here, 0.0f);
       const vi masked = a == -__builtin_inff();
       const vf off = a - top;
       const vf radius = masked ? vf{}
-                               : (words_e * e + words_n * n) * (1.0f + kOutwards) +
+                               : (token_e * e + token_n * n) * (1.0f + kOutwards) +
                                      (abs(a) + abs(off)) * kOutwards + 0x1p-100f;
       for (int f = 0; f < count; ++f) {
         const float factor = static_cast<float>(factors[f]);
@@ -90,8 +90,7 @@ void masses(const lmhead::ScreenBounds& bounds, const float* top, const double* 
         high += parts[static_cast<size_t>(i)].upper[f];
       }
       lower[row * count + f] = low * (1.0 - kSumError);
-      upper[row * count + f] =
-          high * (1.0 + kSumError) + static_cast<double>(bounds.vocab) * kLost;
+      upper[row * count + f] = high * (1.0 + kSumError) + static_cast<double>(bounds.vocab) * kLost;
     }
 }
 

@@ -1,4 +1,4 @@
-// Hidden states as whole numbers, and how far those are off: docs/certified.md. For screen.cpp
+// Hidden states as integers, and how far those are off: docs/certified.md. For screen.cpp
 // alone, compiled with it.
 #pragma once
 

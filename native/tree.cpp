@@ -13,8 +13,9 @@
 namespace LMHEAD_ISA {
 namespace {
 
+using lmhead::Floats;
 using lmhead::parallel_for;
-using lmhead::WordTree;
+using lmhead::TokenTree;
 
 // Terms that are added in float32 before the sum so far takes them in: long sums lose less.
 constexpr int64_t kTerms = 64;
@@ -25,7 +26,8 @@ constexpr int64_t kGroups = 16;
 
 inline vf load_row(const float* p) { return load(p); }
 
-inline vf load_row(const uint16_t* p) {
+template <class T>
+inline vf load_row(const T* p) {
   vf v;
   for (int i = 0; i < kLanes; ++i) v[i] = value(p[i]);
   return v;
@@ -58,8 +60,7 @@ void sum_rows(const double* factors, const T* from, int64_t d, const int64_t* a,
     }
 }
 
-template <class T>
-void sums(const double* factors, const T* from, int64_t d, const int64_t* a, const int64_t* b,
+void sums(const double* factors, const Floats& from, int64_t d, const int64_t* a, const int64_t* b,
           int64_t pairs, float* to, int64_t size, int threads) {
   // The pairs of each row of `to`, by counting: in order, so that the result is the same always.
   std::vector<int64_t> first(static_cast<size_t>(size) + 1, 0);
@@ -78,8 +79,10 @@ void sums(const double* factors, const T* from, int64_t d, const int64_t* a, con
     const int64_t end = std::min(groups, (block + 1) * kGroups);
     for (int64_t g = block * kGroups; g < end; ++g) {
       const auto row = static_cast<size_t>(named[static_cast<size_t>(g)]);
-      sum_rows(factors, from, d, a, sorted.data() + first[row], first[row + 1] - first[row],
-               to + static_cast<int64_t>(row) * d);
+      with_type(from, [&](auto* rows) {
+        sum_rows(factors, rows, d, a, sorted.data() + first[row], first[row + 1] - first[row],
+                 to + static_cast<int64_t>(row) * d);
+      });
     }
   });
 }
@@ -92,7 +95,7 @@ struct Node {
 
 bool lighter(const Node& x, const Node& y) { return x.mass < y.mass; }
 
-// Whether x comes before y among words: more mass, or as much and a lower id.
+// Whether x comes before y among tokens: more mass, or as much and a lower id.
 bool before(const Node& x, const Node& y) {
   return x.mass > y.mass || (x.mass == y.mass && x.id < y.id);
 }
@@ -103,7 +106,7 @@ double log_sigmoid(double z) { return std::min(z, 0.0) - std::log1p(std::exp(-st
 template <class T>
 class Search {
  public:
-  Search(const T* hidden, const T* weight, const T* bias, int64_t d, const WordTree& tree,
+  Search(const T* hidden, const T* weight, const T* bias, int64_t d, const TokenTree& tree,
          int64_t k)
       : hidden_(hidden), weight_(weight), bias_(bias), d_(d), tree_(tree), k_(k) {}
 
@@ -118,12 +121,12 @@ class Search {
       std::pop_heap(open_.begin(), open_.end(), lighter);
       const Node fork = open_.back();
       open_.pop_back();
-      // One that ties with the last word may hold a word with a lower id.
+      // One that ties with the last token may hold a token with a lower id.
       if (full() && fork.mass < best_.front().mass) break;
       if (!expand(fork)) return false;
     }
     std::sort_heap(best_.begin(), best_.end(), before);
-    if (!full()) opened_ = -1;  // some words were not to be found
+    if (!full()) opened_ = -1;  // some tokens were not to be found
     return full();
   }
 
@@ -133,7 +136,7 @@ class Search {
  private:
   bool full() const { return static_cast<int64_t>(best_.size()) == k_; }
 
-  // Two branches or more, each a word or a fork further down; the rows before the last are there.
+  // Two branches or more, each a token or a fork further down; the rows before the last are there.
   bool is_fork(int64_t id, int64_t begin, int64_t end) const {
     if (begin < id || end < begin + 2 || end > tree_.vocab + tree_.forks - 1) return false;
     if (end - id - 1 > tree_.vocab - 1) return false;
@@ -187,13 +190,13 @@ class Search {
       std::push_heap(open_.begin(), open_.end(), lighter);
       return;
     }
-    const Node word{mass, node};
+    const Node token{mass, node};
     if (full()) {
-      if (!before(word, best_.front())) return;
+      if (!before(token, best_.front())) return;
       std::pop_heap(best_.begin(), best_.end(), before);
       best_.pop_back();
     }
-    best_.push_back(word);
+    best_.push_back(token);
     std::push_heap(best_.begin(), best_.end(), before);
   }
 
@@ -201,17 +204,17 @@ class Search {
   const T* weight_;
   const T* bias_;
   int64_t d_;
-  const WordTree& tree_;
+  const TokenTree& tree_;
   int64_t k_, opened_ = 0;
   std::vector<Node> open_;  // a heap, heaviest first
-  std::vector<Node> best_;  // a heap, worst word first
+  std::vector<Node> best_;  // a heap, worst token first
   std::vector<double> scores_;
 };
 
 template <class T>
-void best(const T* hidden, const T* weight, const T* bias, int64_t rows, int64_t d,
-          const WordTree& tree, int64_t k, double* values, int64_t* ids, int64_t* opened,
-          int threads) {
+void best_of(const T* hidden, const T* weight, const T* bias, int64_t rows, int64_t d,
+             const TokenTree& tree, int64_t k, double* values, int64_t* ids, int64_t* opened,
+             int threads) {
   parallel_for(rows, threads, [&](int64_t i) {
     Search<T> search(hidden + i * d, weight, bias, d, tree, k);
     const bool fine = search.run();
@@ -224,6 +227,16 @@ void best(const T* hidden, const T* weight, const T* bias, int64_t rows, int64_t
   });
 }
 
+void best(const Floats& hidden, const Floats& weight, const void* bias, int64_t rows, int64_t d,
+          const TokenTree& tree, int64_t k, double* values, int64_t* ids, int64_t* opened,
+          int threads) {
+  with_type(weight, [&](auto* w) {
+    using T = decltype(w);
+    best_of(static_cast<T>(hidden.data), w, static_cast<T>(bias), rows, d, tree, k, values, ids,
+            opened, threads);
+  });
+}
+
 }  // namespace
 }  // namespace LMHEAD_ISA
 
@@ -231,10 +244,8 @@ namespace lmhead {
 
 extern const TreeKernels LMHEAD_TREE;
 const TreeKernels LMHEAD_TREE = {
-    LMHEAD_ISA::sums<float>,
-    LMHEAD_ISA::sums<uint16_t>,
-    LMHEAD_ISA::best<float>,
-    LMHEAD_ISA::best<uint16_t>,
+    LMHEAD_ISA::sums,
+    LMHEAD_ISA::best,
 };
 
 }  // namespace lmhead

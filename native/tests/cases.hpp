@@ -3,18 +3,18 @@
 
 #include <string>
 
-#include "check.hpp"
 #include "kernels.hpp"
+#include "tally.hpp"
 
 struct Shape {
-  int64_t words, tokens;
+  int64_t tokens, rows;
 };
 
-// Around the widths of vectors (4, 8, 16), of a block of words (32) and of a share of tokens (256).
+// Around the widths of vectors (4, 8, 16), of a block of tokens (32) and of a share of rows (256).
 inline std::vector<Shape> shapes() {
   std::vector<Shape> all;
-  for (int64_t tokens : {1, 7, 33, 257})
-    for (int64_t words : {1, 31, 33, 1000}) all.push_back({words, tokens});
+  for (int64_t rows : {1, 7, 33, 257})
+    for (int64_t tokens : {1, 31, 33, 1000}) all.push_back({tokens, rows});
   return all;
 }
 
@@ -34,6 +34,6 @@ constexpr int kThreads[] = {1, 2, 3, 8};
 
 inline std::string label(const lmhead::Kernels& k, const char* what, Shape shape, const char* how,
                          Place place) {
-  return std::string(k.name) + " " + what + " " + std::to_string(shape.words) + "x" +
-         std::to_string(shape.tokens) + " " + how + " " + name(place);
+  return std::string(k.name) + " " + what + " " + std::to_string(shape.tokens) + "x" +
+         std::to_string(shape.rows) + " " + how + " " + name(place);
 }

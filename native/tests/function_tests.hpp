@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cases.hpp"
-#include "twins.hpp"
+#include "references.hpp"
 
 namespace function_tests {
 
@@ -12,10 +12,10 @@ using lmhead::Kernels;
 // Measured over all floats, on all instruction sets; see the comments in simd.hpp.
 constexpr double kExpUlp = 1.5;
 constexpr double kTanhUlp = 2.5;
-// Every so many floats are tried; a prime, so that all mantissas come up.
+// Every kStep-th float is tried; a prime, so that all mantissas occur.
 constexpr uint32_t kStep = 251;
 
-constexpr int64_t kWords = 64, kTokens = 1024;
+constexpr int64_t kTokens = 64, kRows = 1024;
 
 inline float from_bits(uint32_t bits) {
   float x;
@@ -36,16 +36,16 @@ inline double ulps(float got, double want) {
 }
 
 inline std::vector<float> exp_of(const Kernels& k, std::vector<float> x) {
-  const std::vector<float> zero(kTokens, 0.0f), one(kTokens, 1.0f);
-  k.gradient(x.data(), kWords, kTokens, zero.data(), zero.data(), one.data(), nullptr, nullptr,
+  const std::vector<float> zero(kRows, 0.0f), one(kRows, 1.0f);
+  k.gradient(x.data(), kTokens, kRows, zero.data(), zero.data(), one.data(), nullptr, nullptr,
              nullptr, {}, {}, nullptr, nullptr, 2);
   return x;
 }
 
 inline std::vector<float> tanh_of(const Kernels& k, std::vector<float> x) {
-  std::vector<float> m(kTokens);
-  std::vector<double> s(kTokens);
-  k.softmax(x.data(), kWords, kTokens, nullptr, {1.0f, 0.0f, true, 1.0f, 0.0f}, m.data(), s.data(),
+  std::vector<float> m(kRows);
+  std::vector<double> s(kRows);
+  k.softmax(x.data(), kTokens, kRows, nullptr, {1.0f, 0.0f, true, 1.0f, 0.0f}, m.data(), s.data(),
             nullptr, 0, nullptr, nullptr, nullptr, 2);
   return x;
 }
@@ -56,7 +56,7 @@ void each_batch(const Visit& visit) {
   std::vector<float> batch;
   const auto add = [&](uint32_t bits) {
     batch.push_back(from_bits(bits));
-    if (batch.size() == kWords * kTokens) {
+    if (batch.size() == kTokens * kRows) {
       visit(batch);
       batch.clear();
     }
@@ -86,11 +86,11 @@ inline void run_exp(const Kernels& k, Tally& tally) {
       } else if (x[i] < -87.3359f) {  // the last normal results
         tally.expect(got[i] == 0.0f || ulps(got[i], want) <= kExpUlp, "exp is off near -87.336");
       } else if (x[i] > 88.73f) {
-        tally.expect_near(got[i], twin::kInf, 0.0, "far above: exp", 0);
+        tally.expect_near(got[i], reference::kInf, 0.0, "far above: exp", 0);
       } else if (x[i] > 88.7228f) {  // the last finite results
         tally.expect(got[i] > 3.4e38f, "exp is too small near 88.72");
       } else {
-        worst = std::max(worst, std::isfinite(got[i]) ? ulps(got[i], want) : twin::kInf);
+        worst = std::max(worst, std::isfinite(got[i]) ? ulps(got[i], want) : reference::kInf);
       }
     }
   });
@@ -98,8 +98,8 @@ inline void run_exp(const Kernels& k, Tally& tally) {
   tally.expect(worst <= kExpUlp, "exp is off by " + std::to_string(worst) + " ulp");
   tally.begin(std::string(k.name) + " exp at single points");
   const float points[] = {0.0f, -0.0f, HUGE_VALF, -HUGE_VALF, NAN, -87.3364f, 89.0f};
-  const double results[] = {1.0, 1.0, twin::kInf, 0.0, NAN, 0.0, twin::kInf};
-  std::vector<float> x(kWords * kTokens);
+  const double results[] = {1.0, 1.0, reference::kInf, 0.0, NAN, 0.0, reference::kInf};
+  std::vector<float> x(kTokens * kRows);
   for (size_t i = 0; i < 7; ++i) x[i] = points[i];
   const std::vector<float> got = exp_of(k, x);
   for (size_t i = 0; i < 7; ++i)
@@ -111,13 +111,13 @@ inline void run_tanh(const Kernels& k, Tally& tally) {
   double worst = 0.0;
   each_batch([&](const std::vector<float>& x) {
     std::vector<float> mirrored = x;
-    for (float& v : mirrored) v = v == HUGE_VALF ? v : -v;  // -inf is a masked word, see below
+    for (float& v : mirrored) v = v == HUGE_VALF ? v : -v;  // -inf is a masked token, see below
     const std::vector<float> got = tanh_of(k, x), other = tanh_of(k, mirrored);
     for (size_t i = 0; i < x.size(); ++i) {
       if (std::isnan(x[i])) {
         tally.expect(std::isnan(got[i]), "tanh(NaN) is a number");
       } else if (x[i] == -HUGE_VALF) {
-        tally.expect_near(got[i], -twin::kInf, 0.0, "a masked word", 0);
+        tally.expect_near(got[i], -reference::kInf, 0.0, "a masked token", 0);
       } else {
         const double want = std::tanh(static_cast<double>(x[i]));
         tally.expect(std::abs(got[i]) <= 1.0f, "|tanh| is above 1");

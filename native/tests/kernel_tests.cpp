@@ -1,12 +1,15 @@
-// Every kernel of every instruction set this machine can run, against its slow twin.
+// Every kernel of every instruction set this machine can run, against its slow reference.
 //
 // A plain program: it says what failed, ends with "N passed, N failed", and returns 1 if any did.
 // `make sanitize` runs it under AddressSanitizer and UndefinedBehaviorSanitizer.
 #include <cstdio>
+#include <stdexcept>
 
 #include "function_tests.hpp"
 #include "gradient_tests.hpp"
+#include "logits_tests.hpp"
 #include "loss_tests.hpp"
+#include "parallel.hpp"
 #include "rows_tests.hpp"
 #include "screen_tests.hpp"
 #include "softmax_tests.hpp"
@@ -20,49 +23,6 @@ namespace {
 
 using lmhead::Kernels;
 
-// Dot products: right, and the same to the last bit wherever the pair stands and however aligned.
-template <class T, class Make, class Value>
-void run_pairs(const Kernels& k, const char* what, const Make& make, const Value& value,
-               Tally& tally, void (*product)(const T*, const T*, int64_t, const int64_t*,
-                                             const int64_t*, int64_t, double*, int)) {
-  for (Place place : {Place::tight, Place::padded})
-    for (int64_t d : {1, 7, 31, 33, 64, 577})
-      for (int64_t n : {0, 1, 63, 65, 300}) {
-        tally.begin(label(k, what, {n, d}, "", place));
-        Random random(static_cast<uint32_t>(d * 1000 + n));
-        const int64_t words = 9, tokens = 5;
-        const auto width = static_cast<size_t>(d), count = static_cast<size_t>(n);
-        const Buffer<T> hidden(tokens * width, place, [&](size_t) { return make(random); });
-        const Buffer<T> weight(words * width, place, [&](size_t) { return make(random); });
-        for (size_t i = 0; i < width; ++i) weight[8 * width + i] = weight[3 * width + i];
-        const Buffer<int64_t> rows(count, place, [&](size_t i) { return i ? random.below(5) : 4; });
-        const Buffer<int64_t> ids(count, place, [&](size_t i) { return i ? random.below(9) : 8; });
-        std::vector<double> first;
-        for (int threads : kThreads) {
-          const Buffer<double> out(count, place);
-          product(hidden.data(), weight.data(), d, rows.data(), ids.data(), n, out.data(), threads);
-          tally.expect(out.intact(), "wrote outside a buffer");
-          if (first.empty()) first = out.copy();
-          tally.expect(out.same(first), "differs with " + std::to_string(threads) + " threads");
-          for (size_t i = 0; i < count; ++i) {
-            double sum = 0.0, size = 0.0;
-            for (size_t e = 0; e < width; ++e) {
-              const double term = static_cast<double>(value(hidden[rows[i] * width + e])) *
-                                  value(weight[ids[i] * width + e]);
-              sum += term;
-              size += std::abs(term);
-            }
-            tally.expect_near(out[i], sum, 1e-14 * size, "product", static_cast<int64_t>(i));
-            for (size_t j = 0; j < i; ++j) {
-              const bool twins = ids[i] == ids[j] || ids[i] + ids[j] == 11;  // 3 and 8 are equal
-              if (rows[i] == rows[j] && twins && (ids[i] % 5 == 3 || ids[i] == ids[j]))
-                tally.expect(out[i] == out[j], "equal rows do not tie");
-            }
-          }
-        }
-      }
-}
-
 void run_scatter_add(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
     for (int64_t d : {1, 7, 31, 33, 257})
@@ -70,15 +30,16 @@ void run_scatter_add(const Kernels& k, Tally& tally) {
         tally.begin(label(k, "scatter_add", {n, d}, "", place));
         Random random(static_cast<uint32_t>(d * 1000 + n));
         const auto width = static_cast<size_t>(d), count = static_cast<size_t>(n);
-        const size_t words = count + 5;
-        std::vector<float> before(words * width);
+        const size_t tokens = count + 5;
+        std::vector<float> before(tokens * width);
         for (float& v : before) v = random.normal(1.0);
         const Buffer<float> from(count * width, place, [&](size_t) { return random.normal(1.0); });
         // Distinct ids in no order, first and last among them.
-        std::vector<int64_t> shuffled(words);
-        for (size_t i = 0; i < words; ++i) shuffled[i] = static_cast<int64_t>(i);
-        for (size_t i = words - 1; i > 0; --i)
-          std::swap(shuffled[i], shuffled[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
+        std::vector<int64_t> shuffled(tokens);
+        for (size_t i = 0; i < tokens; ++i) shuffled[i] = static_cast<int64_t>(i);
+        for (size_t i = tokens - 1; i > 0; --i)
+          std::swap(shuffled[i],
+                    shuffled[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
         const Buffer<int64_t> ids(count, place, [&](size_t i) { return shuffled[i]; });
         std::vector<float> want = before;
         for (size_t i = 0; i < count; ++i)
@@ -93,7 +54,7 @@ void run_scatter_add(const Kernels& k, Tally& tally) {
       }
 }
 
-// Whole multiples of 2^-20: all sums are exact, and so is the threshold.
+// Integer multiples of 2^-20: all sums are exact, and so is the threshold.
 void run_tail_threshold(Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
     for (int64_t n : {0, 1, 31, 33, 1000, 5000})
@@ -110,7 +71,7 @@ void run_tail_threshold(Tally& tally) {
           double total = 0.0;
           for (float v : x.copy()) total += v;
           const double mass = share * total;
-          const float want = twin::tail_threshold(x.copy(), mass);
+          const float want = reference::tail_threshold(x.copy(), mass);
           tally.expect_near(lmhead::tail_threshold(x.data(), n, mass), want, 0.0, "threshold", n);
           tally.expect(x.intact(), "wrote outside a buffer");
         }
@@ -133,11 +94,31 @@ void run_dispatch(Tally& tally) {
   tally.expect(lmhead::kernels_named("abacus") == nullptr, "found kernels for no machine");
 }
 
+// Every item once, whatever the number of threads; an exception comes out, once all have stopped.
+void run_parallel(Tally& tally) {
+  for (int threads : {1, 2, 8, 1000000}) {
+    tally.begin("parallel_for with " + std::to_string(threads) + " threads");
+    std::vector<int> met(1000, 0);
+    lmhead::parallel_for(1000, threads, [&](int64_t i) { ++met[static_cast<size_t>(i)]; });
+    for (int count : met) tally.expect(count == 1, "an item is missing, or there twice");
+    bool caught = false;
+    try {
+      lmhead::parallel_for(1000, threads, [](int64_t i) {
+        if (i % 10 == 7) throw std::runtime_error("seven");
+      });
+    } catch (const std::runtime_error&) {
+      caught = true;
+    }
+    tally.expect(caught, "an exception was lost");
+  }
+}
+
 }  // namespace
 
 int main() {
   Tally tally;
   run_dispatch(tally);
+  run_parallel(tally);
   run_tail_threshold(tally);
   std::vector<const Kernels*> all = {&lmhead::kernels_wide};
   for (const char* name : lmhead::kernel_names()) all.push_back(lmhead::kernels_named(name));
@@ -150,14 +131,7 @@ int main() {
     screen_tests::run(k, tally);
     rows_tests::run(k, tally);
     tree_tests::run(k, tally);
-    run_pairs<float>(k, "pairs_f32", [](Random& r) { return r.normal(1.0); },
-                     [](float x) { return x; }, tally, k.pairs_f32);
-    run_pairs<uint16_t>(
-        k, "pairs_bf16",
-        [](Random& r) {
-          return static_cast<uint16_t>(function_tests::to_bits(r.normal(1.0)) >> 16);
-        },
-        twin::from_bf16, tally, k.pairs_bf16);
+    logits_tests::run(k, tally);
     run_scatter_add(k, tally);
     function_tests::run(k, tally);
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cases.hpp"
-#include "twins.hpp"
+#include "references.hpp"
 
 namespace loss_tests {
 
@@ -10,7 +10,7 @@ using lmhead::Kernels;
 using lmhead::LossWeights;
 using lmhead::Map;
 
-// Which of the optional arguments are given; broken: NaNs, masked targets, tokens without words.
+// Which of the optional arguments are given; broken: NaNs, masked targets, rows without tokens.
 struct Options {
   const char* name;
   bool bias, mix, squared, broken;
@@ -30,19 +30,19 @@ struct Inputs {
 
 inline Inputs make(Shape shape, const Options& options, Random& random) {
   Inputs in;
-  const auto words = static_cast<size_t>(shape.words), tokens = static_cast<size_t>(shape.tokens);
-  for (size_t w = 0; w < words; ++w) {
+  const auto tokens = static_cast<size_t>(shape.tokens), rows = static_cast<size_t>(shape.rows);
+  for (size_t w = 0; w < tokens; ++w) {
     const bool masked = options.bias && w % 9 == 8;
     in.bias.push_back(masked ? -HUGE_VALF : random.normal(1.0));
     in.mix.push_back(masked ? 0.0f : random.normal(0.1));
   }
-  for (size_t i = 0; i < words * tokens; ++i) in.x.push_back(random.normal(5.0));
-  for (size_t j = 0; j < tokens; ++j) {
-    int64_t target = j ? random.below(shape.words) : shape.words - 1;
+  for (size_t i = 0; i < tokens * rows; ++i) in.x.push_back(random.normal(5.0));
+  for (size_t j = 0; j < rows; ++j) {
+    int64_t target = j ? random.below(shape.tokens) : shape.tokens - 1;
     if (options.bias && target % 9 == 8 && !options.broken) --target;
-    if (options.broken && j % 7 == 3) in.x[words / 2 * tokens + j] = NAN;
+    if (options.broken && j % 7 == 3) in.x[tokens / 2 * rows + j] = NAN;
     if (options.broken && j % 7 == 5)
-      for (size_t w = 0; w < words; ++w) in.x[w * tokens + j] = -HUGE_VALF;
+      for (size_t w = 0; w < tokens; ++w) in.x[w * rows + j] = -HUGE_VALF;
     in.targets.push_back(target);
     in.lse.push_back(random.normal(1.0));
     in.picked.push_back(j % 4 == 2 ? 0.0 : random.normal(1.0));
@@ -52,17 +52,17 @@ inline Inputs make(Shape shape, const Options& options, Random& random) {
   return in;
 }
 
-// One token in double: its loss, the gradient of each word, and how far floats may be from them.
-inline double token(const Inputs& in, Shape shape, const Map& map, const Options& options,
-                    size_t j, std::vector<double>& gradient, std::vector<double>& bound) {
-  const auto words = static_cast<size_t>(shape.words), tokens = static_cast<size_t>(shape.tokens);
+// One row in double: its loss, the gradient of each token, and how far floats may be from them.
+inline double row(const Inputs& in, Shape shape, const Map& map, const Options& options, size_t j,
+                  std::vector<double>& gradient, std::vector<double>& bound) {
+  const auto tokens = static_cast<size_t>(shape.tokens), rows = static_cast<size_t>(shape.rows);
   std::vector<float> z;
-  for (size_t w = 0; w < words; ++w) {
+  for (size_t w = 0; w < tokens; ++w) {
     // The kernel adds the bias in float; the map follows.
-    const float x = in.x[w * tokens + j], v = options.bias ? x + in.bias[w] : x;
-    z.push_back(static_cast<float>(twin::apply(map, v)));
+    const float x = in.x[w * rows + j], v = options.bias ? x + in.bias[w] : x;
+    z.push_back(static_cast<float>(reference::apply(map, v)));
   }
-  const double lse = twin::Softmax(z).lse();
+  const double lse = reference::Softmax(z).lse();
   const auto target = static_cast<size_t>(in.targets[j]);
   double loss = in.lse[j] * lse, a = in.lse[j];
   double parts = std::abs(a);  // of a, which may cancel
@@ -73,13 +73,13 @@ inline double token(const Inputs& in, Shape shape, const Map& map, const Options
     parts += std::abs(2.0 * in.squared[j] * lse);
   }
   const double wide = std::abs(map.scale * map.outer);
-  for (size_t w = 0; w < words; ++w) {
-    const double steep = twin::slope(map, z[w]);
-    const auto g = twin::gradient(map, z[w], lse, a, 0.0);
+  for (size_t w = 0; w < tokens; ++w) {
+    const double steep = reference::slope(map, z[w]);
+    const auto g = reference::gradient(map, z[w], lse, a, 0.0);
     gradient.push_back(g.value);
     // Logits are rounded after bias and map, and the largest is subtracted before exp.
     const double size = std::exp(z[w] - lse) * parts * wide;
-    const double far = std::isinf(z[w]) ? 0.0 : std::abs(z[w]);  // a masked word has no size
+    const double far = std::isinf(z[w]) ? 0.0 : std::abs(z[w]);  // a masked token has no size
     bound.push_back(g.bound + size * 6e-7 * (10.0 + far) + 1e-38);
     if (options.mix) {
       if (in.mix[w] != 0.0f) loss -= in.mixed[j] * in.mix[w] * z[w];
@@ -96,31 +96,32 @@ inline double token(const Inputs& in, Shape shape, const Map& map, const Options
 
 inline void check(const Inputs& in, Shape shape, const Map& map, const Options& options,
                   const Buffer<float>& z, double total, Tally& tally) {
-  const auto words = static_cast<size_t>(shape.words), tokens = static_cast<size_t>(shape.tokens);
+  const auto tokens = static_cast<size_t>(shape.tokens), rows = static_cast<size_t>(shape.rows);
   double want = 0.0;
-  for (size_t j = 0; j < tokens; ++j) {
+  for (size_t j = 0; j < rows; ++j) {
     std::vector<double> gradient, bound;
-    const double loss = token(in, shape, map, options, j, gradient, bound);
+    const double loss = row(in, shape, map, options, j, gradient, bound);
     want += loss;
-    // Without a word to choose there is no gradient: whatever comes is no number.
+    // Without a token to choose there is no gradient: whatever comes is no number.
     const bool lost = std::isnan(loss) || (options.broken && j % 7 == 5);
-    for (size_t w = 0; w < words; ++w) {
-      const double got = z[w * tokens + j];
+    for (size_t w = 0; w < tokens; ++w) {
+      const double got = z[w * rows + j];
       if (lost)
-        tally.expect(std::isnan(got) || got == 0.0 || map.bounded, "a broken token has a gradient");
+        tally.expect(std::isnan(got) || got == 0.0 || map.bounded, "a broken row has a gradient");
       else
-        tally.expect_near(got, gradient[w], bound[w], "gradient", static_cast<int64_t>(w * tokens + j));
+        tally.expect_near(got, gradient[w], bound[w], "gradient",
+                          static_cast<int64_t>(w * rows + j));
     }
   }
   if (!options.broken)
-    tally.expect_near(total, want, 1e-5 * static_cast<double>(tokens) * 10.0, "loss", 0);
+    tally.expect_near(total, want, 1e-5 * static_cast<double>(rows) * 10.0, "loss", 0);
 }
 
 inline void run_one(const Kernels& k, Shape shape, const NamedMap& named, const Options& options,
                     Place place, Tally& tally) {
-  tally.begin(label(k, "loss", shape, (std::string(named.name) + ", " + options.name).c_str(),
-                    place));
-  Random random(static_cast<uint32_t>(shape.words * 17 + shape.tokens));
+  tally.begin(
+      label(k, "loss", shape, (std::string(named.name) + ", " + options.name).c_str(), place));
+  Random random(static_cast<uint32_t>(shape.tokens * 17 + shape.rows));
   const Inputs in = make(shape, options, random);
   const auto copy = [&](const auto& v) {
     return Buffer<std::decay_t<decltype(v[0])>>(v.size(), place, [&](size_t i) { return v[i]; });
@@ -135,9 +136,9 @@ inline void run_one(const Kernels& k, Shape shape, const NamedMap& named, const 
   double first_total = 0.0;
   for (int threads : kThreads) {
     const auto z = copy(in.x);
-    const double total = k.loss(z.data(), shape.words, shape.tokens,
-                                options.bias ? bias.data() : nullptr, named.map, targets.data(),
-                                weights, options.mix ? mix.data() : nullptr, threads);
+    const double total =
+        k.loss(z.data(), shape.tokens, shape.rows, options.bias ? bias.data() : nullptr, named.map,
+               targets.data(), weights, options.mix ? mix.data() : nullptr, threads);
     tally.expect(z.intact() && bias.intact() && mix.intact() && targets.intact() && lse.intact() &&
                      picked.intact() && mixed.intact() && squared.intact(),
                  "wrote outside a buffer");

@@ -1,4 +1,4 @@
-// Certified decode against its slow twins: products of whole numbers, nibbles, selection.
+// Certified decode against its slow references: products of integers, nibbles, selection.
 #pragma once
 
 #include <algorithm>
@@ -9,21 +9,22 @@
 
 #include "cases.hpp"
 #include "screen.hpp"
+#include "stored.hpp"
 
 namespace screen_tests {
 
 using lmhead::Kernels;
 using lmhead::kScreenBlock;
+using lmhead::screen_blocks;
 using lmhead::ScreenBounds;
 using lmhead::ScreenCopy;
-using lmhead::screen_blocks;
 using lmhead::ScreenStates;
 
 // Entry j of a row of nibbles.
 inline int nibble(const uint8_t* row, int64_t j) {
   const int64_t group = j / 64, k = j % 64 / 16, i = j % 16;
-  const int word = row[group * 32 + 2 * i] | row[group * 32 + 2 * i + 1] << 8;
-  return word >> 4 * k & 15;
+  const int token = row[group * 32 + 2 * i] | row[group * 32 + 2 * i + 1] << 8;
+  return token >> 4 * k & 15;
 }
 
 struct Case {
@@ -37,20 +38,18 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
                     c.bias ? "bias" : "", c.place));
   Random random(static_cast<uint32_t>(c.vocab * 1000 + c.rows));
   const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
-  const Buffer<int8_t> whole(c.nibbles ? 0 : size(c.vocab, c.width), c.place, [&](size_t) {
-    return static_cast<int8_t>(random.below(255) - 127);
-  });
-  const Buffer<uint8_t> nibbles(c.nibbles ? size(c.vocab, c.width / 2) : 0, c.place, [&](size_t) {
-    return static_cast<uint8_t>(random.below(256));
-  });
+  const Buffer<int8_t> whole(c.nibbles ? 0 : size(c.vocab, c.width), c.place,
+                             [&](size_t) { return static_cast<int8_t>(random.below(255) - 127); });
+  const Buffer<uint8_t> nibbles(c.nibbles ? size(c.vocab, c.width / 2) : 0, c.place,
+                                [&](size_t) { return static_cast<uint8_t>(random.below(256)); });
   const auto sixteen = [&](size_t) { return static_cast<int16_t>(random.below(2000) - 1000); };
   const Buffer<int16_t> lead(size(c.vocab, c.leading), c.place, sixteen);
   const Buffer<int16_t> main(size(c.rows, c.width), c.place, sixteen);
   const Buffer<int16_t> lead_states(size(c.rows, c.leading), c.place, sixteen);
   const auto positive = [&](size_t) { return random.uniform(0.1, 2.0); };
-  const auto words = static_cast<size_t>(c.vocab), states = static_cast<size_t>(c.rows);
-  const Buffer<float> scales(words, c.place, positive), lead_scales(words, c.place, positive);
-  const Buffer<double> bias(c.bias ? words : 0, c.place, [&](size_t i) {
+  const auto tokens = static_cast<size_t>(c.vocab), states = static_cast<size_t>(c.rows);
+  const Buffer<float> scales(tokens, c.place, positive), lead_scales(tokens, c.place, positive);
+  const Buffer<double> bias(c.bias ? tokens : 0, c.place, [&](size_t i) {
     return i ? random.uniform(-1e5, 1e5) : -std::numeric_limits<double>::infinity();
   });
   const Buffer<double> t(states, c.place, positive), lead_t(states, c.place, positive);
@@ -62,7 +61,8 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
                         c.bias ? bias.data() : nullptr,
                         c.vocab,
                         c.width,
-                        c.leading};
+                        c.leading,
+                        c.rows == 1 ? 1024 : 0};
   const ScreenStates given{main.data(), lead_states.data(), t.data(), lead_t.data(), c.rows};
   std::vector<double> low;  // what the same nibbles add as low ones
   for (int threads : kThreads) {
@@ -89,40 +89,40 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
         for (int64_t j = 0; j < c.leading; ++j)
           heads += static_cast<double>(lead[size(v, c.leading) + static_cast<size_t>(j)]) *
                    lead_states[size(b, c.leading) + static_cast<size_t>(j)];
-        const auto word = static_cast<size_t>(v), state = static_cast<size_t>(b);
-        const double main_part = scales[word] * t[state] * sum;
-        const double lead_part = lead_scales[word] * lead_t[state] * heads;
-        const double want = main_part + lead_part + (c.bias ? bias[word] : 0.0);
-        const double room = 1e-7 * std::abs(want) +
-                            1e-14 * (std::abs(main_part) + std::abs(lead_part) + 1e5);
-        const float got = approx[size(b, c.vocab) + word];
+        const auto token = static_cast<size_t>(v), state = static_cast<size_t>(b);
+        const double main_part = scales[token] * t[state] * sum;
+        const double lead_part = lead_scales[token] * lead_t[state] * heads;
+        const double want = main_part + lead_part + (c.bias ? bias[token] : 0.0);
+        const double room =
+            1e-7 * std::abs(want) + 1e-14 * (std::abs(main_part) + std::abs(lead_part) + 1e5);
+        const float got = approx[size(b, c.vocab) + token];
         tally.expect_near(got, want, room, "approx", v);
         float& most = best[size(b, screen_blocks(c.vocab)) + static_cast<size_t>(v / kScreenBlock)];
         most = std::max(most, got);
         rows.push_back(b), ids.push_back(v);
-        low.push_back(got + scales[word] * t[state] * raw);
+        low.push_back(got + scales[token] * t[state] * raw);
       }
     tally.expect(top.same(best), "the largest of a block is another");
     const Buffer<double> out(low.size(), c.place), radius(low.size(), c.place);
     ScreenBounds bounds{};
     bounds.approx = approx.data(), bounds.e = t.data(), bounds.n = lead_t.data();
-    bounds.words_e = scales.data(), bounds.words_n = lead_scales.data();
-    k.screen->refine(copy, given, bounds, rows.data(), ids.data(),
-                     static_cast<int64_t>(ids.size()), out.data(), radius.data(), threads);
+    bounds.token_e = scales.data(), bounds.token_n = lead_scales.data();
+    k.screen->refine(copy, given, bounds, rows.data(), ids.data(), static_cast<int64_t>(ids.size()),
+                     out.data(), radius.data(), threads);
     tally.expect(out.intact() && radius.intact(), "wrote outside a buffer");
     for (size_t i = 0; i < low.size(); ++i) {
       const auto at = static_cast<int64_t>(i);
-      const auto word = static_cast<size_t>(ids[i]), state = static_cast<size_t>(rows[i]);
-      const double first = approx[size(rows[i], c.vocab) + word];
+      const auto token = static_cast<size_t>(ids[i]), state = static_cast<size_t>(rows[i]);
+      const double first = approx[size(rows[i], c.vocab) + token];
       const double slack = std::isinf(first) ? 0.0 : std::abs(first) + std::abs(out[i]);
-      const double off = t[state] * scales[word] + lead_t[state] * lead_scales[word];
+      const double off = t[state] * scales[token] + lead_t[state] * lead_scales[token];
       tally.expect_near(out[i], low[i], 1e-12 * (1e7 + std::abs(low[i])), "refined", at);
       tally.expect_near(radius[i], off + slack / 4194304.0, 1e-12 * (off + slack), "radius", at);
     }
   }
 }
 
-// Words on both sides of the limit and exactly on it, masked ones, and a NaN, which must stay.
+// Tokens on both sides of the limit and exactly on it, masked ones, and a NaN, which must stay.
 inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place place,
                           Tally& tally) {
   tally.begin(label(k, "screen selection", {vocab, rows}, "", place));
@@ -133,18 +133,18 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
   const Buffer<float> approx(size(rows, vocab), place, [&](size_t i) {
     return i % 7 == 3 ? -inf : static_cast<float>(random.below(64)) - 32.0f;
   });
-  const Buffer<float> words_e(size(1, vocab), place, [&](size_t) { return random.below(3); });
-  const Buffer<float> words_n(size(1, vocab), place, [&](size_t) { return random.below(2); });
+  const Buffer<float> token_e(size(1, vocab), place, [&](size_t) { return random.below(3); });
+  const Buffer<float> token_n(size(1, vocab), place, [&](size_t) { return random.below(2); });
   const Buffer<float> top(size(rows, blocks), place, [](size_t) { return -INFINITY; });
   const Buffer<float> block_e(size(1, blocks), place, [](size_t) { return 0.0f; });
   const Buffer<float> block_n(size(1, blocks), place, [](size_t) { return 0.0f; });
   for (int64_t v = 0; v < vocab; ++v) {
-    const auto at = static_cast<size_t>(v / kScreenBlock), word = static_cast<size_t>(v);
-    block_e[at] = std::max(block_e[at], words_e[word]);
-    block_n[at] = std::max(block_n[at], words_n[word]);
+    const auto at = static_cast<size_t>(v / kScreenBlock), token = static_cast<size_t>(v);
+    block_e[at] = std::max(block_e[at], token_e[token]);
+    block_n[at] = std::max(block_n[at], token_n[token]);
     for (int64_t b = 0; b < rows; ++b) {
       float& most = top[size(b, blocks) + at];
-      most = std::max(most, approx[size(b, vocab) + word]);
+      most = std::max(most, approx[size(b, vocab) + token]);
     }
   }
   const Buffer<double> e(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 3.0); });
@@ -153,16 +153,16 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
     const double choices[] = {20.0, 1e9, -1e9, -inf, std::nan("")};
     return choices[b % 5];
   });
-  const ScreenBounds bounds{approx.data(),  top.data(),     words_e.data(), words_n.data(),
+  const ScreenBounds bounds{approx.data(),  top.data(),     token_e.data(), token_n.data(),
                             block_e.data(), block_n.data(), e.data(),       n.data(),
                             limits.data(),  rows,           vocab};
   std::vector<int64_t> want;
   for (int64_t b = 0; b < rows; ++b)
     for (int64_t v = 0; v < vocab; ++v) {
-      const auto word = static_cast<size_t>(v), state = static_cast<size_t>(b);
-      const double x = approx[size(b, vocab) + word];
+      const auto token = static_cast<size_t>(v), state = static_cast<size_t>(b);
+      const double x = approx[size(b, vocab) + token];
       const double slack = std::isinf(x) ? 0.0 : std::abs(x) / 4194304.0;
-      const double upper = x + e[state] * words_e[word] + n[state] * words_n[word] + slack;
+      const double upper = x + e[state] * token_e[token] + n[state] * token_n[token] + slack;
       if (!(upper < limits[state])) want.push_back(v);
     }
   for (int threads : kThreads) {
@@ -178,11 +178,11 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
     if (all != static_cast<int64_t>(want.size())) return;
     const Buffer<int64_t> ids(want.size(), place);
     k.screen->fill(bounds, counts.data(), starts.data(), ids.data(), threads);
-    tally.expect(ids.same(want) && ids.intact(), "other words than those in reach");
+    tally.expect(ids.same(want) && ids.intact(), "other tokens than those in reach");
   }
 }
 
-// The bounds of a sum hold it at both ends of every word's bounds, and are no wider than needed.
+// The bounds of a sum hold it at both ends of every token's bounds, and are no wider than needed.
 inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place place, Tally& tally) {
   tally.begin(label(k, "screen masses", {vocab, rows}, "", place));
   Random random(static_cast<uint32_t>(3 * rows + vocab));
@@ -191,14 +191,16 @@ inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place plac
   const Buffer<float> approx(size(rows, vocab), place, [&](size_t i) -> float {
     return i % 7 == 3 ? -inf : static_cast<float>(random.uniform(-90.0, 12.0));
   });
-  const Buffer<float> words_e(size(1, vocab), place, [&](size_t) { return random.uniform(0, 0.2); });
-  const Buffer<float> words_n(size(1, vocab), place, [&](size_t) { return random.uniform(0, 0.1); });
+  const Buffer<float> token_e(size(1, vocab), place,
+                              [&](size_t) { return random.uniform(0, 0.2); });
+  const Buffer<float> token_n(size(1, vocab), place,
+                              [&](size_t) { return random.uniform(0, 0.1); });
   const Buffer<double> e(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 3.0); });
   const Buffer<double> n(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 1.0); });
   const Buffer<float> top(size(1, rows), place, [](size_t) { return 12.0f; });
   const std::vector<double> factors = {1.25, 0.4};
   ScreenBounds bounds{};
-  bounds.approx = approx.data(), bounds.words_e = words_e.data(), bounds.words_n = words_n.data();
+  bounds.approx = approx.data(), bounds.token_e = token_e.data(), bounds.token_n = token_n.data();
   bounds.e = e.data(), bounds.n = n.data(), bounds.rows = rows, bounds.vocab = vocab;
   std::vector<double> first;
   for (int threads : kThreads) {
@@ -212,78 +214,81 @@ inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place plac
         double least = 0.0, most = 0.0;
         const auto state = static_cast<size_t>(b);
         for (int64_t v = 0; v < vocab; ++v) {
-          const auto word = static_cast<size_t>(v);
-          const double x = approx[size(b, vocab) + word];
+          const auto token = static_cast<size_t>(v);
+          const double x = approx[size(b, vocab) + token];
           if (std::isinf(x)) continue;
-          const double radius = e[state] * words_e[word] + n[state] * words_n[word] +
+          const double radius = e[state] * token_e[token] + n[state] * token_n[token] +
                                 std::abs(x) / 4194304.0 + std::ldexp(1.0, -120);
           least += std::exp(factors[f] * (x - radius - top[state]));
           most += std::exp(factors[f] * (x + radius - top[state]));
         }
         const size_t at = state * 2 + f;
         tally.expect(lower[at] <= least && upper[at] >= most, "a sum is outside its bounds");
-        tally.expect(lower[at] >= least * (1 - 1e-3) - 1e-30 && upper[at] <= most * (1 + 1e-3) + 1e-30,
-                     "bounds are wider than they need be");
+        tally.expect(
+            lower[at] >= least * (1 - 1e-3) - 1e-30 && upper[at] <= most * (1 + 1e-3) + 1e-30,
+            "bounds are wider than they need be");
       }
   }
 }
 
-// The best words in one call are those of all exact values; a state that does not belong to the
+// The best tokens in one call are those of all exact values; a state that does not belong to the
 // bounds is noticed.
-inline void run_decide(const Kernels& k, int64_t vocab, int64_t words, Place place, Tally& tally) {
-  tally.begin(label(k, "screen decide", {vocab, words}, "", place));
-  Random random(static_cast<uint32_t>(vocab + words));
+inline void run_decide(const Kernels& k, int64_t vocab, int64_t tokens, Place place, Tally& tally) {
+  tally.begin(label(k, "screen decide", {vocab, tokens}, "", place));
+  Random random(static_cast<uint32_t>(vocab + tokens));
   const int64_t width = 37, blocks = lmhead::screen_blocks(vocab);
   const auto some = [&](size_t) { return random.uniform(-1.0, 1.0); };
-  const auto n_words = static_cast<size_t>(vocab), n_best = static_cast<size_t>(words);
+  const auto n_tokens = static_cast<size_t>(vocab), n_best = static_cast<size_t>(tokens);
   const Buffer<float> hidden(static_cast<size_t>(width), place, some);
-  const Buffer<float> weight(n_words * static_cast<size_t>(width), place, some);
-  const Buffer<double> bias(n_words, place, some);
+  const Buffer<float> weight(n_tokens * static_cast<size_t>(width), place, some);
+  const Buffer<double> bias(n_tokens, place, some);
   const double base = 0.5, zero = 0.0, one = 1.0;
   std::vector<std::pair<double, int64_t>> all;
-  for (size_t v = 0; v < n_words; ++v) {
+  for (size_t v = 0; v < n_tokens; ++v) {
     double x = 0.0;
     for (size_t i = 0; i < static_cast<size_t>(width); ++i)
       x += static_cast<double>(hidden[i]) * weight[v * static_cast<size_t>(width) + i];
     all.emplace_back(x + bias[v], -static_cast<int64_t>(v));
   }
-  const Buffer<float> approx(n_words, place, [&](size_t v) {
+  const Buffer<float> approx(n_tokens, place, [&](size_t v) {
     return static_cast<float>(all[v].first - base + random.uniform(-0.09, 0.09));
   });
-  const Buffer<float> off(n_words, place, [](size_t) { return 0.1f; });
+  const Buffer<float> off(n_tokens, place, [](size_t) { return 0.1f; });
   const Buffer<float> block_off(static_cast<size_t>(blocks), place, [](size_t) { return 0.1f; });
   const Buffer<float> top(static_cast<size_t>(blocks), place, [&](size_t block) {
     const size_t first = block * lmhead::kScreenBlock;
-    const size_t last = std::min(n_words, first + lmhead::kScreenBlock);
+    const size_t last = std::min(n_tokens, first + lmhead::kScreenBlock);
     return *std::max_element(approx.data() + first, approx.data() + last);
   });
-  const ScreenBounds bounds{approx.data(),    top.data(), off.data(), off.data(), block_off.data(),
-                            block_off.data(), &one,       &zero,      nullptr,    1, vocab};
-  lmhead::ScreenExact exact{hidden.data(), weight.data(), bias.data(), base, width, false};
+  const ScreenBounds bounds{
+      approx.data(), top.data(), off.data(), off.data(), block_off.data(), block_off.data(), &one,
+      &zero,         nullptr,    1,          vocab};
+  lmhead::ScreenExact exact{stored::floats(hidden), stored::floats(weight), bias.data(), base,
+                            width};
   std::sort(all.begin(), all.end(), std::greater<>());
   for (int threads : kThreads) {
     const Buffer<double> values(n_best, place);
     const Buffer<int64_t> ids(n_best, place);
     const auto decide = [&](int64_t most) {
-      return k.screen->decide(bounds, exact, words, most, values.data(), ids.data(), threads);
+      return k.screen->decide(bounds, exact, tokens, most, values.data(), ids.data(), threads);
     };
     const auto done = decide(vocab);
-    tally.expect(done.decided && done.sound && done.scored >= words, "the bounds do not decide");
+    tally.expect(done.decided && done.sound && done.scored >= tokens, "the bounds do not decide");
     tally.expect(values.intact() && ids.intact(), "decide wrote outside a buffer");
     for (size_t i = 0; i < n_best; ++i)
       tally.expect(ids[i] == -all[i].second && std::abs(values[i] - all[i].first) < 1e-12,
-                   "another word than the best");
-    const auto few = decide(words - 1);
-    tally.expect(!few.decided && few.sound, "more words than allowed were scored");
+                   "another token than the best");
+    const auto few = decide(tokens - 1);
+    tally.expect(!few.decided && few.sound, "more tokens than allowed were scored");
   }
   exact.base = 3.0;
   const Buffer<double> values(n_best, place);
   const Buffer<int64_t> ids(n_best, place);
-  tally.expect(!k.screen->decide(bounds, exact, words, vocab, values.data(), ids.data(), 1).sound,
+  tally.expect(!k.screen->decide(bounds, exact, tokens, vocab, values.data(), ids.data(), 1).sound,
                "a value outside its bounds was not noticed");
 }
 
-// A prepared state stands for the state: its whole numbers are those of a naive rotation.
+// A prepared state equals the state: its integers are those of a naive rotation.
 inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_t>& sizes,
                         int64_t leading, Place place, Tally& tally) {
   tally.begin(label(k, "screen prepare", {size, leading}, "", place));
@@ -297,17 +302,21 @@ inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_
   const Buffer<double> factors(count(entries, 1), place, some);
   const Buffer<double> hidden(count(rows, size), place, some);
   const Buffer<int8_t> signs(count(width, 1), place, [](size_t i) { return i % 3 ? 1 : -1; });
-  const lmhead::ScreenBasis given{mean.data(), basis.data(), signs.data(), factors.data(),
-                                  sizes.data(), static_cast<int64_t>(sizes.size()), size, width,
-                                  leading, 1e6, 1e5, 0.5, 0.25, 0.125};
+  const lmhead::ScreenBasis given{mean.data(),  basis.data(),
+                                  signs.data(), factors.data(),
+                                  sizes.data(), static_cast<int64_t>(sizes.size()),
+                                  size,         width,
+                                  leading,      1e6,
+                                  1e5,          0.5,
+                                  0.25,         0.125};
   for (int threads : kThreads) {
     const Buffer<int16_t> main(count(rows, width), place), lead(count(rows, leading), place);
     const Buffer<double> numbers(count(5, rows), place);
     double* to = numbers.data();
-    k.screen->prepare(given, hidden.data(), rows,
-                      {main.data(), lead.data(), to, to + rows, to + 2 * rows, to + 3 * rows,
-                       to + 4 * rows},
-                      threads);
+    k.screen->prepare(
+        given, hidden.data(), rows,
+        {main.data(), lead.data(), to, to + rows, to + 2 * rows, to + 3 * rows, to + 4 * rows},
+        threads);
     tally.expect(main.intact() && lead.intact() && numbers.intact(), "wrote outside a buffer");
     for (int64_t b = 0; b < rows; ++b) {
       const double* h = hidden.data() + b * size;
@@ -356,8 +365,9 @@ inline void run(const Kernels& k, Tally& tally) {
       for (int64_t rows : {1, 2, 5})
         for (bool nibbles : {false, true})
           for (int64_t leading : {0, 16, 48})
-            run_products(
-                k, {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16}, tally);
+            run_products(k,
+                         {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16},
+                         tally);
     for (int64_t vocab : {1, 255, 257, 1000})
       for (int64_t rows : {1, 5}) {
         run_selection(k, vocab, rows, place, tally);

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cases.hpp"
-#include "twins.hpp"
+#include "references.hpp"
 
 namespace softmax_tests {
 
@@ -25,22 +25,22 @@ inline const char* name(Content content) {
 
 inline std::vector<float> linear_layer(Shape shape, Content content, Random& random) {
   const float inf = HUGE_VALF, nan = NAN;
-  std::vector<float> x(static_cast<size_t>(shape.words * shape.tokens));
-  for (int64_t w = 0; w < shape.words; ++w)
-    for (int64_t j = 0; j < shape.tokens; ++j) {
-      float& v = x[static_cast<size_t>(w * shape.tokens + j)];
+  std::vector<float> x(static_cast<size_t>(shape.tokens * shape.rows));
+  for (int64_t w = 0; w < shape.tokens; ++w)
+    for (int64_t j = 0; j < shape.rows; ++j) {
+      float& v = x[static_cast<size_t>(w * shape.rows + j)];
       v = random.normal(4.0);
       if (content == Content::plain) continue;
-      if (content == Content::rising) {  // the maximum moves with every block of words
+      if (content == Content::rising) {  // the maximum moves with every block of tokens
         v += 0.1f * static_cast<float>(w);
         continue;
       }
-      // Two ways to mask, whole blocks of words and single ones; and tokens that see nothing else.
+      // Two ways to mask, whole blocks of tokens and single ones; and rows that see nothing else.
       if (w < 40 || random.below(10) == 0) v = j % 2 ? -inf : -FLT_MAX;
       if (j % 7 == 5) v = -inf;
       if (content == Content::masked) continue;
-      if (j % 7 == 1 && w == shape.words / 2) v = nan;
-      if (j % 7 == 2 && w == shape.words - 1) v = nan;
+      if (j % 7 == 1 && w == shape.tokens / 2) v = nan;
+      if (j % 7 == 2 && w == shape.tokens - 1) v = nan;
       if (j % 7 == 3 && w % 32 == 31) v = nan;
       if (j % 7 == 4 && w == 0) v = inf;
     }
@@ -55,16 +55,16 @@ struct Call {
 
   Call(Shape shape, Place place)
       : shape(shape),
-        z(static_cast<size_t>(shape.words * shape.tokens), place),
-        bias(static_cast<size_t>(shape.words), place),
-        m(static_cast<size_t>(shape.tokens), place, [](size_t) { return -HUGE_VALF; }),
-        s(static_cast<size_t>(shape.tokens), place, [](size_t) { return 0.0; }),
-        t(static_cast<size_t>(shape.tokens), place, [](size_t) { return 0.0; }) {}
+        z(static_cast<size_t>(shape.tokens * shape.rows), place),
+        bias(static_cast<size_t>(shape.tokens), place),
+        m(static_cast<size_t>(shape.rows), place, [](size_t) { return -HUGE_VALF; }),
+        s(static_cast<size_t>(shape.rows), place, [](size_t) { return 0.0; }),
+        t(static_cast<size_t>(shape.rows), place, [](size_t) { return 0.0; }) {}
 
-  std::vector<float> token(int64_t j) const {
+  std::vector<float> row(int64_t j) const {
     std::vector<float> column;
-    for (int64_t w = 0; w < shape.words; ++w)
-      column.push_back(z[static_cast<size_t>(w * shape.tokens + j)]);
+    for (int64_t w = 0; w < shape.tokens; ++w)
+      column.push_back(z[static_cast<size_t>(w * shape.rows + j)]);
     return column;
   }
 
@@ -73,44 +73,45 @@ struct Call {
   }
 };
 
-inline void check_logits(const Call& call, const std::vector<float>& x, bool biased,
-                         const Map& map, Tally& tally) {
-  const auto tokens = static_cast<size_t>(call.shape.tokens);
+inline void check_logits(const Call& call, const std::vector<float>& x, bool biased, const Map& map,
+                         Tally& tally) {
+  const auto rows = static_cast<size_t>(call.shape.rows);
   for (size_t i = 0; i < x.size(); ++i) {
-    const double linear = static_cast<double>(x[i]) + (biased ? call.bias[i / tokens] : 0.0f);
+    const double linear = static_cast<double>(x[i]) + (biased ? call.bias[i / rows] : 0.0f);
     const double inner = std::abs(linear * map.scale) + std::abs(map.shift);
     const double size = map.bounded ? std::abs(map.outer) + std::abs(map.outer_shift) : inner;
     // Rounding of the linear layer's sum, stretched by the map, and of the map itself.
-    const double bound = 1.2e-7 * (map.bounded ? std::min(inner, 30.0) * size : inner) + 2.4e-7 * size;
-    double want = twin::apply(map, linear);
-    if (std::abs(want) > FLT_MAX) want = std::copysign(twin::kInf, want);
+    const double bound =
+        1.2e-7 * (map.bounded ? std::min(inner, 30.0) * size : inner) + 2.4e-7 * size;
+    double want = reference::apply(map, linear);
+    if (std::abs(want) > FLT_MAX) want = std::copysign(reference::kInf, want);
     tally.expect_near(call.z[i], want, bound, "logit", static_cast<int64_t>(i));
   }
 }
 
 inline void check_sums(const Call& call, bool entropy, Tally& tally) {
-  for (int64_t j = 0; j < call.shape.tokens; ++j) {
+  for (int64_t j = 0; j < call.shape.rows; ++j) {
     const auto at = static_cast<size_t>(j);
-    const twin::Softmax want(call.token(j));
-    // A token with a NaN, or with +inf, has no maximum to speak of: s tells.
+    const reference::Softmax want(call.row(j));
+    // A row with a NaN, or with +inf, has no maximum to speak of: s tells.
     if (!std::isnan(want.s)) tally.expect_near(call.m[at], want.m, 0.0, "m", j);
     tally.expect_near(call.s[at], want.s, 1e-6 * want.s, "s", j);
     if (entropy) tally.expect_near(call.t[at], want.t, 1e-6 * (want.s - want.t), "t", j);
   }
 }
 
-// Two tiles one after the other, in which a token's maximum may be in either: as one tile of both.
+// Two tiles one after the other, in which a row's maximum may be in either: as one tile of both.
 inline void check_two_tiles(const Kernels& k, const Call& whole, const std::vector<float>& x,
                             const Map& map, bool biased, Place place, Tally& tally) {
   const Shape shape = whole.shape;
-  const int64_t first = shape.words / 3;
-  Call state({0, shape.tokens}, place);
-  for (auto [lo, hi] : {std::pair<int64_t, int64_t>{0, first}, {first, shape.words}}) {
-    const Call part({hi - lo, shape.tokens}, place);
-    part.z.fill({x.begin() + lo * shape.tokens, x.begin() + hi * shape.tokens});
+  const int64_t first = shape.tokens / 3;
+  Call state({0, shape.rows}, place);
+  for (auto [lo, hi] : {std::pair<int64_t, int64_t>{0, first}, {first, shape.tokens}}) {
+    const Call part({hi - lo, shape.rows}, place);
+    part.z.fill({x.begin() + lo * shape.rows, x.begin() + hi * shape.rows});
     for (int64_t w = lo; w < hi; ++w)
       part.bias[static_cast<size_t>(w - lo)] = whole.bias[static_cast<size_t>(w)];
-    k.softmax(part.z.data(), hi - lo, shape.tokens, biased ? part.bias.data() : nullptr, map,
+    k.softmax(part.z.data(), hi - lo, shape.rows, biased ? part.bias.data() : nullptr, map,
               state.m.data(), state.s.data(), state.t.data(), lo, nullptr, nullptr, nullptr, 2);
     tally.expect(part.intact() && state.intact(), "wrote outside a buffer");
   }
@@ -124,10 +125,10 @@ inline void check_two_tiles(const Kernels& k, const Call& whole, const std::vect
 inline void run_sums(const Kernels& k, Shape shape, const NamedMap& named, Content content,
                      bool biased, Place place, Tally& tally) {
   const Map& map = named.map;
-  tally.begin(label(k, "softmax", shape,
-                    (std::string(named.name) + (biased ? ", biased, " : ", ") + name(content)).c_str(),
-                    place));
-  Random random(static_cast<uint32_t>(shape.words * 1009 + shape.tokens));
+  tally.begin(label(
+      k, "softmax", shape,
+      (std::string(named.name) + (biased ? ", biased, " : ", ") + name(content)).c_str(), place));
+  Random random(static_cast<uint32_t>(shape.tokens * 1009 + shape.rows));
   const std::vector<float> x = linear_layer(shape, content, random);
   const Call call(shape, place);
   for (size_t w = 0; w < call.bias.size(); ++w)
@@ -139,7 +140,7 @@ inline void run_sums(const Kernels& k, Shape shape, const NamedMap& named, Conte
       auto now = std::make_unique<Call>(shape, place);
       now->z.fill(x);
       now->bias.fill(call.bias.copy());
-      k.softmax(now->z.data(), shape.words, shape.tokens, biased ? now->bias.data() : nullptr, map,
+      k.softmax(now->z.data(), shape.tokens, shape.rows, biased ? now->bias.data() : nullptr, map,
                 now->m.data(), now->s.data(), entropy ? now->t.data() : nullptr, 0, nullptr,
                 nullptr, nullptr, threads);
       tally.expect(now->intact(), "wrote outside a buffer");
@@ -148,8 +149,7 @@ inline void run_sums(const Kernels& k, Shape shape, const NamedMap& named, Conte
         continue;
       }
       tally.expect(now->z.same(first->z.copy()) && now->m.same(first->m.copy()) &&
-                       now->s.same(first->s.copy()) &&
-                       (!entropy || now->t.same(first->t.copy())),
+                       now->s.same(first->s.copy()) && (!entropy || now->t.same(first->t.copy())),
                    "differs with " + std::to_string(threads) + " threads");
     }
   check_logits(*first, x, biased, map, tally);
@@ -174,37 +174,38 @@ inline void check_heap(const std::vector<float>& z, const float* values, const i
   for (int32_t i = 0; i < size; ++i) {
     const int64_t w = ids[i] - lo;
     const bool inside = w >= 0 && w < static_cast<int64_t>(z.size());
-    tally.expect(inside && z[static_cast<size_t>(w)] == values[i], "an id is not that of its logit");
+    tally.expect(inside && z[static_cast<size_t>(w)] == values[i],
+                 "an id is not that of its logit");
   }
 }
 
 inline void run_heaps(const Kernels& k, Shape shape, Content content, int64_t kept, Place place,
                       Tally& tally) {
-  tally.begin(label(k, "heaps", shape,
-                    (std::to_string(kept) + " kept, " + name(content)).c_str(), place));
-  Random random(static_cast<uint32_t>(shape.words * 31 + shape.tokens + kept));
+  tally.begin(
+      label(k, "heaps", shape, (std::to_string(kept) + " kept, " + name(content)).c_str(), place));
+  Random random(static_cast<uint32_t>(shape.tokens * 31 + shape.rows + kept));
   std::vector<float> x = linear_layer(shape, content, random);
   for (float& v : x)
     if (random.below(3) == 0 && std::isfinite(v)) v = std::round(v);  // ties
-  const auto tokens = static_cast<size_t>(shape.tokens), places = tokens * static_cast<size_t>(kept);
+  const auto rows = static_cast<size_t>(shape.rows), places = rows * static_cast<size_t>(kept);
   std::vector<float> first;
   for (int threads : kThreads) {
     const Call call(shape, place);
     call.z.fill(x);
     const Buffer<float> values(places, place);
     const Buffer<int64_t> ids(places, place);
-    const Buffer<int32_t> sizes(tokens, place, [](size_t) { return 0; });
+    const Buffer<int32_t> sizes(rows, place, [](size_t) { return 0; });
     const lmhead::Heaps heaps{values.data(), ids.data(), sizes.data(), kept};
     const int64_t lo = 1000000007;
-    k.softmax(call.z.data(), shape.words, shape.tokens, nullptr, {}, call.m.data(), call.s.data(),
+    k.softmax(call.z.data(), shape.tokens, shape.rows, nullptr, {}, call.m.data(), call.s.data(),
               nullptr, lo, &heaps, nullptr, nullptr, threads);
     tally.expect(call.intact() && values.intact() && ids.intact() && sizes.intact(),
                  "wrote outside a buffer");
     if (first.empty()) first = values.copy();
     tally.expect(values.same(first), "differs with " + std::to_string(threads) + " threads");
-    for (size_t j = 0; j < tokens; ++j) {
+    for (size_t j = 0; j < rows; ++j) {
       const size_t at = j * static_cast<size_t>(kept);
-      check_heap(call.token(static_cast<int64_t>(j)), values.data() + at, ids.data() + at, sizes[j],
+      check_heap(call.row(static_cast<int64_t>(j)), values.data() + at, ids.data() + at, sizes[j],
                  kept, lo, tally);
     }
   }
@@ -213,26 +214,27 @@ inline void run_heaps(const Kernels& k, Shape shape, Content content, int64_t ke
 inline void run_ranks(const Kernels& k, Shape shape, Content content, bool sure, Place place,
                       Tally& tally) {
   tally.begin(label(k, "ranks", shape,
-                    (std::string(sure ? "no doubt, " : "margins, ") + name(content)).c_str(), place));
-  Random random(static_cast<uint32_t>(shape.words * 77 + shape.tokens));
+                    (std::string(sure ? "no doubt, " : "margins, ") + name(content)).c_str(),
+                    place));
+  Random random(static_cast<uint32_t>(shape.tokens * 77 + shape.rows));
   const std::vector<float> x = linear_layer(shape, content, random);
-  const auto tokens = static_cast<size_t>(shape.tokens), words = static_cast<size_t>(shape.words);
-  const size_t n = 3, size = n * tokens;
-  // The first given logit is one of the token's own, so that there is a tie; the second is
+  const auto rows = static_cast<size_t>(shape.rows), tokens = static_cast<size_t>(shape.tokens);
+  const size_t n = 3, size = n * rows;
+  // The first given logit is one of the row's own, so that there is a tie; the second is
   // anything; the third is masked or unknown.
   const Buffer<float> mine(size, place, [&](size_t i) {
-    const size_t j = i % tokens;
-    if (i < tokens) return x[static_cast<size_t>(random.below(shape.words)) * tokens + j];
-    if (i < 2 * tokens) return random.normal(5.0);
+    const size_t j = i % rows;
+    if (i < rows) return x[static_cast<size_t>(random.below(shape.tokens)) * rows + j];
+    if (i < 2 * rows) return random.normal(5.0);
     return j % 2 ? -HUGE_VALF : NAN;
   });
   const Buffer<float> slack(size, place, [&](size_t i) {
     return sure ? 0.0f : static_cast<float>(i % 3 == 0 ? 0.3 : 1e-6);
   });
-  const Buffer<float> per_norm(tokens, place, [&](size_t j) {
+  const Buffer<float> per_norm(rows, place, [&](size_t j) {
     return sure ? 0.0f : static_cast<float>(j % 2 == 0 ? 0.1 : 1e-5);
   });
-  const Buffer<float> norms(words, place,
+  const Buffer<float> norms(tokens, place,
                             [&](size_t) { return static_cast<float>(random.uniform(0.1, 3.0)); });
   std::vector<std::vector<int64_t>> first;
   for (int threads : kThreads) {
@@ -242,26 +244,26 @@ inline void run_ranks(const Kernels& k, Shape shape, Content content, bool sure,
     const lmhead::Ranks ranks{mine.data(),  slack.data(),  per_norm.data(),
                               norms.data(), counts.data(), static_cast<int64_t>(n)};
     std::vector<Pair> pairs;
-    k.softmax(call.z.data(), shape.words, shape.tokens, nullptr, {}, call.m.data(), call.s.data(),
+    k.softmax(call.z.data(), shape.tokens, shape.rows, nullptr, {}, call.m.data(), call.s.data(),
               nullptr, 0, nullptr, &ranks, &pairs, threads);
     tally.expect(call.intact() && counts.intact() && mine.intact() && slack.intact() &&
                      per_norm.intact() && norms.intact(),
                  "wrote outside a buffer");
     std::vector<std::vector<int64_t>> close(size);
     for (const Pair& pair : pairs)
-      close[static_cast<size_t>(pair.which) * tokens + static_cast<size_t>(pair.token)].push_back(
-          pair.word);
+      close[static_cast<size_t>(pair.which) * rows + static_cast<size_t>(pair.row)].push_back(
+          pair.token);
     for (auto& words_of : close) std::sort(words_of.begin(), words_of.end());
     if (first.empty()) first = close;
     tally.expect(close == first, "differs with " + std::to_string(threads) + " threads");
     for (size_t i = 0; i < size; ++i) {
-      const std::vector<float> z = call.token(static_cast<int64_t>(i % tokens));
-      if (std::isnan(twin::Softmax(z).s)) continue;  // no order, so no rank
-      const twin::Rank want(z, mine[i], slack[i], per_norm[i % tokens], norms.copy());
+      const std::vector<float> z = call.row(static_cast<int64_t>(i % rows));
+      if (std::isnan(reference::Softmax(z).s)) continue;  // no order, so no rank
+      const reference::Rank want(z, mine[i], slack[i], per_norm[i % rows], norms.copy());
       std::vector<int64_t> undecided = close[i];
       for (int64_t w : want.either)
         undecided.erase(std::remove(undecided.begin(), undecided.end(), w), undecided.end());
-      tally.expect(undecided == want.close, "other words are too close to tell");
+      tally.expect(undecided == want.close, "other tokens are too close to tell");
       const int64_t over = counts[i] - 5 - want.above;
       tally.expect(over >= 0 && over <= static_cast<int64_t>(want.either.size()),
                    "a count is wrong by " + std::to_string(over));
@@ -278,10 +280,10 @@ inline void run_extremes(const Kernels& k, Tally& tally) {
   k.softmax(call.z.data(), 33, 1, nullptr, {}, call.m.data(), call.s.data(), call.t.data(), 0,
             nullptr, nullptr, nullptr, 1);
   check_sums(call, true, tally);
-  tally.begin(std::string(k.name) + " softmax of no tokens, of no words");
+  tally.begin(std::string(k.name) + " softmax of no rows, of no tokens");
   const Call none({5, 0}, Place::tight), empty({0, 5}, Place::tight);
   for (const Call* c : {&none, &empty})
-    k.softmax(c->z.data(), c->shape.words, c->shape.tokens, nullptr, {}, c->m.data(), c->s.data(),
+    k.softmax(c->z.data(), c->shape.tokens, c->shape.rows, nullptr, {}, c->m.data(), c->s.data(),
               c->t.data(), 0, nullptr, nullptr, nullptr, 3);
   check_sums(empty, true, tally);
 }
@@ -292,8 +294,7 @@ inline void run(const Kernels& k, Tally& tally) {
     for (Shape shape : shapes())
       for (Content content : {Content::plain, Content::rising, Content::masked, Content::broken}) {
         for (const NamedMap& map : maps())
-          for (bool biased : {false, true})
-            run_sums(k, shape, map, content, biased, place, tally);
+          for (bool biased : {false, true}) run_sums(k, shape, map, content, biased, place, tally);
         for (int64_t kept : {1, 6, 40}) run_heaps(k, shape, content, kept, place, tally);
         for (bool sure : {true, false}) run_ranks(k, shape, content, sure, place, tally);
       }

@@ -1,56 +1,37 @@
-// Trees of decisions: sums of rows by pairs, and the search for the best words.
+// Trees of decisions: sums of rows by pairs, and the search for the best tokens.
 #pragma once
 
 #include <algorithm>
 
 #include "cases.hpp"
+#include "references.hpp"
+#include "stored.hpp"
 #include "tree.hpp"
-#include "twins.hpp"
 
 namespace tree_tests {
 
 using lmhead::Kernels;
-using lmhead::WordTree;
+using lmhead::TokenTree;
 
-inline float value(float x) { return x; }
-inline float value(uint16_t bits) { return twin::from_bf16(bits); }
+using stored::value;
 
 template <class T>
-T make(Random& random, double scale);
-template <>
-inline float make<float>(Random& random, double scale) {
-  return random.normal(scale);
-}
-template <>
-inline uint16_t make<uint16_t>(Random& random, double scale) {
-  const float x = random.normal(scale);
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>(bits >> 16);
+T make(Random& random, double scale) {
+  return stored::rounded<T>(random.normal(scale));
 }
 
 template <class T>
-T masked();
-template <>
-inline float masked<float>() {
-  return -HUGE_VALF;
+T masked() {
+  return stored::rounded<T>(-HUGE_VALF);
 }
-template <>
-inline uint16_t masked<uint16_t>() {
-  return 0xff80;  // the bits of -inf
-}
-
-template <class T>
-using Sums = void (*)(const double*, const T*, int64_t, const int64_t*, const int64_t*, int64_t,
-                      float*, int64_t, int);
 
 // Rows with very many pairs, with one, and with none, which must stay as they are.
 template <class T>
-void run_sums(const Kernels& k, const char* what, Sums<T> sums, Tally& tally) {
+void run_sums(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
     for (int64_t d : {1, 7, 31, 33, 64, 129})
       for (int64_t pairs : {0, 1, 65, 700}) {
-        tally.begin(label(k, what, {pairs, d}, "", place));
+        tally.begin(label(k, "tree sums", {pairs, d}, stored::type_name<T>(), place));
         Random random(static_cast<uint32_t>(d * 1000 + pairs));
         const int64_t rows = 9, size = 40;
         const auto width = static_cast<size_t>(d), count = static_cast<size_t>(pairs);
@@ -75,7 +56,8 @@ void run_sums(const Kernels& k, const char* what, Sums<T> sums, Tally& tally) {
         std::vector<float> first;
         for (int threads : kThreads) {
           const Buffer<float> to(before.size(), place, [&](size_t i) { return before[i]; });
-          sums(factors.data(), from.data(), d, a.data(), b.data(), pairs, to.data(), size, threads);
+          k.tree->sums(factors.data(), stored::floats(from), d, a.data(), b.data(), pairs,
+                       to.data(), size, threads);
           tally.expect(to.intact() && from.intact(), "wrote outside a buffer");
           if (first.empty()) first = to.copy();
           tally.expect(to.same(first), "differs with " + std::to_string(threads) + " threads");
@@ -87,17 +69,17 @@ void run_sums(const Kernels& k, const char* what, Sums<T> sums, Tally& tally) {
       }
 }
 
-// A tree over words with forks of 2 to `arity` branches; a chain where `deep`.
+// A tree over tokens with forks of 2 to `arity` branches; a chain where `deep`.
 struct Made {
   std::vector<int64_t> start{0}, child;
 };
 
 inline Made make_tree(int64_t vocab, int64_t arity, bool deep, Random& random) {
-  // Parts of [0, vocab) in a queue, each a fork or a word; the words are dealt out in some order.
-  std::vector<int64_t> words(static_cast<size_t>(vocab));
-  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<int64_t>(i);
-  for (size_t i = words.size() - 1; i > 0; --i)
-    std::swap(words[i], words[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
+  // Parts of [0, vocab) in a queue, each a fork or a token; the tokens are dealt out in some order.
+  std::vector<int64_t> tokens(static_cast<size_t>(vocab));
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i);
+  for (size_t i = tokens.size() - 1; i > 0; --i)
+    std::swap(tokens[i], tokens[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
   Made tree;
   std::vector<std::pair<int64_t, int64_t>> parts = {{0, vocab}};
   int64_t forks = vocab > 1 ? 1 : 0;
@@ -109,7 +91,7 @@ inline Made make_tree(int64_t vocab, int64_t arity, bool deep, Random& random) {
       int64_t take = high - low;
       if (left > 1) take = deep ? 1 : std::max<int64_t>(1, take / left);
       if (take == 1) {
-        tree.child.push_back(words[static_cast<size_t>(low)]);
+        tree.child.push_back(tokens[static_cast<size_t>(low)]);
       } else {
         tree.child.push_back(vocab + forks++);
         parts.push_back({low, low + take});
@@ -121,15 +103,15 @@ inline Made make_tree(int64_t vocab, int64_t arity, bool deep, Random& random) {
   return tree;
 }
 
-struct Word {
+struct Scored {
   double mass;
   int64_t id;
 };
 
-// Every word, by the definition: down the tree, then sorted.
+// Every token, by the definition: down the tree, then sorted.
 template <class T>
-std::vector<Word> all_words(const T* hidden, const T* weight, const T* bias, size_t d,
-                            const WordTree& tree) {
+std::vector<Scored> all_tokens(const T* hidden, const T* weight, const T* bias, size_t d,
+                               const TokenTree& tree) {
   if (tree.forks == 0) return {{0.0, 0}};
   std::vector<double> mass(static_cast<size_t>(tree.vocab + tree.forks), 0.0);
   for (int64_t f = 0; f < tree.forks; ++f) {
@@ -152,33 +134,30 @@ std::vector<Word> all_words(const T* hidden, const T* weight, const T* bias, siz
                                                  scores[static_cast<size_t>(e - begin)] - most -
                                                  std::log(total);
   }
-  std::vector<Word> words;
-  for (int64_t v = 0; v < tree.vocab; ++v) words.push_back({mass[static_cast<size_t>(v)], v});
-  std::stable_sort(words.begin(), words.end(),
-                   [](const Word& x, const Word& y) { return x.mass > y.mass; });
-  return words;
+  std::vector<Scored> tokens;
+  for (int64_t v = 0; v < tree.vocab; ++v) tokens.push_back({mass[static_cast<size_t>(v)], v});
+  std::stable_sort(tokens.begin(), tokens.end(),
+                   [](const Scored& x, const Scored& y) { return x.mass > y.mass; });
+  return tokens;
 }
 
-template <class T>
-using Best = void (*)(const T*, const T*, const T*, int64_t, int64_t, const WordTree&, int64_t,
-                      double*, int64_t*, int64_t*, int);
-
-// The best words of one state against all words, sorted.
-inline void check_best(const std::vector<Word>& want, const double* values, const int64_t* ids,
+// The best tokens of one state against all tokens, sorted.
+inline void check_best(const std::vector<Scored>& want, const double* values, const int64_t* ids,
                        size_t count, bool tied, Tally& tally) {
   std::vector<int64_t> seen(ids, ids + count);
   for (size_t j = 0; j < count; ++j) {
     const double slack = 1e-10 * (1.0 + std::abs(std::max(want[j].mass, -1e300)));
     tally.expect_near(values[j], want[j].mass, slack, "log p", static_cast<int64_t>(j));
     if (ids[j] == want[j].id) continue;
-    // Another word only where the twin's rounding cannot tell them, never where all words tie.
+    // Another token only where the reference's rounding cannot tell them, never where all tokens
+    // tie.
     const auto same = std::find_if(want.begin(), want.end(),
-                                   [&](const Word& word) { return word.id == ids[j]; });
+                                   [&](const Scored& token) { return token.id == ids[j]; });
     tally.expect(same != want.end() && !tied && near(same->mass, want[j].mass, slack),
-                 "another word");
+                 "another token");
   }
   std::sort(seen.begin(), seen.end());
-  tally.expect(std::adjacent_find(seen.begin(), seen.end()) == seen.end(), "a word twice");
+  tally.expect(std::adjacent_find(seen.begin(), seen.end()) == seen.end(), "a token twice");
 }
 
 // A tree with its parameters, and states.
@@ -189,36 +168,36 @@ struct Case {
   Buffer<T> hidden, weight, bias;
   int64_t vocab;
 
-  Case(const Made& made, int64_t words, double scale, Place place, Random& random)
+  Case(const Made& made, int64_t tokens, double scale, Place place, Random& random)
       : start(made.start.size(), place, [&](size_t i) { return made.start[i]; }),
         child(made.child.size(), place, [&](size_t i) { return made.child[i]; }),
         hidden(kRows * kWidth, place, [&](size_t) { return make<T>(random, 1.0); }),
-        weight(static_cast<size_t>((words - 1) * kWidth), place,
+        weight(static_cast<size_t>((tokens - 1) * kWidth), place,
                [&](size_t) { return make<T>(random, scale); }),
-        bias(static_cast<size_t>(words - 1), place,
+        bias(static_cast<size_t>(tokens - 1), place,
              [&](size_t i) { return i % 7 == 6 ? masked<T>() : make<T>(random, scale); }),
-        vocab(words) {}
+        vocab(tokens) {}
 
-  WordTree tree() const {
+  TokenTree tree() const {
     return {start.data(), child.data(), vocab, static_cast<int64_t>(start.size()) - 1};
   }
 };
 
 template <class T>
-void run_case(const Case<T>& c, const T* bias, int64_t few, bool tied, Best<T> best,
+void run_case(const Kernels& k, const Case<T>& c, const T* bias, int64_t few, bool tied,
               Place place, Tally& tally) {
   const auto count = static_cast<size_t>(few), width = static_cast<size_t>(c.kWidth);
   const auto rows = static_cast<size_t>(c.kRows);
-  const WordTree tree = c.tree();
+  const TokenTree tree = c.tree();
   for (int threads : kThreads) {
     const Buffer<double> values(rows * count, place);
     const Buffer<int64_t> ids(rows * count, place), opened(rows, place);
-    best(c.hidden.data(), c.weight.data(), bias, c.kRows, c.kWidth, tree, few, values.data(),
-         ids.data(), opened.data(), threads);
+    k.tree->best(stored::floats(c.hidden), stored::floats(c.weight), bias, c.kRows, c.kWidth, tree,
+                 few, values.data(), ids.data(), opened.data(), threads);
     tally.expect(values.intact() && ids.intact() && opened.intact(), "wrote outside a buffer");
     for (size_t i = 0; i < rows; ++i) {
       const T* state = c.hidden.data() + i * width;
-      const auto want = all_words(state, c.weight.data(), bias, width, tree);
+      const auto want = all_tokens(state, c.weight.data(), bias, width, tree);
       tally.expect(opened[i] <= tree.forks, "opened a fork twice");
       check_best(want, values.data() + i * count, ids.data() + i * count, count, tied, tally);
     }
@@ -226,42 +205,43 @@ void run_case(const Case<T>& c, const T* bias, int64_t few, bool tied, Best<T> b
 }
 
 template <class T>
-void run_best(const Kernels& k, const char* what, Best<T> best, Tally& tally) {
+void run_best(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
     for (int64_t vocab : {1, 2, 3, 50, 400})
       for (int64_t arity : {2, 5})
         for (bool deep : {false, true})
           for (double scale : {0.0, 1.0, 100.0}) {
-            tally.begin(label(k, what, {vocab, arity}, deep ? "deep" : "", place));
+            const std::string how = std::string(stored::type_name<T>()) + (deep ? " deep" : "");
+            tally.begin(label(k, "tree best", {vocab, arity}, how.c_str(), place));
             Random random(static_cast<uint32_t>(vocab * 10 + arity));
             const Made made = make_tree(vocab, arity, deep, random);
             const Case<T> c(made, vocab, scale, place, random);
             for (int64_t few : {int64_t{1}, std::min<int64_t>(vocab, 7), vocab}) {
-              run_case<T>(c, nullptr, few, scale == 0.0, best, place, tally);
-              run_case(c, c.bias.data(), few, false, best, place, tally);
+              run_case<T>(k, c, nullptr, few, scale == 0.0, place, tally);
+              run_case<T>(k, c, c.bias.data(), few, false, place, tally);
             }
           }
 }
 
-// A NaN that is looked at leaves no word; one in a state must not disturb its neighbours.
+// A NaN that is looked at leaves no token; one in a state must not disturb its neighbours.
 inline void run_broken(const Kernels& k, Tally& tally) {
   for (int64_t arity : {2, 4}) {
-    tally.begin(label(k, "best words with a NaN", {30, arity}, "", Place::padded));
+    tally.begin(label(k, "best tokens with a NaN", {30, arity}, "", Place::padded));
     Random random(5);
     const Made made = make_tree(30, arity, false, random);
-    const WordTree tree{made.start.data(), made.child.data(), 30,
-                        static_cast<int64_t>(made.start.size()) - 1};
+    const TokenTree tree{made.start.data(), made.child.data(), 30,
+                         static_cast<int64_t>(made.start.size()) - 1};
     std::vector<float> hidden(2 * 4), weight(29 * 4);
     for (float& x : hidden) x = random.normal(1.0);
     for (float& x : weight) x = random.normal(1.0);
     hidden[6] = NAN;
     const Buffer<double> values(2 * 3, Place::padded);
     const Buffer<int64_t> ids(2 * 3, Place::padded), opened(2, Place::padded);
-    k.tree->best_f32(hidden.data(), weight.data(), nullptr, 2, 4, tree, 3, values.data(),
-                     ids.data(), opened.data(), 2);
+    k.tree->best({hidden.data(), lmhead::FloatType::f32}, {weight.data(), lmhead::FloatType::f32},
+                 nullptr, 2, 4, tree, 3, values.data(), ids.data(), opened.data(), 2);
     for (size_t j = 0; j < 3; ++j) {
       tally.expect(ids[j] >= 0 && std::isfinite(values[j]), "a NaN reached another state");
-      tally.expect(ids[3 + j] == -1 && std::isnan(values[3 + j]), "a word from a NaN");
+      tally.expect(ids[3 + j] == -1 && std::isnan(values[3 + j]), "a token from a NaN");
     }
   }
 }
@@ -276,28 +256,28 @@ inline void run_bad_trees(const Kernels& k, Tally& tally) {
       {"a cycle", even, {4, 5, 0, 4, 2, 3}},
       {"a node too large", even, {5, 7, 0, 1, 2, 3}},
       {"a negative node", even, {5, -1, 0, 1, 2, 3}},
-      {"a word missing", even, {0, 1, 0, 1, 2, 3}},
+      {"a token missing", even, {0, 1, 0, 1, 2, 3}},
       {"one branch", {0, 1, 4, 6}, {5, 6, 0, 1, 2, 3}},
       {"too many", {0, 7, 4, 6}, {5, 6, 0, 1, 2, 3}},
       {"a fork twice", even, {5, 5, 6, 6, 2, 3}},
       {"backwards", {0, -3, 4, 6}, {5, 6, 0, 1, 2, 3}},
   };
   for (const auto& c : cases) {
-    tally.begin(label(k, "best words of", {4, 2}, c.name, Place::tight));
+    tally.begin(label(k, "best tokens of", {4, 2}, c.name, Place::tight));
     const Buffer<int64_t> start(4, Place::tight, [&](size_t i) { return c.start[i]; });
     const Buffer<int64_t> child(6, Place::tight, [&](size_t i) { return c.child[i]; });
-    const WordTree tree{start.data(), child.data(), 4, 3};
+    const TokenTree tree{start.data(), child.data(), 4, 3};
     const Buffer<float> hidden(5, Place::tight, [](size_t) { return 1.0f; });
     const Buffer<float> weight(15, Place::tight, [](size_t) { return 0.0f; });
     const Buffer<double> values(4, Place::tight);
     const Buffer<int64_t> ids(4, Place::tight), opened(1, Place::tight);
-    k.tree->best_f32(hidden.data(), weight.data(), nullptr, 1, 5, tree, 4, values.data(),
-                     ids.data(), opened.data(), 1);
+    k.tree->best(stored::floats(hidden), stored::floats(weight), nullptr, 1, 5, tree, 4,
+                 values.data(), ids.data(), opened.data(), 1);
     tally.expect(opened[0] == -1 && ids[0] == -1, "not told");
   }
 }
 
-// Every word's path, from the tables of a tree; and tables that lead nowhere.
+// Every token's path, from the tables of a tree; and tables that lead nowhere.
 inline void run_paths(Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
     for (int64_t vocab : {1, 2, 3, 50})
@@ -319,7 +299,7 @@ inline void run_paths(Tally& tally) {
             want[node] = want[static_cast<size_t>(vocab + f)];
             want[node].push_back({f, branches[node]});
           }
-        const Buffer<int64_t> words(count, place, [&](size_t i) { return vocab - 1 - i; });
+        const Buffer<int64_t> tokens(count, place, [&](size_t i) { return vocab - 1 - i; });
         int64_t last = 0;
         const Buffer<int64_t> ends(count, place, [&](size_t i) {
           return last += static_cast<int64_t>(want[count - 1 - i].size());
@@ -327,7 +307,7 @@ inline void run_paths(Tally& tally) {
         const Buffer<int64_t> fork(static_cast<size_t>(last), place);
         const Buffer<int64_t> branch(static_cast<size_t>(last), place);
         const auto walk = [&] {
-          return lmhead::tree_paths(parent.data(), branches.data(), vocab, forks, words.data(),
+          return lmhead::tree_paths(parent.data(), branches.data(), vocab, forks, tokens.data(),
                                     ends.data(), vocab, fork.data(), branch.data());
         };
         tally.expect(walk(), "refused");
@@ -352,10 +332,12 @@ inline void run_paths(Tally& tally) {
 }
 
 inline void run(const Kernels& k, Tally& tally) {
-  run_sums<float>(k, "tree sums_f32", k.tree->sums_f32, tally);
-  run_sums<uint16_t>(k, "tree sums_bf16", k.tree->sums_bf16, tally);
-  run_best<float>(k, "tree best_f32", k.tree->best_f32, tally);
-  run_best<uint16_t>(k, "tree best_bf16", k.tree->best_bf16, tally);
+  run_sums<float>(k, tally);
+  run_sums<lmhead::Bf16>(k, tally);
+  run_sums<lmhead::F16>(k, tally);
+  run_best<float>(k, tally);
+  run_best<lmhead::Bf16>(k, tally);
+  run_best<lmhead::F16>(k, tally);
   run_broken(k, tally);
   run_bad_trees(k, tally);
   run_paths(tally);

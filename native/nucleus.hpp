@@ -1,4 +1,4 @@
-// Part of rows.cpp: the words within bounds, and the fewest that hold a share of the mass.
+// Part of rows.cpp: the tokens within bounds, and the fewest that hold a share of the mass.
 #pragma once
 
 #include <algorithm>
@@ -6,13 +6,13 @@
 #include <numeric>
 #include <vector>
 
-#include "rows_pieces.hpp"
+#include "row_pieces.hpp"
 
 namespace LMHEAD_ISA {
 namespace {
 
-// found(word) for each word of the band, in order. Eight vectors are passed over at a time where
-// none of them has such a word.
+// found(token) for each token of the band, in order. Eight vectors are passed over at a time where
+// none of them has such a token.
 template <class Found>
 void scan(const float* z, int64_t vocab, float lo, float hi, const Found& found) {
   const auto inside = [&](vf v) { return (v >= lo) & (v <= hi) & (v > -kInf); };
@@ -40,35 +40,35 @@ struct BestFirst {
   bool operator()(int64_t a, int64_t b) const { return z[a] > z[b] || (z[a] == z[b] && a < b); }
 };
 
-void band(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
-          int64_t width, int64_t* counts, int64_t* ids, double* values, int threads) {
+void in_range(const float* z, int64_t rows, int64_t vocab, const float* lo, const float* hi,
+              int64_t width, int64_t* counts, int64_t* ids, double* values, int threads) {
   parallel_for(rows, threads, [&](int64_t row) {
-    const float* words = z + row * vocab;
+    const float* logits = z + row * vocab;
     int64_t* mine = ids + row * width;
     int64_t n = 0;
-    scan(words, vocab, lo[row], hi[row], [&](int64_t word) {
-      if (n < width) mine[n] = word;
+    scan(logits, vocab, lo[row], hi[row], [&](int64_t token) {
+      if (n < width) mine[n] = token;
       ++n;
     });
     counts[row] = n;
     if (n > width) return;
-    std::sort(mine, mine + n, BestFirst{words});
-    for (int64_t i = 0; i < n; ++i) values[row * width + i] = words[mine[i]];
+    std::sort(mine, mine + n, BestFirst{logits});
+    for (int64_t i = 0; i < n; ++i) values[row * width + i] = logits[mine[i]];
   });
 }
 
-// A word that may be among the nearest: how far off it is, and what it weighs.
+// A token that may be among the nearest: how far off it is, and what it weighs.
 struct Near {
   double distance, mass;
   int64_t id;
 };
 
-// In units of β z: the words that are looked at. Those further off weigh little in a distribution
+// In units of β z: the tokens that are looked at. Those further off weigh little in a distribution
 // with a peak.
 constexpr double kNear = 6.0;
 
-// The words of the row around `centre`, nearest first, until they have `limit`, and at least `least`
-// of them; nothing if that takes one that is further off than `near`.
+// The tokens of the row around `centre`, nearest first, until they have `limit`, and at least
+// `least` of them; nothing if that takes one that is further off than `near`.
 std::vector<int64_t> nearest(const float* z, int64_t vocab, double beta, double max, double centre,
                              double limit, int64_t least) {
   const double near = kNear / beta;
@@ -76,24 +76,24 @@ std::vector<int64_t> nearest(const float* z, int64_t vocab, double beta, double 
   const float lo = std::nextafter(static_cast<float>(centre - near), -kInf);
   const float hi = std::nextafter(static_cast<float>(centre + near), kInf);
   std::vector<int64_t> ids;
-  scan(z, vocab, lo, hi, [&](int64_t word) { ids.push_back(word); });
+  scan(z, vocab, lo, hi, [&](int64_t token) { ids.push_back(token); });
   std::sort(ids.begin(), ids.end(), BestFirst{z});
-  std::vector<Near> words;
-  words.reserve(ids.size());
+  std::vector<Near> tokens;
+  tokens.reserve(ids.size());
   for (int64_t id : ids)
-    words.push_back({std::abs(z[id] - centre), std::exp(beta * (z[id] - max)), id});
+    tokens.push_back({std::abs(z[id] - centre), std::exp(beta * (z[id] - max)), id});
   if (centre != max)
-    std::stable_sort(words.begin(), words.end(),
+    std::stable_sort(tokens.begin(), tokens.end(),
                      [](const Near& a, const Near& b) { return a.distance < b.distance; });
   double before = 0.0;
   size_t n = 0;
-  while (n < words.size() && (before < limit || static_cast<int64_t>(n) < least))
-    before += words[n++].mass;
-  // `limit` is where the words end; short of it by more than rounding, there are others.
+  while (n < tokens.size() && (before < limit || static_cast<int64_t>(n) < least))
+    before += tokens[n++].mass;
+  // `limit` is where the tokens end; short of it by more than rounding, there are others.
   const bool enough = before >= limit && static_cast<int64_t>(n) >= least;
-  if (!enough || n == 0 || words[n - 1].distance > near) return {};
+  if (!enough || n == 0 || tokens[n - 1].distance > near) return {};
   ids.resize(n);
-  for (size_t i = 0; i < n; ++i) ids[i] = words[i].id;
+  for (size_t i = 0; i < n; ++i) ids[i] = tokens[i].id;
   if (centre != max) std::sort(ids.begin(), ids.end(), BestFirst{z});
   return ids;
 }
@@ -102,14 +102,14 @@ void nucleus(const float* z, int64_t rows, int64_t vocab, const double* beta, co
              const double* centre, const double* limit, int64_t least, int64_t width,
              int64_t* counts, int64_t* ids, double* values, int threads) {
   parallel_for(rows, threads, [&](int64_t row) {
-    const float* words = z + row * vocab;
+    const float* logits = z + row * vocab;
     const std::vector<int64_t> found =
-        nearest(words, vocab, beta[row], max[row], centre[row], limit[row], least);
+        nearest(logits, vocab, beta[row], max[row], centre[row], limit[row], least);
     counts[row] = static_cast<int64_t>(found.size());
     if (counts[row] > width) return;
     for (size_t i = 0; i < found.size(); ++i) {
       ids[row * width + static_cast<int64_t>(i)] = found[i];
-      values[row * width + static_cast<int64_t>(i)] = beta[row] * words[found[i]];
+      values[row * width + static_cast<int64_t>(i)] = beta[row] * logits[found[i]];
     }
   });
 }

@@ -1,4 +1,4 @@
-// Products of whole numbers: rows of the copy, of three kinds, with hidden states of 16 bits. For
+// Products of integers: rows of the copy, of three kinds, with hidden states of 16 bits. For
 // screen.cpp alone, compiled with it.
 #pragma once
 
@@ -12,11 +12,8 @@
 namespace LMHEAD_ISA {
 namespace {
 
-// How far ahead of its use memory is asked for, in bytes.
-constexpr int64_t kAhead = 1024;
-
-// The three kinds of entries. Each gives products<R, T>: out[r][t] = Σ_j w[r][j] · y[t][j] for R
-// words `stride` apart and T states `width` apart.
+// The three kinds of entries. Each has a step<R, T>: sums[r][t] += Σ_j w[r][j] · y[t][j] for R
+// tokens `stride` apart and T states `width` apart, over kStep entries.
 #if defined(__AVX2__)
 
 using Sums = __m256i;
@@ -28,7 +25,18 @@ inline int32_t total(__m256i v) {
   return _mm_cvtsi128_si32(s);
 }
 
+inline void totals(__m256i a, __m256i b, __m256i c, __m256i d, int32_t* out) {
+  const __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                   _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+}
+
 inline __m256i plus(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+
+// sum += the products of 16-bit numbers, in pairs.
+inline void add_products(__m256i& sum, __m256i a, __m256i b) {
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
 
 inline __m256i load16(const int16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -40,14 +48,13 @@ struct Whole {
   template <int R, int T>
   static void step(const int8_t* w, int64_t stride, const int16_t* y, int64_t width,
                    Sums (*sums)[T]) {
-    __m256i words[R];
+    __m256i tokens[R];
     for (int r = 0; r < R; ++r)
-      words[r] = _mm256_cvtepi8_epi16(
-          _mm_loadu_si128(reinterpret_cast<const __m128i*>(w + r * stride)));
+      tokens[r] =
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + r * stride)));
     for (int t = 0; t < T; ++t) {
       const __m256i state = load16(y + t * width);
-      for (int r = 0; r < R; ++r)
-        sums[r][t] = _mm256_add_epi32(sums[r][t], _mm256_madd_epi16(words[r], state));
+      for (int r = 0; r < R; ++r) add_products(sums[r][t], tokens[r], state);
     }
   }
 };
@@ -66,10 +73,10 @@ struct Nibbles {
       for (int t = 0; t < T; ++t) {
         const __m256i state = load16(y + t * width + 16 * k);
         for (int r = 0; r < R; ++r) {
-          __m256i words = packed[r];
-          if constexpr (k > 0) words = _mm256_srli_epi16(words, 4 * k);
-          if constexpr (k < 3) words = _mm256_and_si256(words, mask);
-          sums[r][t] = _mm256_add_epi32(sums[r][t], _mm256_madd_epi16(words, state));
+          __m256i tokens = packed[r];
+          if constexpr (k > 0) tokens = _mm256_srli_epi16(tokens, 4 * k);
+          if constexpr (k < 3) tokens = _mm256_and_si256(tokens, mask);
+          add_products(sums[r][t], tokens, state);
         }
       }
     };
@@ -88,8 +95,7 @@ struct Lead {
                    Sums (*sums)[T]) {
     for (int t = 0; t < T; ++t) {
       const __m256i state = load16(y + t * width);
-      for (int r = 0; r < R; ++r)
-        sums[r][t] = _mm256_add_epi32(sums[r][t], _mm256_madd_epi16(load16(w + r * stride), state));
+      for (int r = 0; r < R; ++r) add_products(sums[r][t], load16(w + r * stride), state);
     }
   }
 };
@@ -100,6 +106,10 @@ using Sums = int32_t;
 
 inline int32_t total(int32_t v) { return v; }
 
+inline void totals(int32_t a, int32_t b, int32_t c, int32_t d, int32_t* out) {
+  out[0] = a, out[1] = b, out[2] = c, out[3] = d;
+}
+
 inline int32_t plus(int32_t a, int32_t b) { return a + b; }
 
 template <class T>
@@ -107,8 +117,7 @@ struct Plain {
   using Entry = T;
   static constexpr int64_t kStep = 16, kPerEntry = 1;
   template <int R, int S>
-  static void step(const T* w, int64_t stride, const int16_t* y, int64_t width,
-                   Sums (*sums)[S]) {
+  static void step(const T* w, int64_t stride, const int16_t* y, int64_t width, Sums (*sums)[S]) {
     for (int r = 0; r < R; ++r)
       for (int s = 0; s < S; ++s) {
         int32_t sum = 0;
@@ -132,8 +141,8 @@ struct Nibbles {
       for (int s = 0; s < S; ++s) {
         int32_t sum = 0;
         for (int i = 0; i < 16; ++i) {
-          const int32_t word = w[r * stride + 2 * i] | w[r * stride + 2 * i + 1] << 8;
-          for (int k = 0; k < 4; ++k) sum += (word >> 4 * k & 15) * y[s * width + 16 * k + i];
+          const int32_t token = w[r * stride + 2 * i] | w[r * stride + 2 * i + 1] << 8;
+          for (int k = 0; k < 4; ++k) sum += (token >> 4 * k & 15) * y[s * width + 16 * k + i];
         }
         sums[r][s] += sum;
       }
@@ -142,10 +151,13 @@ struct Nibbles {
 
 #endif
 
-// Several sums side by side where there is one word and one state, so that they need not wait for
-// each other. One word after the other is how a machine reads memory fastest.
+// Several sums side by side where there is one token and one state, so that they need not wait for
+// each other. One token after the other is how a machine reads memory fastest.
+//
+// `ahead`: how far ahead of its use memory is prefetched, in bytes; 0 for not at all.
 template <class Kind, int R, int T>
-void dot(const typename Kind::Entry* w, const int16_t* y, int64_t width, double (*out)[T]) {
+void dot(const typename Kind::Entry* w, const int16_t* y, int64_t width, int64_t ahead,
+         int32_t (*out)[R]) {
   constexpr int kChains = R * T == 1 ? 4 : 1;
   constexpr bool kStreams = R * T == 1 && sizeof(typename Kind::Entry) == 1;
   Sums sums[kChains][R][T] = {};
@@ -153,9 +165,9 @@ void dot(const typename Kind::Entry* w, const int16_t* y, int64_t width, double 
   int64_t j = 0;
   for (; j + kChains * Kind::kStep <= width; j += kChains * Kind::kStep) {
     const auto* at = w + j / Kind::kPerEntry;
-    if constexpr (kStreams)
+    if (kStreams && ahead > 0)
       for (int64_t line = 0; line < kChains * Kind::kStep / Kind::kPerEntry; line += 64)
-        __builtin_prefetch(at + line + kAhead, 0, 0);
+        __builtin_prefetch(at + line + ahead, 0, 0);
 #pragma GCC unroll 4
     for (int c = 0; c < kChains; ++c)
       Kind::template step<R, T>(at + c * Kind::kStep / Kind::kPerEntry, stride,
@@ -163,11 +175,17 @@ void dot(const typename Kind::Entry* w, const int16_t* y, int64_t width, double 
   }
   for (; j < width; j += Kind::kStep)
     Kind::template step<R, T>(w + j / Kind::kPerEntry, stride, y + j, width, sums[0]);
+  if constexpr (R == 4) {
+    static_assert(kChains == 1);
+    for (int t = 0; t < T; ++t)
+      totals(sums[0][0][t], sums[0][1][t], sums[0][2][t], sums[0][3][t], out[t]);
+    return;
+  }
   for (int r = 0; r < R; ++r)
     for (int t = 0; t < T; ++t) {
       Sums sum = sums[0][r][t];
       for (int c = 1; c < kChains; ++c) sum = plus(sum, sums[c][r][t]);
-      out[r][t] = total(sum);
+      out[t][r] = total(sum);
     }
 }
 

@@ -1,4 +1,4 @@
-// The slow twins: what each kernel computes, written in double and without a thought for speed.
+// The slow references: what each kernel computes, written plainly in double.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 #include "kernels.hpp"
 
-namespace twin {
+namespace reference {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
@@ -24,7 +24,7 @@ inline double slope(const lmhead::Map& map, double z) {
   return std::max(0.0, 1.0 - t * t) * map.scale * map.outer;
 }
 
-// The softmax of one token, from all its logits at once.
+// The softmax of one row, from all its logits at once.
 struct Softmax {
   double m = -kInf, s = 0.0, t = 0.0;
 
@@ -97,11 +97,4 @@ inline float tail_threshold(std::vector<float> x, double mass) {
   return x.empty() ? 0.0f : x.back();
 }
 
-inline float from_bf16(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
-
-}  // namespace twin
+}  // namespace reference

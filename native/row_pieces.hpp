@@ -1,4 +1,4 @@
-// Part of rows.cpp: rows cut into pieces, and their words as doubles.
+// Part of rows.cpp: rows cut into pieces, and their tokens as doubles.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@ using lmhead::parallel_for;
 
 constexpr float kInf = __builtin_inff();
 constexpr double kFar = std::numeric_limits<double>::infinity();
-// Words per piece of a row. Pieces are added in order, so that neither the number of threads nor
+// Tokens per piece of a row. Pieces are added in order, so that neither the number of threads nor
 // the batch around a row changes its result.
 constexpr int64_t kPiece = 1 << 15;
 
 int64_t pieces(int64_t vocab) { return (vocab + kPiece - 1) / kPiece; }
 
-// body(row, piece, first word, last word) for all pieces of all rows.
+// body(row, piece, first token, last token) for all pieces of all rows.
 template <class Body>
 void each_piece(int64_t rows, int64_t vocab, int threads, const Body& body) {
   const int64_t per_row = pieces(vocab);
@@ -35,7 +35,7 @@ void each_piece(int64_t rows, int64_t vocab, int threads, const Body& body) {
   });
 }
 
-// kLanes words as two vectors of doubles; missing ones are masked.
+// kLanes tokens as two vectors of doubles; missing ones are masked.
 struct Two {
   vd low, high;
 };
@@ -45,7 +45,7 @@ Two widen(const float* z, int n) {
   vf_half low, high;
   std::memcpy(&low, &v, sizeof low);
   std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
-  return {__builtin_convertvector(low, vd), __builtin_convertvector(high, vd)};
+  return {to_double(low), to_double(high)};
 }
 
 double total(vd v) {

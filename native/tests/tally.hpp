@@ -1,4 +1,4 @@
-// What the kernel tests stand on: buffers that notice stray accesses, random numbers, a tally.
+// Shared by the kernel tests: buffers that detect stray accesses, random numbers, a tally.
 #pragma once
 
 #include <cmath>
@@ -77,8 +77,7 @@ class Random {
 
 // Within a bound; NaN only where NaN is due, infinities of the same sign.
 inline bool near(double got, double want, double bound) {
-  if (std::isnan(want) || std::isinf(want))
-    return std::isnan(want) ? std::isnan(got) : got == want;
+  if (std::isnan(want) || std::isinf(want)) return std::isnan(want) ? std::isnan(got) : got == want;
   return std::abs(got - want) <= bound;
 }
 

@@ -1,4 +1,5 @@
-// Part of rows.cpp: draws by noise. The word with the largest β z + noise is a draw from softmax(β z).
+// Part of rows.cpp: draws by noise. The token with the largest β z + noise is a draw from softmax(β
+// z).
 #pragma once
 
 #if defined(__AVX2__)
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "philox.hpp"
-#include "rows_pieces.hpp"
+#include "row_pieces.hpp"
 
 namespace LMHEAD_ISA {
 namespace {
@@ -30,8 +31,8 @@ inline vu mul32(vu a, uint32_t b) {
 
 constexpr int kChunk = 512;
 
-// The random words of ids [first, first + kChunk), first being even: see philox.hpp.
-void random_words(Key key, int64_t first, uint32_t* high, uint32_t* low) {
+// The random bits of ids [first, first + kChunk), first being even: see philox.hpp.
+void random_bits(Key key, int64_t first, uint32_t* high, uint32_t* low) {
   const uint64_t mask = 0xffffffff;
   for (int at = 0; at < kChunk; at += 2 * kHalf) {
     vu c0, c1 = vu{} + (key.position & mask), c2 = vu{} + (key.position >> 32), c3{};
@@ -67,17 +68,17 @@ struct Best {
   }
 };
 
-// meet(word, score) for every word of [lo, hi), lo being even, whose score β (z - max) + noise is at
-// least `least()`, and for few others. The noise is -log E with E = -log u >= 1 - u, so such a word
-// has 1 - u <= exp(β (z - max) - least): a comparison in float32 with a margin, and nearly all words
-// are out without a logarithm.
+// meet(token, score) for every token of [lo, hi), lo being even, whose score β (z - max) + noise is
+// at least `least()`, and for few others. The noise is -log E with E = -log u >= 1 - u, so such a
+// token has 1 - u <= exp(β (z - max) - least): a comparison in float32 with a margin, and nearly
+// all tokens are out without a logarithm.
 template <class Least, class Meet>
 void each_contender(const float* z, int64_t lo, int64_t hi, double beta, double max, Key key,
                     const Least& least, const Meet& meet) {
   uint32_t high[kChunk], low[kChunk];
   const float b = static_cast<float>(beta), top = static_cast<float>(max);
   for (int64_t first = lo; first < hi; first += kChunk) {
-    random_words(key, first, high, low);
+    random_bits(key, first, high, low);
     const int64_t end = std::min(hi, first + kChunk);
     for (int64_t i = first; i < end; i += kLanes) {
       const int n = static_cast<int>(std::min<int64_t>(kLanes, end - i));
@@ -97,38 +98,38 @@ void each_contender(const float* z, int64_t lo, int64_t hi, double beta, double 
   }
 }
 
-void contenders(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
-                const double* least, int64_t width, int64_t* counts, int64_t* ids, int threads) {
+void gumbel_above(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
+                  const double* least, int64_t width, int64_t* counts, int64_t* ids, int threads) {
   parallel_for(rows, threads, [&](int64_t row) {
-    const float* words = z + row * vocab;
-    const double max = *std::max_element(words, words + vocab);
+    const float* logits = z + row * vocab;
+    const double max = *std::max_element(logits, logits + vocab);
     counts[row] = 0;
     if (max == -kFar) return;
     const double bound = least[row] - beta[row] * max;
     each_contender(
-        words, 0, vocab, beta[row], max, keys[row], [&] { return bound; },
-        [&](int64_t word, double score) {
+        logits, 0, vocab, beta[row], max, keys[row], [&] { return bound; },
+        [&](int64_t token, double score) {
           if (!(score >= bound)) return;
-          if (counts[row] < width) ids[row * width + counts[row]] = word;
+          if (counts[row] < width) ids[row * width + counts[row]] = token;
           ++counts[row];
         });
   });
 }
 
-void race(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
-          int64_t* winners, int threads) {
+void gumbel_argmax(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
+                   int64_t* winners, int threads) {
   const int64_t per_row = pieces(vocab);
   std::vector<Best> parts(static_cast<size_t>(rows * per_row));
   each_piece(rows, vocab, threads, [&](int64_t row, int64_t piece, int64_t lo, int64_t hi) {
-    const float* words = z + row * vocab;
-    const int64_t favourite = std::max_element(words + lo, words + hi) - words;
-    const double max = words[favourite];
+    const float* logits = z + row * vocab;
+    const int64_t favourite = std::max_element(logits + lo, logits + hi) - logits;
+    const double max = logits[favourite];
     if (max == -kFar) return;
     Best best;
     best.take(lmhead::to_gumbel(lmhead::philox(keys[row], 0, favourite)), favourite);
     each_contender(
-        words, lo, hi, beta[row], max, keys[row], [&] { return best.score; },
-        [&](int64_t word, double score) { best.take(score, word); });
+        logits, lo, hi, beta[row], max, keys[row], [&] { return best.score; },
+        [&](int64_t token, double score) { best.take(score, token); });
     parts[row * per_row + piece] = {best.score + beta[row] * max, best.id};
   });
   for (int64_t row = 0; row < rows; ++row) {
@@ -151,8 +152,10 @@ double log_sum(const double* x, int64_t n, double* e, double* max) {
   for (int64_t i = 0; i < n; i += kHalf) {
     vd far = vd{} - 708.0;
     std::memcpy(&far, x + i, sizeof(double) * static_cast<size_t>(std::min<int64_t>(kHalf, n - i)));
-    if (i + kHalf <= n) far -= *max;
-    else for (int k = 0; k < n - i; ++k) far[k] -= *max;
+    if (i + kHalf <= n)
+      far -= *max;
+    else
+      for (int k = 0; k < n - i; ++k) far[k] -= *max;
     far = far < -708.0 ? vd{} - 708.0 : far;
     const vd here = exp_within(far);
     std::memcpy(e + i, &here, sizeof here);
@@ -161,26 +164,26 @@ double log_sum(const double* x, int64_t n, double* e, double* max) {
   return *max + std::log(total(sum));
 }
 
-void settle(const float* z, int64_t rows, int64_t vocab, const double* lse, const int64_t* ids,
-            const double* words, int64_t width, const Key* keys, int64_t* token, double* log_prob,
-            double* raw_log_prob, double* kept_mass, int threads) {
+void draw(const float* z, int64_t rows, int64_t vocab, const double* lse, const int64_t* ids,
+          const double* logits, int64_t width, const Key* keys, int64_t* token, double* log_prob,
+          double* raw_log_prob, double* kept_mass, int threads) {
   parallel_for(rows, threads, [&](int64_t row) {
     std::vector<double> e(static_cast<size_t>(width + kHalf)), raw(static_cast<size_t>(width));
-    const double* x = words + row * width;
+    const double* x = logits + row * width;
     const int64_t* id = ids + row * width;
     const float* all = z + row * vocab;
     double max;
     for (int64_t i = 0; i < width; ++i) raw[i] = x[i] == -kFar ? -kFar : all[id[i]];
     kept_mass[row] = std::min(0.0, log_sum(raw.data(), width, e.data(), &max) - lse[row]);
     const double mine = log_sum(x, width, e.data(), &max);
-    // Noise is -log E with E = -log u >= 1 - u: a word can only win if 1 - u is at most exp of what
-    // it lacks to the best score, and most are out without a logarithm.
+    // Noise is -log E with E = -log u >= 1 - u: a token can only win if 1 - u is at most exp of
+    // what it lacks to the best score, and most are out without a logarithm.
     Best best;
     int64_t place = 0;
     double least = kFar;  // exp(max - best score), with a margin
     for (int64_t i = 0; i < width; ++i) {
       if (x[i] == -kFar) continue;
-      const lmhead::Words random = lmhead::philox(keys[row], 0, static_cast<uint64_t>(id[i]));
+      const lmhead::RandomBits random = lmhead::philox(keys[row], 0, static_cast<uint64_t>(id[i]));
       if ((1.0 - lmhead::to_uniform(random)) > e[i] * least) continue;
       const double score = x[i] + lmhead::to_gumbel(random);
       if (score > best.score) {

@@ -1,1 +1,5 @@
-"""The standard set of benchmarks, its goals, and scripts; the machinery is `lmhead.bench`."""
+"""Benchmarks of lmhead: speed, memory and errors beside the alternatives. See README.md.
+
+Read first: `task`, `loss`, `query` (what is compared), `inputs`, `float64_reference`, `timing` (the
+interleaved rounds), `comparison`, `fresh_process` (memory), `runner`, `report`.
+"""

@@ -1,18 +1,19 @@
-"""What the results are held to: `python -m benchmarks.goals [FOLDER]` reads the files and compares.
-
-The goals are ratios and errors, so that they mean the same on another machine; the conditions stand
-in the files.
-"""
+"""The goals of the results: ratios and errors, so that they mean the same on every machine."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lmhead.bench.report import Document, table
+import click
+
+from benchmarks import report
+from benchmarks.machine import RESULTS
+from benchmarks.report import MIB, Document
+from benchmarks.runner import FOLDER
 
 LOSS = "loss-smollm2-2048-float32"
 QUERY = "query-smollm2-2048-float32"
@@ -23,52 +24,54 @@ TRAINED = "wikitext-filter"
 VOCAB = "vocab-training"
 
 
+Measure = Callable[[Document], float | None]
+
+
 @dataclass(frozen=True)
 class Goal:
-    """A number in a file, and the most that it should be."""
+    """A number in a result file, and the largest value it should have."""
 
     what: str
     file: str
-    measure: Callable[[Document], float | None]
+    measure: Measure
     at_most: float
 
 
-def _ratio(name: str, baseline: str) -> Callable[[Document], float | None]:
-    def measure(document: Document) -> float | None:
-        for r in document["results"]:
-            if r["name"] == name and baseline in r["ratios"]:
-                return float(r["ratios"][baseline]["median"])
-        return None
-
-    return measure
+def _first(values: Iterable[Any]) -> Any:
+    return next(iter(values), None)
 
 
-def _error(name: str, result: str) -> Callable[[Document], float | None]:
-    def measure(document: Document) -> float | None:
-        found = [r["errors"][result] for r in document["results"] if r["name"] == name]
-        return found[0] if found else None
+def _ratio(name: str, baseline: str) -> Measure:
+    return lambda document: _first(
+        r["ratios"][baseline]["median"]
+        for r in document["results"]
+        if r["name"] == name and baseline in r["ratios"]
+    )
 
-    return measure
+
+def _error(name: str, result: str) -> Measure:
+    return lambda document: _first(
+        r["errors"][result] for r in document["results"] if r["name"] == name
+    )
 
 
 def _growth(document: Document) -> float | None:
-    """MiB that a process grows by where the logits would take 4 GiB, libraries included."""
-    found = [
-        r["first"] / 2**20
-        for r in document["results"]
-        if r["shape"]["name"] == "131072x64" and r["name"] == "loss/lmhead" and "first" in r
-    ]
-    return found[0] if found else None
+    """Return the MiB that a process grows by where the logits would take 4 GiB."""
+    rows = (r for r in document["results"] if r["shape"]["name"] == "131072x64" and "first" in r)
+    found: float | None = _first(r["first"] / MIB for r in rows if r["name"] == "loss/lmhead")
+    return found
 
 
 def _temporary(document: Document) -> float | None:
-    found = [r["temporary"] for r in document["results"] if "temporary" in r]
-    return max(found) / document["max_bytes"] if found else None
+    found = [
+        r["temporary"] / document["max_bytes"] for r in document["results"] if "temporary" in r
+    ]
+    return max(found, default=None)
 
 
 def _power(document: Document) -> float | None:
     found = [s["exponent"] for s in document["series"] if s["exponent"] is not None]
-    return max(found) if found else None
+    return max(found, default=None)
 
 
 def _trained(document: Document) -> float | None:
@@ -78,8 +81,8 @@ def _trained(document: Document) -> float | None:
     return float(abs(last["filter"] / last["exact"] - 1))
 
 
-def _perplexity(kind: str) -> Callable[[Document], float | None]:
-    """Over that of the full head."""
+def _perplexity(kind: str) -> Measure:
+    """Return the perplexity of a head over that of the full head."""
 
     def measure(document: Document) -> float | None:
         found = {r["kind"]: r["perplexity"] for r in document["results"]}
@@ -88,15 +91,13 @@ def _perplexity(kind: str) -> Callable[[Document], float | None]:
     return measure
 
 
-def _step(kind: str) -> Callable[[Document], float | None]:
-    """Time of a head's loss and gradients over that of the full head."""
-
-    def measure(document: Document) -> float | None:
-        found = [r.get("timing") for r in document["results"] if r["kind"] == kind]
-        faster = found[0]["training step"].get("faster") if found and found[0] else None
-        return None if faster is None else 1 / faster
-
-    return measure
+def _step(kind: str) -> Measure:
+    """Return the time of a head's loss and gradients over that of the full head."""
+    return lambda document: _first(
+        1 / r["timing"]["training step"]["faster"]
+        for r in document["results"]
+        if r["kind"] == kind and "faster" in r.get("timing", {}).get("training step", {})
+    )
 
 
 GOALS = (
@@ -120,13 +121,12 @@ GOALS = (
 
 
 def lines(folder: Path) -> list[str]:
-    """A table of the goals and what the files say."""
-    documents = {goal.file: _read(folder / f"{goal.file}.json") for goal in GOALS}
-    return _lines([(goal, documents[goal.file]) for goal in GOALS])
+    """Return a table of the goals and the figures in the files of a folder."""
+    return _lines([(goal, _read(folder / f"{goal.file}.json")) for goal in GOALS])
 
 
 def lines_of(document: Document, file: str) -> list[str]:
-    """The goals of one file, and what this document says."""
+    """Return a table of the goals of one file, with the figures of this document."""
     return _lines([(goal, document) for goal in GOALS if goal.file == file])
 
 
@@ -141,16 +141,26 @@ def _lines(pairs: list[tuple[Goal, Document | None]]) -> list[str]:
     rows = []
     for goal, document in pairs:
         value = None if document is None else goal.measure(document)
-        met = "no file" if document is None else "not measured" if value is None else None
-        met = met or ("yes" if value is not None and value <= goal.at_most else "NO")
-        shown = "" if value is None else f"{value:.3g}"
-        rows.append((goal.what, f"{goal.at_most:g}", shown, met))
-    what, at_most, measured, met_ = (list(column) for column in zip(*rows, strict=True))
-    return table(
-        [("", what), ("at most", at_most), ("measured", measured), ("met", met_)], width=200
-    )
+        if value is None:
+            rows.append(("", "no file" if document is None else "not measured"))
+        else:
+            rows.append((f"{value:.3g}", "yes" if value <= goal.at_most else "NO"))
+    columns = [
+        ("", [goal.what for goal, _ in pairs]),
+        ("at most", [f"{goal.at_most:g}" for goal, _ in pairs]),
+        ("measured", [value for value, _ in rows]),
+        ("met", [met for _, met in rows]),
+    ]
+    return report.table(columns, width=200)
 
 
-if __name__ == "__main__":
-    given = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results"
-    print("\n".join(lines(given)))
+@click.command("goals")
+@click.argument("folder", required=False, type=FOLDER)
+def command(folder: Path | None) -> None:
+    """Compare the result files with their goals.
+
+    FOLDER has the files; by default each CPU family's folder of benchmarks/results.
+    """
+    folders = [folder] if folder else sorted(path for path in RESULTS.iterdir() if path.is_dir())
+    for path in folders:
+        click.echo("\n".join([f"{path.name}:", *lines(path), ""]))

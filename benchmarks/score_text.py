@@ -1,34 +1,31 @@
-"""`score` on a long text: is it right, and is its memory bounded.
+"""`lmhead score` on a long text: correct, and with bounded memory. Half an hour for WikiText-2.
 
-    python -m benchmarks.score_text TEXT [--model smollm2]    (half an hour for WikiText-2's test)
-
-The text is scored as `lmhead score` does it, and the process's memory is watched: the goal is less
+The text is scored as `lmhead score` does it, in this fresh process; the goal is a growth of less
 than 300 MiB beyond the model. The hidden states go to a file as they are made; afterwards torch
-makes all logits of each window from them, in float32, and adds up `F.cross_entropy`: the perplexity
-must be the same to 1e-4. Ends with 1 if a goal is missed.
+computes all logits of each window from them, in float32, and sums `F.cross_entropy`: the perplexity
+must be the same to 1e-4.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.wikitext import ROOT
+from benchmarks.report import MIB, Document
+from benchmarks.runner import Run, benchmark
 from lmhead.analysis import score
-from lmhead.analysis.reading import stream_ids
 from lmhead.analysis.score import windows
-from lmhead.bench.machine import describe
-from lmhead.bench.report import write_json
+from lmhead.analysis.text_to_ids import stream_ids
+from lmhead.cli._peak_memory import call_with_growth
 from lmhead.models import LanguageModel, open_model
 
 GROWTH_GOAL, PERPLEXITY_GOAL = 300 * 2**20, 1e-4
@@ -36,25 +33,19 @@ GROWTH_GOAL, PERPLEXITY_GOAL = 300 * 2**20, 1e-4
 
 @dataclass(frozen=True)
 class Recorded(LanguageModel):
-    """The model, which writes all hidden states that it makes to a file."""
+    """A model that writes its hidden states to a file."""
 
     file: Any = None
 
     def hidden(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """As the model, and kept."""
+        """Compute hidden states and write them."""
         made, cache = super().hidden(ids, cache)
         self.file.write(made.detach().numpy().tobytes())
         return made, cache
 
 
-def memory(name: str) -> int:
-    """VmRSS or VmHWM, in bytes."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].split()[0]) * 1024
-
-
 def dense_perplexity(model: LanguageModel, text: str, file: Any, window: int, stride: int) -> float:
-    """From all logits, in float32, of the hidden states in the file."""
+    """Return the perplexity from dense float32 logits of the hidden states in the file."""
     head, total, count = model.head, 0.0, 0
     bias = head.bias
     for ids, fresh in windows(stream_ids(model, [text]), window, stride):
@@ -66,48 +57,40 @@ def dense_perplexity(model: LanguageModel, text: str, file: Any, window: int, st
     return math.exp(total / count)
 
 
+def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
+    """Return the figures."""
+    tokens, growth = document["scored_tokens"], document["growth_bytes"] / MIB
+    off = document["relative_difference"]
+    return [
+        f"{tokens:,} tokens in {document['seconds'] / 60:.1f} min, {growth:.0f} MiB of growth",
+        f"perplexity {document['perplexity']:.6f}",
+        f"dense      {document['dense_perplexity']:.6f}, relative difference {off:.1e}",
+    ]
+
+
+@benchmark("score", "perplexity of a long text", lines)
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--model", default="smollm2", help="Model to score with.", show_default=True)
 @torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/score.json")
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    text = given.text.read_text(encoding="utf-8")
-    opened = open_model(given.model)
+def command(run: Run, text: Path, model: str) -> None:
+    """Perplexity of a long TEXT: memory, and the dense result.
+
+    Ends with 1 if a goal is missed.
+    """
+    content, opened = text.read_text(encoding="utf-8"), open_model(model)
     head = opened.head
     if head.weight.dtype != torch.float32 or head.softcap is not None or head.scale != 1:
-        sys.exit("the model must be in float32, without soft cap and scale")
+        raise ValueError("the model must be in float32, without softcap and scale")
     with tempfile.TemporaryFile() as file:
-        model = Recorded(**vars(opened), file=file)
-        score(opened, text[:20_000])  # what is loaded once is loaded now
-        Path("/proc/self/clear_refs").write_text("5")
-        before, began = memory("VmRSS"), time.perf_counter()
-        made = score(model, text)
-        seconds, growth = time.perf_counter() - began, memory("VmHWM") - before
-        print(f"{made.tokens:,} tokens in {seconds / 60:.1f} min, {growth / 2**20:.0f} MiB beyond")
-        print(f"perplexity {made.perplexity:.6f}", flush=True)
+        recorded = Recorded(**vars(opened), file=file)
+        score(opened, content[:20_000])  # loads what is loaded once
+        start = time.perf_counter()
+        made, growth = call_with_growth(lambda: score(recorded, content))
+        seconds = time.perf_counter() - start
         file.seek(0)
-        dense = dense_perplexity(opened, text, file, made.window, made.stride)
+        dense = dense_perplexity(opened, content, file, made.window, made.stride)
     off = abs(made.perplexity / dense - 1)
-    print(f"dense      {dense:.6f}, relative difference {off:.1e}")
-    document = {
-        "benchmark": "score",
-        **describe(torch.get_num_threads()),
-        "model": given.model,
-        "text": given.text.name,
-        **made.to_json(),
-        "seconds": seconds,
-        "growth_bytes": growth,
-        "dense_perplexity": dense,
-        "relative_difference": off,
-    }
-    write_json(document, given.out)
-    sys.exit(int(growth > GROWTH_GOAL or off > PERPLEXITY_GOAL))
-
-
-if __name__ == "__main__":
-    main()
+    run.document |= {"model": model, "text": text.name, **made.to_json(), "seconds": seconds}
+    run.document |= {"growth_bytes": growth, "dense_perplexity": dense}
+    run.document["relative_difference"] = off
+    run.wrong = growth > GROWTH_GOAL or off > PERPLEXITY_GOAL

@@ -1,25 +1,20 @@
-"""Is training with this package as fast as the loop that everyone writes? Side by side.
-
-    python benchmarks/train_speed.py --data input.txt      (a few minutes; quiet machine, please)
+"""Is training with this package as fast as a plain torch loop? A few minutes.
 
 The same body, weights and batches, in one process, rounds interleaved:
 
     lmhead     the package's trainer: no logits tensor, fused AdamW
     filter     the same with grad_filter=0.02
     dense      the package's trainer with torch's dense cross-entropy
-    plain      F.cross_entropy(F.linear(hidden, weight), targets), torch's AdamW as it comes
+    plain      F.cross_entropy(F.linear(hidden, weight), targets), torch's default AdamW
     fused      the plain loop with AdamW(fused=True)
 
-at the character-level set-up (V = 65) and with V = 50,257 words of random text with Zipf's
-frequencies. Every step's loss is compared with the plain loop's.
+with characters (V = 65), and with random text of V = 50,257 tokens whose frequencies follow Zipf's
+law. Every step's loss is compared with the plain loop's.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -27,27 +22,30 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import AdamW
 
-from lmhead.bench.machine import describe
-from lmhead.train.config import TrainConfig, make_config
-from lmhead.train.heads import make_loss
-from lmhead.train.loop import Trainer
-from lmhead.train.progress import Silence
-from lmhead.train.schedule import learning_rate
-from lmhead.train.text import TextTask, make_model
+from benchmarks import report
+from benchmarks.report import Document
+from benchmarks.runner import Run, benchmark, integer, rounds
+from benchmarks.timing import Progress, ratio, time_calls
+from lmhead.progress import Progress as TrainingProgress
+from lmhead.train.text_task import TextTask, make_model
+from lmhead.train.train_config import TrainConfig, make_config
+from lmhead.train.training_loop import Trainer, learning_rate
+from lmhead.train.training_loss import make_loss
 
-WAYS = ("lmhead", "filter", "dense", "plain", "fused")
+LOOPS = ("lmhead", "filter", "dense", "plain", "fused")
 AGREE = 1e-3  # relative, of every step's loss
 Step = Callable[[], float]
 
 
 class OnTokens(TextTask):
-    """The task on ids in memory, without files."""
+    """The text task on ids in memory, without files."""
 
     def __init__(self, config: TrainConfig, ids: Any, vocab: int) -> None:
         self.config = config
@@ -60,8 +58,8 @@ class OnTokens(TextTask):
 
 
 def ours(config: TrainConfig, ids: Any, vocab: int, folder: Path) -> Step:
-    """A step of the package's trainer."""
-    trainer = Trainer(OnTokens(config, ids, vocab), config, folder, Silence())
+    """Return a step of the package's trainer."""
+    trainer = Trainer(OnTokens(config, ids, vocab), config, folder, TrainingProgress())
     trainer.task.model.train()
 
     def step() -> float:
@@ -73,7 +71,7 @@ def ours(config: TrainConfig, ids: Any, vocab: int, folder: Path) -> Step:
 
 
 def plain(config: TrainConfig, ids: Any, vocab: int, *, fused: bool) -> Step:
-    """A step as it is written by hand."""
+    """Return a step of a loop written by hand."""
     task = OnTokens(config, ids, vocab)
     model, weight = task.model, task.model.head.weight
     assert isinstance(weight, nn.Parameter)
@@ -104,43 +102,48 @@ def plain(config: TrainConfig, ids: Any, vocab: int, *, fused: bool) -> Step:
     return step
 
 
-def make_step(way: str, config: TrainConfig, ids: Any, vocab: int, folder: Path) -> Step:
-    if way in ("plain", "fused"):
-        return plain(config, ids, vocab, fused=way == "fused")
-    if way == "filter":
+def make_step(loop: str, config: TrainConfig, ids: Any, vocab: int, folder: Path) -> Step:
+    """Return a step of one of the loops."""
+    if loop in ("plain", "fused"):
+        return plain(config, ids, vocab, fused=loop == "fused")
+    if loop == "filter":
         config = config.replace(grad_filter=0.02)
-    elif way == "dense":
+    elif loop == "dense":
         config = config.replace(loss="dense")
     return ours(config, ids, vocab, folder)
 
 
 def measure(
-    config: TrainConfig, ids: Any, vocab: int, ways: list[str], rounds: int, steps: int
+    config: TrainConfig,
+    ids: Any,
+    vocab: int,
+    loops: list[str],
+    rounds: int,
+    steps: int,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Steps per second of each way, and their ratio to the plain loop's of the same round."""
+    """Measure steps per second of each loop, and their ratio to the plain loop's."""
+    losses: dict[str, list[float]] = {loop: [] for loop in loops}
     with tempfile.TemporaryDirectory() as folder:
-        made = {way: make_step(way, config, ids, vocab, Path(folder)) for way in ways}
-        losses: dict[str, list[float]] = {way: [] for way in ways}
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for number in range(rounds + 1):
-            for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-                start = time.perf_counter()
-                losses[way] += [made[way]() for _ in range(steps)]
-                if number:  # the first round warms up
-                    seconds[way].append((time.perf_counter() - start) / steps)
+        made = {loop: make_step(loop, config, ids, vocab, Path(folder)) for loop in loops}
+
+        def several(loop: str) -> Callable[[], None]:
+            return lambda: losses[loop].extend(made[loop]() for _ in range(steps))
+
+        seconds = time_calls({loop: several(loop) for loop in loops}, rounds, progress)
     results = []
-    for way in ways:
-        off = [abs(a / b - 1) for a, b in zip(losses[way], losses["plain"], strict=True)]
-        ratios = [a / b for a, b in zip(seconds["plain"], seconds[way], strict=True)]
+    for loop in loops:
+        off = max(abs(a / b - 1) for a, b in zip(losses[loop], losses["plain"], strict=True))
+        per_second = steps / median(seconds[loop])
         results.append(
             {
-                "name": way,
-                "steps_per_second": 1 / median(seconds[way]),
-                "tokens_per_second": config.batch * config.block / median(seconds[way]),
-                "speed_to_plain": median(ratios),
-                "ratios": ratios,
-                "loss_off_by": max(off),
-                "wrong": way != "filter" and max(off) > AGREE,
+                "name": loop,
+                "steps_per_second": per_second,
+                "tokens_per_second": config.batch * config.block * per_second,
+                "speed_to_plain": ratio(seconds["plain"], seconds[loop]).median,
+                "ratios": [a / b for a, b in zip(seconds["plain"], seconds[loop], strict=True)],
+                "loss_off_by": off,
+                "wrong": loop != "filter" and off > AGREE,
             }
         )
     tokens = config.batch * config.block
@@ -148,7 +151,7 @@ def measure(
 
 
 def characters(path: Path | None) -> tuple[Any, int]:
-    """The ids of a text, character by character; random ones without a text."""
+    """Return the ids of a text's characters and V; random ids without a text."""
     if path is None:
         return np.random.default_rng(0).integers(65, size=200_000).astype(np.uint16), 65
     text = path.read_text(encoding="utf-8")
@@ -157,51 +160,49 @@ def characters(path: Path | None) -> tuple[Any, int]:
 
 
 def zipf(vocab: int) -> tuple[Any, int]:
-    """Random ids whose frequencies fall as 1 / rank."""
+    """Return random ids whose frequencies fall as 1 / rank, and V."""
     shares = 1 / np.arange(1, vocab + 1)
     draw = np.random.default_rng(0)
     return draw.choice(vocab, 200_000, p=shares / shares.sum()).astype(np.uint16), vocab
 
 
-def main() -> None:
-    here = Path(__file__).resolve().parent
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, help="a text; without it, random characters")
-    parser.add_argument("--out", type=Path, default=here / "results" / "train-speed.json")
-    parser.add_argument("--way", action="append", choices=WAYS, help="all by default")
-    parser.add_argument("--vocab", type=int, default=50_257)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=5, help="of a round")
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    ways = [way for way in WAYS if way == "plain" or not given.way or way in given.way]
+def lines(document: Document, width: int) -> list[str]:
+    """Return a table per vocabulary."""
+    out = []
+    for run in document["runs"]:
+        rows = run["results"]
+        columns = [
+            ("", [r["name"] for r in rows]),
+            ("steps/s", [f"{r['steps_per_second']:.2f}" for r in rows]),
+            ("of plain", [f"{r['speed_to_plain']:.2f}" for r in rows]),
+            ("loss off by", [f"{r['loss_off_by']:.1e}" for r in rows]),
+            ("", ["WRONG" if r["wrong"] else "" for r in rows]),
+        ]
+        size = run["settings"]["width"]
+        out.append(f"V = {run['vocab']:,}, {run['tokens']} tokens per step, width {size}")
+        out += [*report.table(columns, width), ""]
+    return out
+
+
+@benchmark("train-speed", "steps per second beside a plain torch loop", lines)
+@click.option(
+    "--data",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Text file.  [default: random characters]",
+)
+@click.option("--way", "some", multiple=True, type=click.Choice(LOOPS), help="All by default.")
+@integer("--vocab", 50_257, "V of the random text.")
+@rounds(8)
+@integer("--steps", 5, "Training steps per round.")
+def command(
+    run: Run, data: Path | None, some: tuple[str, ...], vocab: int, rounds: int, steps: int
+) -> None:
+    """Training steps per second, beside a plain torch loop."""
+    loops = [name for name in LOOPS if name == "plain" or not some or name in some]
     small = make_config({"steps": 10**6}, preset="shakespeare-char")
     large = small.replace(width=256, block=128, batch=8)
-    documents = []
-    for config, (ids, vocab) in ((small, characters(given.data)), (large, zipf(given.vocab))):
-        print(f"V = {vocab:,}, {config.batch * config.block} tokens a step, width {config.width}")
-        found = measure(config, ids, vocab, ways, given.rounds, given.steps)
-        documents.append(found)
-        for row in found["results"]:
-            print(
-                f"  {row['name']:8s} {row['steps_per_second']:8.2f} steps/s   "
-                f"{row['speed_to_plain']:5.2f} x plain   loss off by {row['loss_off_by']:.1e}"
-                + ("   WRONG" if row["wrong"] else ""),
-                flush=True,
-            )
-    document = {
-        "benchmark": "train-speed",
-        "title": "steps per second beside a plain torch loop",
-        **describe(torch.get_num_threads()),
-        "runs": documents,
-    }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if any(row["wrong"] for run in documents for row in run["results"]):
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()
+    run.document["runs"] = []
+    for config, (ids, size) in ((small, characters(data)), (large, zipf(vocab))):
+        made = measure(config, ids, size, loops, rounds, steps, run.progress)
+        run.document["runs"].append(made)
+        run.wrong = run.wrong or any(row["wrong"] for row in made["results"])

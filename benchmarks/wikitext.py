@@ -1,23 +1,39 @@
-"""The words of WikiText-2 and a small Transformer on them: what benchmarks that train share.
+"""WikiText-2 and a small Transformer: shared by the benchmarks that train.
 
-In:  a folder with `train.txt` and `valid.txt`, words between spaces.
-Out: ids, hidden states for a head of the caller's, a training loop, a mean loss.
+In:  a folder with `train.txt` and `valid.txt`, tokens separated by spaces.
+Out: ids, hidden states for the caller's head, a training loop, a mean loss.
 """
 
 from __future__ import annotations
 
-import argparse
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared/data/wikitext-2"
+from benchmarks.machine import DATA
+from benchmarks.runner import FOLDER, Option
+from benchmarks.timing import Progress
+from lmhead.cli._command_group import combine_options
+
 WARM_UP = 50  # steps
+_HELP = {
+    "steps": "Training steps.",
+    "every": "Steps between two validations.",
+    "batch": "Windows per step.",
+    "window": "Tokens per window.",
+    "width": "Hidden size D.",
+    "layers": "Transformer layers.",
+    "rate": "Learning rate.",
+    "valid_tokens": "Tokens of a validation during training.",
+    "seed": "Seed of weights and batches.",
+    "samples": "Negative samples K of the sampled loss.",
+}
 
 # Of hidden states (N, D) and targets (N,).
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -25,7 +41,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the model and its training."""
+    """Sizes of the model, and its training."""
 
     steps: int
     every: int
@@ -39,52 +55,79 @@ class Settings:
 
     @property
     def tokens(self) -> int:
-        """Of a training step."""
+        """Number of tokens of a training step."""
         return self.batch * self.window
 
 
-def add_options(parser: argparse.ArgumentParser, defaults: Settings) -> None:
-    """`--steps` and so on, and `--data`."""
-    parser.add_argument("--data", type=Path, default=DATA)
-    for name, value in asdict(defaults).items():
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=type(value), default=value, help=f"default {value}")
+def training_options(defaults: Settings) -> Option:
+    """Return the options --data, and one per setting."""
+    given = [
+        click.option(
+            f"--{name.replace('_', '-')}",
+            type=type(value),
+            default=value,
+            show_default=True,
+            help=_HELP[name],
+        )
+        for name, value in asdict(defaults).items()
+    ]
+    text = click.option(
+        "--data",
+        type=FOLDER,
+        default=DATA / "wikitext-2",
+        help="Folder with train.txt and valid.txt.  [default: wikitext-2 in LMHEAD_DATA]",
+    )
+    return combine_options(text, *given)
 
 
-def read(parser: argparse.ArgumentParser, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids of the training and of the validation words, and how often each word is trained on."""
+@dataclass(frozen=True)
+class Text:
+    """Ids for training and for validation, and the count of each token (V,) in the former."""
+
+    train: Tensor
+    valid: Tensor
+    counts: Tensor
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+        return len(self.counts)
+
+
+def read_text(folder: Path) -> Text:
+    """Read train.txt and valid.txt."""
     if not (folder / "train.txt").is_file() or not (folder / "valid.txt").is_file():
-        parser.error(f"--data must be a folder with train.txt and valid.txt; got {folder}")
+        raise ValueError(f"--data must be a folder with train.txt and valid.txt; got {folder}")
     ids: dict[str, int] = {}
 
-    def words(name: str) -> list[int]:
+    def encode(name: str) -> Tensor:
         text = (folder / name).read_text(encoding="utf-8")
         lines = ([*line.split(), "<eos>"] for line in text.splitlines())
-        return [ids.setdefault(word, len(ids)) for line in lines for word in line]
+        return torch.tensor([ids.setdefault(token, len(ids)) for line in lines for token in line])
 
-    train, valid = torch.tensor(words("train.txt")), torch.tensor(words("valid.txt"))
-    return train, valid, torch.bincount(train, minlength=len(ids))
+    train, valid = encode("train.txt"), encode("valid.txt")
+    return Text(train, valid, torch.bincount(train, minlength=len(ids)))
 
 
 class Body(nn.Module):
-    """Words and places, and a causal Transformer.
+    """Token and position embeddings, and a causal Transformer.
 
     Args:
         vocab: V.
         s: its sizes.
-        shared: whether a head may share the weight of the words: it is then of the size that a
-            head wants, and is scaled up where it is looked up.
+        shared: whether a head may share the weight of the token embedding: the weight is then of
+            the size that a head needs, and looked-up rows are scaled up.
     """
 
     mask: Tensor
 
     def __init__(self, vocab: int, s: Settings, *, shared: bool = False) -> None:
         super().__init__()
-        self.words = nn.Embedding(vocab, s.width)
-        self.places = nn.Embedding(s.window, s.width)
+        self.tokens = nn.Embedding(vocab, s.width)
+        self.positions = nn.Embedding(s.window, s.width)
         self.scale = s.width**0.5 if shared else 1.0
         if shared:
-            for table in (self.words, self.places):
+            for table in (self.tokens, self.positions):
                 nn.init.normal_(table.weight, std=1 / self.scale)
         layer = nn.TransformerEncoderLayer(
             s.width, max(1, s.width // 32), 4 * s.width, 0.0, batch_first=True, norm_first=True
@@ -94,8 +137,8 @@ class Body(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(s.window))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(batch, window) ids to (batch · window, width) hidden states."""
-        x = (self.words(ids) + self.places.weight) * self.scale
+        """Map (batch, window) ids to (batch · window, width) hidden states."""
+        x = (self.tokens(ids) + self.positions.weight) * self.scale
         hidden: Tensor = self.norm(self.body(x, mask=self.mask, is_causal=True))
         return hidden.flatten(0, 1)
 
@@ -103,11 +146,11 @@ class Body(nn.Module):
 def learn(
     body: Body, head: nn.Module, loss: Loss, ids: Tensor, s: Settings, *, last_rate: float = 1.0
 ) -> Iterator[tuple[int, float]]:
-    """Train body and head, AdamW; gives each step and its loss.
+    """Train body and head with AdamW; yield each step and its loss.
 
-    After a warm-up the rate falls in a line to `last_rate` of itself.
+    After a warm-up the rate falls linearly to `last_rate` of itself.
     """
-    # A head that shares the weight of the words has it in common with the body.
+    # A head and the body may share a weight.
     parameters = {id(p): p for module in (body, head) for p in module.parameters()}
     optimizer = torch.optim.AdamW(list(parameters.values()), lr=s.rate, weight_decay=0.0)
 
@@ -128,7 +171,7 @@ def learn(
 
 
 def windows(ids: Tensor, s: Settings, tokens: int) -> list[tuple[Tensor, Tensor]]:
-    """Inputs (batch, window) and targets (batch · window,) that go through the first `tokens`."""
+    """Return inputs (batch, window) and targets (batch · window,) over the first `tokens`."""
     rows = min(tokens, len(ids) - 1) // s.window
     inputs = ids[: rows * s.window].view(rows, s.window)
     targets = ids[1 : rows * s.window + 1].view(rows, s.window)
@@ -138,6 +181,48 @@ def windows(ids: Tensor, s: Settings, tokens: int) -> list[tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def mean_loss(body: Body, total: Loss, ids: Tensor, s: Settings, tokens: int) -> float:
-    """Of the first words; `total` is a sum over tokens."""
+    """Return the mean loss over the first `tokens`; `total` is a sum over rows."""
     pairs: list[Any] = windows(ids, s, tokens)
     return sum(float(total(body(x), y)) for x, y in pairs) / sum(len(y) for _, y in pairs)
+
+
+def train_curve(
+    body: Body,
+    head: nn.Module,
+    loss: Loss,
+    total: Loss,
+    text: Text,
+    s: Settings,
+    progress: Progress,
+    *,
+    last_rate: float = 1.0,
+    validate_all: bool = False,
+) -> list[dict[str, Any]]:
+    """Train and validate; return losses by steps, and the seconds of training until then.
+
+    Args:
+        body: makes the hidden states.
+        head: whose parameters are trained with the body's.
+        loss: mean loss that is trained on.
+        total: sum of the exact loss, for validation.
+        text: to train and validate on.
+        s: settings.
+        progress: called at each validation.
+        last_rate: of the learning rate at the end, relative to the rate after the warm-up.
+        validate_all: use the whole validation text at the end.
+    """
+    curve, seconds, start = [], 0.0, time.perf_counter()
+    for step, value in learn(body, head, loss, text.train, s, last_rate=last_rate):
+        if step % s.every == 0 or step == s.steps:
+            seconds += time.perf_counter() - start
+            tokens = len(text.valid) if validate_all and step == s.steps else s.valid_tokens
+            valid = mean_loss(body, total, text.valid, s, tokens)
+            curve.append({"step": step, "train": value, "valid": valid, "tokens": tokens})
+            curve[-1]["seconds"] = seconds
+            left = (s.steps - step) * seconds / step / 60
+            progress(
+                f"step {step:5d}/{s.steps}   train {value:.4f}   valid {valid:.4f}   "
+                f"{seconds / step:.3f} s per step, {left:.1f} min left"
+            )
+            start = time.perf_counter()
+    return curve

@@ -1,1 +1,1 @@
-"""Tests of the benchmarks' machinery, with shapes so small that the times mean nothing."""
+"""Tests of the benchmarks, with shapes so small that the times mean nothing."""

@@ -1,20 +1,25 @@
-"""Every adapter computes what the float64 truth says."""
+"""Every adapter computes the float64 results."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench import liars
-from lmhead.bench import losses, queries
-from lmhead.bench.compare import Settings, compare
-from lmhead.bench.generator import generate
-from lmhead.bench.shapes import parse_shape
-from lmhead.bench.task import Task, UnavailableError
-from lmhead.bench.truth import errors, truth_of
+from bench import faulty_implementations as faulty
+from bench.running import TINY
+from benchmarks import loss, query
+from benchmarks.float64_reference import errors, expected_results
+from benchmarks.inputs import generate
+from benchmarks.machine import ROOT
+from benchmarks.task import Task, UnavailableError
 
 INPUTS = generate(400, 24, 48)
 IN_THIS_PROCESS = [
     (task, name)
-    for task in (losses.TASK, queries.TASK)
+    for task in (loss.TASK, query.TASK)
     for name in task.implementations
     if name not in ("compile", "cce")
 ]
@@ -24,25 +29,22 @@ IN_THIS_PROCESS = [
 @pytest.mark.parametrize(("task", "name"), IN_THIS_PROCESS, ids=lambda x: getattr(x, "name", x))
 def test_results(task: Task, name: str, dtype: str) -> None:
     inputs = INPUTS.to(dtype)
-    copies = type(inputs)(
-        inputs.hidden.clone(), inputs.weight.clone(), inputs.targets, inputs.origin, inputs.entropy
-    )
     try:
-        step = task.implementations[name].prepare(copies)
+        step = task.implementations[name].prepare(inputs.detached())
     except UnavailableError as missing:
         pytest.skip(str(missing))
-    right = truth_of(task.name, inputs, top_k=queries.TOP_K)
+    right = expected_results(task.name, inputs)
     found = errors(step(), right)
     assert set(found) == (set() if name.startswith("product") else set(task.headings))
     assert task.too_far(name, dtype, found) == []
 
 
-def test_compiled_ones() -> None:
-    """In processes of their own, since compiling leaves a lot behind."""
-    names = ("compile", "cce")
-    shape = parse_shape("200x16", tokens=24)
-    settings = Settings(shape, rounds=1, threads=1, only=names, memory=False)
-    document = compare(losses.TASK, settings, lambda _: None)
+def test_compiled_implementations(tmp_path: Path) -> None:
+    """In another process, since compiling leaves state behind and warns of deprecations."""
+    only = ["--only", "compile", "--only", "cce", "--no-plot", "--out", str(tmp_path), "--json"]
+    command = [sys.executable, "-m", "benchmarks", "loss", *TINY, *only]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    document = json.loads(done.stdout)
     for r in document["results"]:
         assert r["wrong"] == [], r["name"]
     for s in document["skipped"]:
@@ -51,20 +53,20 @@ def test_compiled_ones() -> None:
 
 
 def test_names_are_known() -> None:
-    assert [i.name for i in losses.TASK.pick(("hf", "lmhead"))] == ["lmhead", "hf"]
-    assert len(losses.TASK.pick(())) == len(losses.TASK.implementations)
+    assert [i.name for i in loss.TASK.pick(("hf", "lmhead"))] == ["lmhead", "hf"]
+    assert len(loss.TASK.pick(())) == len(loss.TASK.implementations)
     with pytest.raises(ValueError, match=r"only must name some of lmhead, .*; got 'liger'"):
-        losses.TASK.pick(("liger",))
+        loss.TASK.pick(("liger",))
 
 
 def test_the_filter_has_its_own_tolerance() -> None:
     found = {"loss": 0.0, "hidden_grad": 0.005, "weight_grad": 0.001}
-    assert losses.TASK.too_far("lmhead-filter", "float32", found) == []
-    assert losses.TASK.too_far("lmhead", "float32", found) == ["hidden_grad", "weight_grad"]
-    assert liars.TASK.too_far("wrong", "float32", {"weight_grad": 0.01}) == ["weight_grad"]
+    assert loss.TASK.too_far("lmhead-filter", "float32", found) == []
+    assert loss.TASK.too_far("lmhead", "float32", found) == ["hidden_grad", "weight_grad"]
+    assert faulty.TASK.too_far("wrong", "float32", {"weight_grad": 0.01}) == ["weight_grad"]
 
 
-def test_products_are_products() -> None:
-    step = losses.product_reused(INPUTS)
+def test_a_product_has_no_results() -> None:
+    step = loss.product_reused(INPUTS)
     assert step() == {}
     assert torch.is_tensor(INPUTS.hidden)

@@ -1,4 +1,4 @@
-"""Tables, files and plots, from a document made by hand."""
+"""Tables, files and plots of a document made by hand, and the CPU family."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lmhead.bench import machine, report
-from lmhead.bench.plots import write_plot
+from benchmarks import comparison, machine, report, runner
+from benchmarks.plots import save_figure
 
 
 def entry(name: str, label: str, seconds: list[float], **more: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def made() -> dict[str, Any]:
 
 
 def test_the_table() -> None:
-    text = "\n".join(report.comparison(made(), 1000))
+    text = "\n".join(report.full_text(made(), comparison.lines, 1000))
     assert "200x16: V 200, D 16, N 24, float32; by hand, entropy 2.950, loss 3.1000" in text
     (ours,) = [line for line in text.splitlines() if line.startswith("lmhead, exact")]
     cells = " ".join(ours.split()[2:])
@@ -64,8 +64,8 @@ def test_the_table() -> None:
     assert "Skipped: cce: not installed" in text
 
 
-def test_a_narrow_terminal_gets_the_columns_below_each_other() -> None:
-    lines = report.comparison(made(), 60)
+def test_a_narrow_terminal_gets_several_blocks_of_columns() -> None:
+    lines = report.full_text(made(), comparison.lines, 60)
     assert max(map(len, lines[4:12])) <= 60
     assert sum(line.startswith("lmhead, exact") for line in lines) > 1
 
@@ -73,14 +73,14 @@ def test_a_narrow_terminal_gets_the_columns_below_each_other() -> None:
 def test_short_times_are_in_milliseconds() -> None:
     document = made()
     document["results"] = [entry("eager", "eager torch", [0.001, 0.002])]
-    assert "time/ms" in "\n".join(report.comparison(document, 1000))
+    assert "time/ms" in "\n".join(comparison.lines(document, 1000))
 
 
 def test_nothing_measured() -> None:
     document = {**made(), "results": [], "interrupted": True}
-    text = "\n".join(report.comparison(document, 1000))
+    text = "\n".join(comparison.lines(document, 1000))
     assert "Nothing was measured." in text
-    assert "Interrupted; rounds done: 0 of 3." in text
+    assert "Rounds done: 0 of 3." in text
 
 
 def test_json_has_six_digits(tmp_path: Path) -> None:
@@ -92,17 +92,36 @@ def test_json_has_six_digits(tmp_path: Path) -> None:
 def test_plots_are_written_and_repeat(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     document = made()
-    png, svg = write_plot(document, tmp_path / "a")
+    png, svg = save_figure(comparison.draw(document), tmp_path / "a")
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text(encoding="utf-8")
     assert "lmhead, exact" in text
-    write_plot(document, tmp_path / "b")
+    save_figure(comparison.draw(document), tmp_path / "b")
     assert (tmp_path / "b.svg").read_text(encoding="utf-8") == text
 
 
-def test_results_go_where_they_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert report.results_folder(tmp_path) == tmp_path
-    monkeypatch.setattr(report, "checkout", lambda: tmp_path / "here")
-    assert report.results_folder(None) == tmp_path / "here" / "benchmarks" / "results"
-    monkeypatch.setattr(report, "checkout", lambda: None)
-    assert report.results_folder(None) is None
+@pytest.mark.parametrize(
+    ("vendor", "system", "vectors", "family"),
+    [
+        ("AuthenticAMD", "x86_64", "AVX2", "amd-avx2"),
+        ("GenuineIntel", "x86_64", "AVX512", "intel-avx512"),
+        ("GenuineIntel", "x86_64", "DEFAULT", "intel-sse"),
+        ("", "aarch64", "DEFAULT", "arm-neon"),
+        ("", "riscv64", "DEFAULT", "other-sse"),
+    ],
+)
+def test_the_cpu_family_names_the_folder_of_results(
+    vendor: str,
+    system: str,
+    vectors: str,
+    family: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "_cpuinfo", lambda _: vendor)
+    monkeypatch.setattr("platform.machine", lambda: system)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: vectors)
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    assert runner.results_folder(None) == tmp_path / family
+    assert runner.results_folder(tmp_path / "mine") == tmp_path / "mine"

@@ -1,0 +1,67 @@
+"""`python -m benchmarks NAME`, and `lmhead bench NAME`: one command per benchmark.
+
+Nothing here loads torch: a benchmark is imported when it runs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from lmhead.cli._command_group import LazyGroup
+
+# Name -> one line of help. NAME runs `benchmarks.NAME:command`, with "_" for "-".
+COMMANDS = {
+    "loss": "Cross-entropy and both gradients: lmhead, and every other way to get them.",
+    "query": "Log-probability, entropy, rank, argmax and top 20 at once.",
+    "sample": "A token from the logits, beside Hugging Face's processors.",
+    "decode": "One token from a hidden state: certified decode beside full products.",
+    "memory": "Temporary memory against max_bytes, at every shape.",
+    "scaling": "Time against the vocabulary and against the number of rows.",
+    "train-speed": "Training steps per second, beside a plain torch loop.",
+    "score-text": "Perplexity of a long text: memory, and the dense result.",
+    "shakespeare": "Train on characters of Shakespeare with three losses.",
+    "wikitext-filter": "Train on WikiText-2 with and without the gradient filter.",
+    "vocab-training": "Heads for huge vocabularies: perplexity, time, memory on WikiText-2.",
+    "vocab-scaling": "Heads for huge vocabularies: cost for 10,000 to 1,000,000 tokens.",
+    "explorer-speed": "The web page in a browser: slider to frame, address to first chart.",
+    "standard": "Run the standard set and compare it with its goals.",
+    "goals": "Compare the result files with their goals.",
+}
+
+
+class _Benchmarks(LazyGroup):
+    """The benchmarks; a name may be written with "_" too."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the benchmark."""
+        name = cmd_name.replace("_", "-")
+        if name not in self.lazy:
+            return None
+        found: click.Command = import_module(f"benchmarks.{name.replace('-', '_')}").command
+        return found
+
+
+@click.command(
+    "bench",
+    cls=_Benchmarks,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Measure speed, memory and errors of lmhead beside its alternatives.
+
+    Every result is compared with float64 before it is timed. Rounds are interleaved, so that a
+    ratio is taken between calls that were made one after the other.
+
+    \b
+    Examples:
+      lmhead bench loss
+      lmhead bench loss --shape gpt2 --only lmhead --only compile
+      lmhead bench query --threads 2
+      lmhead bench sample
+      lmhead bench decode
+      lmhead bench memory
+      lmhead bench scaling --quick
+    """

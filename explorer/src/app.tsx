@@ -1,35 +1,41 @@
-// The frame around every page: its name, the way to the others, language and colours.
+// The frame around every page: menu, model, language and theme.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { models } from "./ask";
-import { useAsked } from "./asked";
-import { Language, LANGUAGES, preferredLanguage, type Lang } from "./i18n";
+import { fetchModels, type Model } from "./api";
+import { fill, Language, LANGUAGES, preferredLanguage, useStrings, type Lang, type Strings } from "./i18n/strings";
 import { Models, Version } from "./models";
-import { PAGES } from "./pages";
+import { PAGES, type PageInfo } from "./pages";
 import { Choice } from "./ui/controls";
-import { Status } from "./ui/status";
-import { change, names, oneOf, text, useAddress, useParam } from "./url";
+import { compact, grouped } from "./ui/format";
+import { PageLink } from "./ui/pageLink";
+import { Status } from "./ui/requestStatus";
+import { change, currentPath, names, oneOf, replacePath, text, useAddress, useParam } from "./url";
+import { useRequest } from "./useRequest";
+import { useServerAlive } from "./useServerAlive";
 
-const FRAME = ["lang", "theme"];
+const FRAME = ["lang", "theme", "model"];
 
 export function App(): JSX.Element {
   useAddress();
   const [lang, setLang] = useParam("lang", oneOf<Lang>(preferredLanguage(), ["en", "zh"]));
   const system = useSystemTheme();
-  const [model] = useParam("model", text(""));
+  const [named] = useParam("model", text(""));
   const [theme, setTheme] = useParam("theme", oneOf(system, ["light", "dark"] as const));
   const { strings, tag } = LANGUAGES[lang];
-  const asked = useAsked("models", models);
-  const given = asked.found?.models;
-  const open = PAGES.filter((page) => !page.needsModel || given?.length);
-  const page = open.find(({ path }) => path === location.pathname);
-  // Until the models are known, a page that needs one is not yet decided; without one it gives way
-  // to Learn.
-  const shown = page ?? (given ? open[0] : undefined);
-  const kept = new URLSearchParams({ lang, theme, ...(model ? { model } : {}) });
-  const title = shown && shown.path !== "/" ? `${strings.pages[shown.name]} · lmhead` : strings.title;
+  const request = useRequest("models", fetchModels);
+  const alive = useServerAlive();
+  const [more, setMore] = useState(false);
+  const models = request.data?.models;
+  const open = PAGES.filter((page) => !page.needsModel || models?.length);
+  const path = currentPath();
+  const page = path === "/" ? (models ? open[0] : undefined) : PAGES.find((one) => one.path === path);
+  const model = models?.find(({ name }) => name === named) ?? models?.[0];
+  const title = page ? `${strings.pages[page.name]} · lmhead` : strings.title;
 
+  useEffect(() => {
+    if (path === "/" && page) replacePath(page.path);
+  }, [path, page]);
   useEffect(() => {
     document.documentElement.lang = tag;
     document.documentElement.dataset["theme"] = theme;
@@ -42,24 +48,33 @@ export function App(): JSX.Element {
         {strings.skip}
       </a>
       <header class="frame">
-        <a class="brand" href={`/?${new URLSearchParams({ lang })}`}>
+        <PageLink path={open[0]?.path ?? "/"} class="brand">
           lmhead
-        </a>
+        </PageLink>
         <nav aria-label={strings.frame.pages}>
-          {open.length > 1
-            ? open.map(({ path, name }) => (
-                <a key={path} href={`${path}?${kept}`} aria-current={shown?.path === path ? "page" : undefined}>
-                  {strings.pages[name]}
-                </a>
-              ))
-            : null}
+          {open.map(({ path: to, name }) => (
+            <PageLink key={to} path={to} current={page?.path === to}>
+              {strings.pages[name]}
+            </PageLink>
+          ))}
         </nav>
-        <div class="settings">
+        <button
+          type="button"
+          class="more"
+          aria-expanded={more}
+          aria-controls="settings"
+          aria-label={strings.frame.settings}
+          onClick={() => setMore(!more)}
+        >
+          ☰
+        </button>
+        <div class={more ? "settings open" : "settings"} id="settings">
+          {model ? <ModelFacts model={model} models={models ?? []} /> : null}
           <button
             type="button"
             class="quiet"
             data-do="reset"
-            onClick={() => change(Object.fromEntries(names().filter((n) => !FRAME.includes(n)).map((n) => [n, null])))}
+            onClick={() => change(Object.fromEntries(names().flatMap((n) => (FRAME.includes(n) ? [] : [[n, null]]))))}
           >
             {strings.frame.reset}
           </button>
@@ -67,22 +82,52 @@ export function App(): JSX.Element {
             name="theme"
             label={strings.frame.theme}
             value={theme}
-            options={[["light", strings.frame.light], ["dark", strings.frame.dark]] as const}
+            options={
+              [
+                ["light", strings.frame.light],
+                ["dark", strings.frame.dark],
+              ] as const
+            }
             onChoose={(value) => setTheme(value)}
           />
           <Choice
             name="lang"
             label={strings.frame.language}
             value={lang}
-            options={[["en", "English"], ["zh", "中文"]] as const}
+            options={
+              [
+                ["en", "English"],
+                ["zh", "中文"],
+              ] as const
+            }
             onChoose={(value) => setLang(value)}
           />
         </div>
+        {alive ? null : (
+          <p class="gone" role="alert">
+            {strings.frame.gone}
+          </p>
+        )}
       </header>
       <main id="content" tabIndex={-1}>
-        {asked.failed ? <Status asked={asked} waiting="" /> : null}
-        <Version.Provider value={asked.found?.lmhead ?? ""}>
-          <Models.Provider value={given ?? []}>{shown ? <shown.View key={shown.path} /> : null}</Models.Provider>
+        {model ? (
+          <p class="model-line note" aria-hidden="true">
+            {model.name} · {factsOf(model, strings)}
+          </p>
+        ) : null}
+        {request.error ? <Status asked={request} waiting="" /> : null}
+        {models && named && model && model.name !== named && page?.needsModel ? (
+          <p class="banner" role="alert" data-chart="missing-model">
+            {fill(strings.frame.missing_model, { model: named, shown: model.name })}
+          </p>
+        ) : null}
+        {lang === "zh" && model && page?.needsModel && !model.speaks.includes("zh") ? (
+          <NoChinese model={model} models={models ?? []} />
+        ) : null}
+        <Version.Provider value={request.data?.lmhead ?? ""}>
+          <Models.Provider value={models ?? []}>
+            <Content page={page} path={path} models={models} />
+          </Models.Provider>
         </Version.Provider>
       </main>
       <footer>{strings.frame.offline}</footer>
@@ -90,7 +135,79 @@ export function App(): JSX.Element {
   );
 }
 
-/** The colours that the machine is set to, now and when that changes. */
+interface ContentProps {
+  readonly page: PageInfo | undefined;
+  readonly path: string;
+  /** Undefined until the server has answered. */
+  readonly models: readonly Model[] | undefined;
+}
+
+function Content({ page, path, models }: ContentProps): JSX.Element | null {
+  const { frame } = useStrings();
+  if (page && (!page.needsModel || models?.length)) return <page.View key={page.path} />;
+  if (!models || path === "/") return null;
+  return (
+    <section class="missing" data-chart="missing">
+      <h1>{page ? frame.no_models : fill(frame.missing_page, { path })}</h1>
+      <p>
+        <PageLink path={PAGES.find((one) => !one.needsModel || models.length)?.path ?? "/learn"}>{frame.home}</PageLink>
+      </p>
+    </section>
+  );
+}
+
+function factsOf({ parameters, vocab_size }: Model, { frame }: Strings): string {
+  return fill(frame.facts, { parameters: parameters === null ? "?" : compact(parameters), vocab: grouped(vocab_size) });
+}
+
+/** The model's name, size and vocabulary; a choice if there are several. */
+function ModelFacts({ model, models }: { readonly model: Model; readonly models: readonly Model[] }): JSX.Element {
+  const strings = useStrings();
+  const { frame: s } = strings;
+  return (
+    <span class="model" data-chart="model">
+      {models.length > 1 ? (
+        <select
+          name="model"
+          aria-label={s.model}
+          value={model.name}
+          onChange={(event) => change(otherModel(event.currentTarget.value))}
+        >
+          {models.map(({ name }) => (
+            <option key={name} value={name}>
+              {name}
+            </option>
+          ))}
+        </select>
+      ) : (
+        <strong>{model.name}</strong>
+      )}
+      <small>{factsOf(model, strings)}</small>
+    </span>
+  );
+}
+
+/** Another model; what refers to token ids of this one is dropped. */
+function otherModel(name: string): Record<string, string | null> {
+  return { model: name, more: null, branches: null, paths: null, target: null, cell: null };
+}
+
+function NoChinese({ model, models }: { readonly model: Model; readonly models: readonly Model[] }): JSX.Element {
+  const { frame: s } = useStrings();
+  const other = models.find(({ speaks }) => speaks.includes("zh"));
+  return (
+    <p class="banner" role="status" data-chart="no-chinese">
+      {fill(s.no_chinese, { model: model.name })}{" "}
+      {other ? (
+        <button type="button" onClick={() => change(otherModel(other.name))}>
+          {fill(s.use_model, { model: other.name })}
+        </button>
+      ) : null}
+    </p>
+  );
+}
+
+/** The theme of the operating system, kept up to date. */
 function useSystemTheme(): "light" | "dark" {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const [, draw] = useState(0);

@@ -5,6 +5,7 @@ import "./style/frame.css";
 import "./style/tables.css";
 import "./style/drawings.css";
 import "./style/steps.css";
+import "./style/cards.css";
 import "./style/learn.css";
 import "./style/next.css";
 import "./style/text.css";

@@ -1,9 +1,9 @@
-// The models that the server was given; none, if it was given none or has not said yet.
+// Contexts: the open models and the version of lmhead.
 
 import { createContext } from "preact";
-import type { Model } from "./ask";
+import type { Model } from "./api";
 
 export const Models = createContext<readonly Model[]>([]);
 
-/** Of the lmhead that serves the page. */
+/** The version of lmhead that serves the page. */
 export const Version = createContext("");

@@ -1,17 +1,24 @@
-// The state of the page is its address: read here, written here, and nowhere else.
+// The page's state lives in the address: this file reads and writes it.
 //
-// A drag changes the page at once and the address when it rests, so that each rest, and each click,
-// is one step for the browser's back button.
+// A drag updates the page at once and the address when it pauses, so that the back button undoes one
+// drag or click at a time.
 
 import { useEffect, useState } from "preact/hooks";
 
 const REST_MS = 250;
 
-let params = new URLSearchParams(location.search);
+let path = location.pathname;
+let params = normalized(new URLSearchParams(location.search));
 let pending: number | undefined;
 const listeners = new Set<() => void>();
 
-/** How a value is written in the address. What `parse` cannot read becomes the default. */
+/** What all pages share. */
+const SHARED = ["lang", "theme", "model", "prompt", "held"];
+/** What belongs to one prompt and model; dropped when another page has changed them. */
+const OF_PROMPT = ["more", "branches", "paths", "at", "cell", "target", "file"];
+const STORED = "lmhead:page:";
+
+/** How a value is written in the address; an invalid text gives the default. */
 export interface Codec<T> {
   readonly initial: T;
   parse(text: string): T | undefined;
@@ -20,7 +27,8 @@ export interface Codec<T> {
 
 export type Set<T> = (value: T, drag?: boolean) => void;
 
-export function useParam<T>(name: string, codec: Codec<T>): [T, Set<T>] {
+/** A value of the address and its setter; `useAddress` of the frame redraws the page when it changes. */
+export function param<T>(name: string, codec: Codec<T>): [T, Set<T>] {
   const text = params.get(name);
   const value = (text === null ? undefined : codec.parse(text)) ?? codec.initial;
   const set = (next: T, drag = false): void => {
@@ -30,15 +38,19 @@ export function useParam<T>(name: string, codec: Codec<T>): [T, Set<T>] {
   return [value, set];
 }
 
-/** Several changes as one step; null removes. */
+export const useParam = param;
+
+/** Change several values as one history entry; null removes. */
 export function change(values: Record<string, string | null>): void {
   write((to) => {
-    for (const [name, value] of Object.entries(values))
-      value === null ? to.delete(name) : to.set(name, value);
+    for (const [name, value] of Object.entries(values)) {
+      if (value === null) to.delete(name);
+      else to.set(name, value);
+    }
   }, false);
 }
 
-/** Draw again whenever the state changes. */
+/** Redraw whenever the address changes. */
 export function useAddress(): void {
   const [, draw] = useState(0);
   useEffect(() => {
@@ -48,9 +60,52 @@ export function useAddress(): void {
   }, []);
 }
 
-/** All names in the address now. */
+/** All names in the address. */
 export function names(): string[] {
   return [...params.keys()];
+}
+
+/** The settings of this page as text, without the prompt and what all pages share. */
+export function settings(): string {
+  return [...params].flatMap(([name, value]) => (SHARED.includes(name) ? [] : [`${name}=${value}`])).join(", ");
+}
+
+export function currentPath(): string {
+  return path;
+}
+
+/** The address of a page with the state that it was left in, and the prompt, model and language of this one. */
+export function linkTo(page: string): string {
+  const to = new URLSearchParams(page === path ? params : (stored(page) ?? ""));
+  const same = ["prompt", "held", "model"].every((name) => to.get(name) === params.get(name));
+  if (!same) OF_PROMPT.forEach((name) => to.delete(name));
+  for (const name of SHARED) {
+    const value = params.get(name);
+    if (value === null) to.delete(name);
+    else to.set(name, value);
+  }
+  const query = to.toString();
+  return page + (query ? `?${query}` : "");
+}
+
+/** Open an address of this site without loading the page again. */
+export function navigate(address: string): void {
+  flush();
+  const { pathname, search, hash } = new URL(address, location.href);
+  history.pushState(null, "", pathname + search + hash);
+  path = pathname;
+  params = normalized(new URLSearchParams(search));
+  store();
+  listeners.forEach((listener) => listener());
+  scrollTo({ top: 0, behavior: "instant" });
+}
+
+/** Give the current page another path, without a history entry. */
+export function replacePath(to: string): void {
+  path = to;
+  history.replaceState(null, "", path + location.search + location.hash);
+  store();
+  listeners.forEach((listener) => listener());
 }
 
 function write(edit: (to: URLSearchParams) => void, drag: boolean): void {
@@ -62,20 +117,63 @@ function write(edit: (to: URLSearchParams) => void, drag: boolean): void {
   listeners.forEach((listener) => listener());
 }
 
+/** Write a pending drag to the address now. */
+function flush(): void {
+  if (pending === undefined) return;
+  clearTimeout(pending);
+  push();
+}
+
 function push(): void {
   pending = undefined;
   const query = params.toString();
-  const address = location.pathname + (query ? `?${query}` : "") + location.hash;
+  const address = path + (query ? `?${query}` : "") + location.hash;
   if (address !== location.pathname + location.search + location.hash) history.pushState(null, "", address);
+  store();
+}
+
+/** Remember the state of this page for links from others. */
+function store(): void {
+  try {
+    sessionStorage.setItem(STORED + path, params.toString());
+  } catch {
+    // Storage full or not allowed: links then start a page anew.
+  }
+}
+
+function stored(page: string): string | null {
+  try {
+    return sessionStorage.getItem(STORED + page);
+  } catch {
+    return null;
+  }
+}
+
+/** Earlier versions wrote the prompt of some pages under other names. */
+function normalized(read: URLSearchParams): URLSearchParams {
+  for (const [old, name] of [
+    ["text", "prompt"],
+    ["held_prompt", "held"],
+  ] as const) {
+    const value = read.get(old);
+    if (value === null) continue;
+    read.delete(old);
+    if (!read.has(name)) read.set(name, value);
+  }
+  return read;
 }
 
 addEventListener("popstate", () => {
   clearTimeout(pending);
-  params = new URLSearchParams(location.search);
+  pending = undefined;
+  path = location.pathname;
+  params = normalized(new URLSearchParams(location.search));
+  store();
   listeners.forEach((listener) => listener());
 });
+store();
 
-// The kinds of values.
+// Codecs.
 
 export function number(initial: number, low: number, high: number): Codec<number> {
   return {
@@ -121,8 +219,8 @@ export function text(initial: string): Codec<string> {
   return { initial, parse: (shown) => shown, show: (value) => value };
 }
 
-/** A list of whole numbers, empty at first. */
-export const wholes: Codec<readonly number[]> = {
+/** A list of integers, empty by default. */
+export const integers: Codec<readonly number[]> = {
   initial: [],
   parse: (shown) => {
     const read = shown.split(",").map(Number);

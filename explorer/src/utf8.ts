@@ -1,8 +1,8 @@
-// Bytes as text, strictly: what is no UTF-8 is no text.
+// Strict UTF-8 decoding.
 
 const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
-/** The text, or undefined. */
+/** The text of bytes; undefined if they are not valid UTF-8. */
 export function decoded(bytes: readonly number[]): string | undefined {
   try {
     return strict.decode(Uint8Array.from(bytes));
@@ -11,7 +11,7 @@ export function decoded(bytes: readonly number[]): string | undefined {
   }
 }
 
-/** How many bytes a character has that begins with this one. */
+/** The length in bytes of a character that starts with this byte. */
 export function lengthOf(byte: number): number {
   return byte < 0x80 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
 }

@@ -1,17 +1,25 @@
 // What a page exports, as text: JSON, CSV, lines of a shell and of Python, the report.
 import { expect, test } from "vitest";
 import { csvText } from "../src/export/csv";
-import { documentText, jsonText } from "../src/export/json";
+import { documentText, jsonText } from "../src/export/jsonDocument";
 import { common } from "../src/export/picture";
-import { commandLine, pyOptions, pyText, shell, speakable } from "../src/export/quote";
+import { commandLine, pyOptions, pyText, shell, fitsShell } from "../src/export/quote";
 import { escaped, reportText } from "../src/export/report";
-import { LANGUAGES } from "../src/i18n";
-import { options, steps } from "../src/next/export";
-import { Row } from "../src/next/row";
-import { trainTables } from "../src/train/export";
+import { LANGUAGES } from "../src/i18n/strings";
+import { explained } from "../src/next/nextExport";
+import { activeStages, NEUTRAL, ORDERS } from "../src/sampler/options";
+import { Processed } from "../src/sampler/process";
+import { Row } from "../src/sampler/row";
+import { trainTables } from "../src/train/trainExport";
 
 test("a document begins as those of the command line do, and holds finite numbers alone", () => {
-  const text = documentText("next", "1.2.3", { p: NaN, most: -Infinity, tokens: [{ id: 1, bytes: [104, 105] }], none: [], gone: undefined });
+  const text = documentText("next", "1.2.3", {
+    p: NaN,
+    most: -Infinity,
+    tokens: [{ id: 1, bytes: [104, 105] }],
+    none: [],
+    gone: undefined,
+  });
   expect(JSON.parse(text)).toEqual({
     command: "next",
     schema: 1,
@@ -57,7 +65,7 @@ test("words of a shell", () => {
   expect(shell("it's $HOME `x` !")).toBe("'it'\\''s $HOME `x` !'");
   expect(shell("a\nb\\c'\u001b")).toBe("$'a\\nb\\\\c\\'\\033'");
   expect(shell("\u202e")).toBe("$'\\342\\200\\256'");
-  expect(speakable("a\0")).toBe(false);
+  expect(fitsShell("a\0")).toBe(false);
   expect(commandLine("next", "tiny", "a b", ["--top 3"])).toBe("lmhead next tiny --top 3 'a b'");
   expect(commandLine("next", "tiny", "-x", [])).toBe("lmhead next tiny -- -x");
   expect(commandLine("next", "tiny", "-", [])).toBe("printf %s - | lmhead next tiny -");
@@ -65,7 +73,9 @@ test("words of a shell", () => {
 
 test("strings and options of Python", () => {
   expect(pyText('a"b\\\n\u001b\u202e你')).toBe('"a\\"b\\\\\\n\\u001b\\u202e你"');
-  expect(pyOptions({ temperature: 2, top_k: 40, order: "hf" }, ["top_k"])).toBe('temperature=2.0, top_k=40, order="hf"');
+  expect(pyOptions({ temperature: 2, top_k: 40, order: "hf" }, ["top_k"])).toBe(
+    'temperature=2.0, top_k=40, order="hf"',
+  );
 });
 
 test("a report escapes what it is given, and says that nothing may run", () => {
@@ -93,7 +103,14 @@ test("the tables of a report are for people: their language, their digits, ranks
       colours: {},
       pictures: [],
       tables: [
-        { title: "", columns: ["rank", "id", "p", "log_prob", "cut_by"], rows: [[0, 12345, 0.123456789012345, -1.5e-7, "top_k"], [1201, 6, 1, null, "\n"]] },
+        {
+          title: "",
+          columns: ["rank", "id", "p", "log_prob", "cut_by"],
+          rows: [
+            [0, 12345, 0.123456789012345, -1.5e-7, "top_k"],
+            [1201, 6, 1, null, "\n"],
+          ],
+        },
         { title: "", columns: ["way", "tensor", "bytes"], rows: [["dense", "grad_logits", 1610612736]] },
         { title: "", columns: ["sum", "value"], rows: [["scored_tokens", 28]] },
       ],
@@ -102,47 +119,87 @@ test("the tables of a report are for people: their language, their digits, ranks
     });
   const cells = (html: string): string[] => [...html.matchAll(/<t[hd]\b[^>]*>([^<]*)</g)].map(([, said]) => said ?? "");
   expect(cells(text("en"))).toEqual(
-    ["rank", "id", "p", "log p", "struck out by", "1", "12345", "0.1235", "−1.50e−7", "Top-k", "1,202", "6", "1", "–", "↵"].concat(
-      ["way", "tensor", "bytes", "all logits", "gradient of the logits", "1,610,612,736", "figure", "value", "tokens scored", "28"],
-    ),
+    [
+      "rank (from 1)",
+      "id",
+      "p",
+      "log p",
+      "removed by",
+      "1",
+      "12345",
+      "0.1235",
+      "−1.50e−7",
+      "Top-k",
+      "1,202",
+      "6",
+      "1",
+      "–",
+      "↵",
+    ].concat([
+      "method",
+      "tensor",
+      "bytes",
+      "all logits",
+      "gradient of the logits",
+      "1,610,612,736",
+      "measure",
+      "value",
+      "tokens scored",
+      "28",
+    ]),
   );
-  expect(cells(text("zh-Hans"))).toEqual(expect.arrayContaining(["名次", "编号", "被哪道工序划掉", "算法", "全部 logit", "logit 的梯度", "计分的词元数"]));
+  expect(cells(text("zh-Hans"))).toEqual(
+    expect.arrayContaining([
+      "名次（从 1 起）",
+      "编号",
+      "被哪个步骤去除",
+      "算法",
+      "全部 logit",
+      "logit 的梯度",
+      "计分的词元数",
+    ]),
+  );
 });
 
 test("the table of the memory has names for machines, and each has a heading", () => {
-  const tables = trainTables({ vocab: 100, width: 8, tokens: 16, dtype: "float32", written: "plain", maxBytes: 1 << 20 }, null, LANGUAGES.zh.strings.train);
+  const tables = trainTables(
+    { vocab: 100, width: 8, tokens: 16, dtype: "float32", written: "plain", maxBytes: 1 << 20 },
+    null,
+    LANGUAGES.zh.strings.train,
+  );
   for (const column of tables.flatMap(({ columns }) => columns)) {
     expect(column).toMatch(/^[a-z_]+$/);
     expect(LANGUAGES.zh.strings.exports.columns).toHaveProperty(column);
   }
 });
 
-const OFF = { temperature: 1, topK: 0, topP: 1, minP: 0, typicalP: 1, repetition: 1, frequency: 0, presence: 0 };
-
 test("the steps of a sampler add up", () => {
   const row = new Row(Float32Array.from({ length: 50 }, (_, id) => Math.sin(id * id) * 4));
   for (const order of ["hf", "llama.cpp"] as const) {
-    const settings = { ...OFF, temperature: 0.7, topK: 20, topP: 0.9, minP: 0.05, order };
-    const processed = row.process(settings);
-    const done = steps({ row, processed, settings });
+    const stages = activeStages({ ...NEUTRAL, temperature: 0.7, top_k: 20, top_p: 0.9, min_p: 0.05 }, ORDERS[order]);
+    const processed = new Processed(row, stages);
+    const done = explained({ row, processed, chain: { stages, order: ORDERS[order], seed: 3 }, counting: "hf" });
     expect(done.map(({ stage }) => stage)).toEqual(
-      order === "hf" ? ["logits", "temperature", "top_k", "top_p", "min_p"] : ["logits", "top_k", "top_p", "min_p", "temperature"],
+      order === "hf"
+        ? ["logits", "temperature", "top_k", "top_p", "min_p"]
+        : ["logits", "top_k", "top_p", "min_p", "temperature"],
     );
     expect(done.at(-1)).toMatchObject({ words: processed.words, entropy: processed.entropy });
     expect(done.at(-1)?.["best_prob"]).toBeCloseTo(processed.p(0), 12);
     expect(done.reduce((sum, { cut }) => sum + Number(cut), processed.words)).toBe(50);
     const stay = done.reduce((share, { cut_mass }) => share * (1 - Number(cut_mass)), 1);
     expect(stay).toBeGreaterThan(0.5);
-    expect(options({ settings, seed: 3 })).toEqual({ temperature: 0.7, top_k: 20, top_p: 0.9, min_p: 0.05, order, seed: 3 });
   }
-  expect(options({ settings: { ...OFF, order: "llama.cpp" }, seed: 3 })).toEqual({});
 });
 
-test("penalties and typical words are stages like the others", () => {
+test("penalties and typical-p are stages like the others", () => {
   const row = new Row(Float32Array.from({ length: 50 }, (_, id) => Math.sin(id * id) * 4));
-  const settings = { ...OFF, typicalP: 0.6, repetition: 1.5, presence: 0.5, order: "hf" as const };
-  const processed = row.process(settings, { prompt: [1, 2], output: [3, 3] });
-  const done = steps({ row, processed, settings });
+  const stages = activeStages(
+    { ...NEUTRAL, typical_p: 0.6, repetition_penalty: 1.5, presence_penalty: 0.5 },
+    ORDERS.hf,
+  );
+  const processed = new Processed(row, stages, { prompt: [1, 2], output: [3, 3] });
+  const done = explained({ row, processed, chain: { stages, order: ORDERS.hf, seed: 3 }, counting: "hf" });
   expect(done.map(({ stage }) => stage)).toEqual(["logits", "repetition_penalty", "frequency_penalty", "typical_p"]);
   expect(done[2]?.["settings"]).toBe("CountPenalty(frequency=0.0, presence=0.5, counted='output', last_n=None)");
   expect(done[3]?.["cut"]).toBe(50 - processed.words);

@@ -33,8 +33,11 @@ test("Chinese text uses Chinese punctuation", () => {
 
 test("where English uses a term of the glossary, Chinese uses its own", () => {
   for (const term of glossary) {
-    const uses = [...english].filter(([, text]) => new RegExp(`\\b${term.en}s?\\b`, "i").test(text.replace(/\{\w+\}/g, "")));
+    const uses = [...english].filter(([, text]) =>
+      new RegExp(`\\b${term.en}s?\\b`, "i").test(text.replace(/\{\w+\}/g, "")),
+    );
     expect(uses.length, `${term.en} is nowhere`).toBeGreaterThan(0);
-    for (const [path] of uses) expect(chinese.get(path)?.toLowerCase(), `${path}: ${term.en}`).toContain(term.zh.toLowerCase());
+    for (const [path] of uses)
+      expect(chinese.get(path)?.toLowerCase(), `${path}: ${term.en}`).toContain(term.zh.toLowerCase());
   }
 });

@@ -1,15 +1,34 @@
 // The numbers of the lens as they are shown and coloured, the keys of its grid, and its search.
 import { expect, test } from "vitest";
-import { shade } from "../src/heat/shade";
+import { shade } from "../src/heat/color";
 import { stepFrom } from "../src/lens/grid";
-import { brief, exact, legendOf, MEASURES, scaleOf, shareOf, valueOf, type Cell, type Lens } from "../src/lens/measures";
-import { search } from "../src/lens/search";
+import {
+  brief,
+  exact,
+  legendOf,
+  MEASURES,
+  scaleOf,
+  shareOf,
+  valueOf,
+  type Cell,
+  type Lens,
+} from "../src/lens/lensMeasures";
+import { search } from "../src/lens/searchTokens";
 
-const cell = (kl: number): Cell => ({ best: [{ id: 1, text: "a", p: 0.5 }], entropy: 2, target_p: 0.25, target_rank: 9, kl });
+const cell = (kl: number): Cell => ({
+  best: [{ id: 1, text: "a", p: 0.5 }],
+  entropy: 2,
+  target_p: 0.25,
+  target_rank: 9,
+  kl,
+});
 const lens: Lens = {
   prompt: [{ id: 1, text: "a" }],
   targets: [{ id: 2, text: "b" }],
-  layers: [{ layer: 0, cells: [cell(7.3)] }, { layer: 1, cells: [cell(0)] }],
+  layers: [
+    { layer: 0, cells: [cell(7.3)] },
+    { layer: 1, cells: [cell(0)] },
+  ],
 };
 const scale = scaleOf(lens, 1000);
 
@@ -28,7 +47,10 @@ test("the stronger the colour, the nearer to the answer", () => {
 test("a legend goes from far to near, and says what it colours", () => {
   for (const measure of MEASURES) {
     const shares = legendOf(measure, scale).map(({ share }) => share);
-    expect([...shares].sort((a, b) => a - b), measure).toEqual(shares);
+    expect(
+      [...shares].sort((a, b) => a - b),
+      measure,
+    ).toEqual(shares);
     expect(shares.at(-1), measure).toBeCloseTo(1, 12);
     expect(new Set(legendOf(measure, scale).map(({ text }) => text)).size).toBe(shares.length);
   }
@@ -41,9 +63,14 @@ test("each number of a cell is its own", () => {
 });
 
 test("numbers in a cell are short, and ranks begin with 1", () => {
-  expect([0, 0.0004, 0.004, 0.0096, 0.25, 1].map((p) => brief(p, "p"))).toEqual(
-    ["0", "<0.1%", "0.4%", "1%", "25%", "100%"],
-  );
+  expect([0, 0.0004, 0.004, 0.0096, 0.25, 1].map((p) => brief(p, "p"))).toEqual([
+    "0",
+    "<0.1%",
+    "0.4%",
+    "1%",
+    "25%",
+    "100%",
+  ]);
   expect([0, 998, 1233, 49151, 262143].map((rank) => brief(rank, "rank"))).toEqual(["1", "999", "1.2k", "49k", "262k"]);
   expect(exact(49151, "rank")).toBe("49,152");
   expect([0, 0.25, 1.5e-7].map((p) => exact(p, "p"))).toEqual(["0.000000", "0.250000", "1.500e−7"]);
@@ -71,7 +98,12 @@ test("a shade has no share outside 0 and 1", () => {
   const shares = [-1, 0, 0.61, 0.84, 2, NaN].map((share) => shade(share));
   expect(shares.map(({ style }) => style["--heat"])).toEqual(["0.0%", "0.0%", "61.0%", "84.0%", "100.0%", "0.0%"]);
   expect(shares.map((one) => one.class)).toEqual([
-    "heat cool", "heat cool", "heat cool high", "heat cool high deep", "heat cool high deep", "heat cool",
+    "heat cool",
+    "heat cool",
+    "heat cool high",
+    "heat cool high deep",
+    "heat cool high deep",
+    "heat cool",
   ]);
   expect(shade(0.5, "warm").class).toBe("heat warm");
 });
@@ -85,5 +117,10 @@ test("a word is found by its id, by its text with and without a space, and by it
   expect(search("7", texts)).toEqual([5]);
   expect(search(" ", texts)).toEqual([6]);
   expect(search("no", texts)).toEqual([]);
-  expect(search("a", Array.from({ length: 99 }, (_, i) => `a${i}`))).toHaveLength(8);
+  expect(
+    search(
+      "a",
+      Array.from({ length: 99 }, (_, i) => `a${i}`),
+    ),
+  ).toHaveLength(8);
 });

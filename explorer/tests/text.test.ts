@@ -1,29 +1,47 @@
 // The pure parts of the page of a text: how tokens are shown, levels, windows, what is kept where.
+import { visible } from "../src/ui/tokenText";
+import { excerpt, greatestSurprises } from "../src/text/surprises";
 import { expect, test } from "vitest";
-import type { Token } from "../src/ask";
-import { scoreLines } from "../src/text/export";
-import { readFile } from "../src/text/file";
-import { beginning, fingerprint, fits, wellFormed } from "../src/text/keep";
-import { legend, level, LEVELS, MEASURES, SCALES } from "../src/text/measures";
+import type { Token } from "../src/api";
+import { scoreLines } from "../src/text/textExport";
+import { readFile } from "../src/text/readFile";
+import { beginning, fingerprint, fits, wellFormed } from "../src/text/storedText";
+import { legend, level, LEVELS, MEASURES, SCALES } from "../src/text/textMeasures";
 import { windowStart, type Scored } from "../src/text/score";
-import { spell, textOf } from "../src/text/spell";
-import { worst } from "../src/text/worst";
+import { spell, textOf } from "../src/text/tokenSpelling";
 
 const token = (bytes: number[], text = ""): Token => ({ id: 0, text, bytes });
 const said = (text: string): Token => token([...new TextEncoder().encode(text)], text);
 
 test("a character cut into tokens is shown where it begins", () => {
   const [a, b, c] = new TextEncoder().encode("你") as unknown as [number, number, number];
-  const tokens = [token([], "<bos>"), said(" a"), token([a]), token([b]), token([c, 33]), said("\n"), said("  "), token([0xff])];
+  const tokens = [
+    token([], "<bos>"),
+    said(" a"),
+    token([a]),
+    token([b]),
+    token([c, 33]),
+    said("\n"),
+    said("  "),
+    token([0xff]),
+  ];
   expect(spell(tokens).map(({ shown }) => shown)).toEqual(["<bos>", " a", "你", "⟨BD⟩", "⟨A0⟩!", "↵", "␣␣", "⟨FF⟩"]);
-  expect(spell(tokens).map(({ own }) => own).join("")).toBe("<bos> a你!↵␣␣⟨FF⟩");
+  expect(
+    spell(tokens)
+      .map(({ own }) => own)
+      .join(""),
+  ).toBe("<bos> a你!↵␣␣⟨FF⟩");
   expect(spell(tokens).map(({ breaks }) => breaks)).toEqual([0, 0, 0, 0, 0, 1, 0, 0]);
   expect(textOf(tokens.slice(0, 6))).toBe(" a你!\n");
   expect(textOf(tokens.slice(0, 3))).toBeUndefined();
 });
 
 test("marks of direction and other unseen characters are shown by number", () => {
-  expect(spell([said("\u202eab"), said("\u0000"), said("<b>")]).map(({ shown }) => shown)).toEqual(["⟨202E⟩ab", "⟨0000⟩", "<b>"]);
+  expect(spell([said("\u202eab"), said("\u0000"), said("<b>")]).map(({ shown }) => shown)).toEqual([
+    "⟨202E⟩ab",
+    "⟨0000⟩",
+    "<b>",
+  ]);
 });
 
 test("what is cut off or overlong is no character", () => {
@@ -50,7 +68,12 @@ test("levels rise with surprise, and the legend names each once", () => {
 });
 
 test("the window of a token is the one in which it was new", () => {
-  for (const [window, stride] of [[4, 2], [5, 5], [6, 1], [1, 1]] as const) {
+  for (const [window, stride] of [
+    [4, 2],
+    [5, 5],
+    [6, 1],
+    [1, 1],
+  ] as const) {
     // As lmhead.analysis.score.windows cuts: the k-th window reads from k·stride, and scores what is new.
     let done = 0;
     for (let start = 0; done < 40; start += stride)
@@ -80,15 +103,24 @@ test("a file is text in UTF-8, or nothing", async () => {
 
 test("the most surprising come first, the earlier of equals before the later", () => {
   const tokens = [2, 5, null, 5, 1].map((bits, at) => ({ bits, position: at + 1 }) as Scored);
-  expect(worst(tokens, 4).map(({ position }) => position)).toEqual([3, 2, 4, 1]);
+  expect(greatestSurprises(tokens, 4).map(({ position }) => position)).toEqual([3, 2, 4, 1]);
 });
 
 test("lines for a text, a long text and a file", () => {
   expect(scoreLines("tiny", "-a'b", "", "").command).toBe("lmhead score tiny --text='-a'\\''b'");
-  expect(scoreLines("tiny", "a".repeat(200_000), "", "").command).toMatch(/^printf %s a+ \| lmhead score tiny --tokens -$/);
+  expect(scoreLines("tiny", "a".repeat(200_000), "", "").command).toMatch(
+    /^printf %s a+ \| lmhead score tiny --tokens -$/,
+  );
   expect(scoreLines("tiny", "a\0", "", "").command).toBeUndefined();
   const { command, python, note } = scoreLines("tiny", "x", "-my book.txt", "beside it");
   expect(command).toBe("lmhead score tiny --tokens './-my book.txt'");
   expect(python).toContain('Path("-my book.txt").read_bytes()');
   expect(note).toBe("beside it");
+});
+
+test("surprises leave out what is no surprise, and excerpts start with a whole word", () => {
+  expect(excerpt("once upon a time there was", 12)).toBe("there was");
+  expect(excerpt("short", 12)).toBe("short");
+  expect(visible("👩‍🚀🇩🇪👍🏽 a")).toBe("👩‍🚀🇩🇪👍🏽␣a");
+  expect(visible("\u200d")).toBe("⟨200D⟩");
 });

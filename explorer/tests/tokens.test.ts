@@ -1,6 +1,6 @@
 // Tokens as text: parts of characters are seen as bytes, and become characters side by side.
 import { expect, test } from "vitest";
-import { ending, joined, visible } from "../src/next/tokens";
+import { ending, joined, visible } from "../src/ui/tokenText";
 
 const PARTS = ["\udce4\udcbd", "\udca0"]; // 你, in two tokens
 

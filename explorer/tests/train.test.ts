@@ -1,12 +1,31 @@
 // The memory of a loss against the package's own plans, and a run put together from answers.
 import { expect, test } from "vitest";
-import { BYTES, PRESETS, memory, pythonOf, showBytes, stepOf, total, type Sizes } from "../src/train/memory";
-import { DEFAULT_MAX_BYTES, makePlan } from "../src/train/plan";
-import { at, best, clock, heard, legible, stateOf, thin, timeLeft, type Line, type News, type Run } from "../src/train/run";
-import { sizeOf, stopOf } from "../src/train/size";
+import { BYTES, PRESETS, memory, pythonOf, showBytes, stepOf, total, type Sizes } from "../src/train/lossMemory";
+import { DEFAULT_MAX_BYTES, makePlan } from "../src/train/tilePlan";
+import {
+  at,
+  best,
+  clock,
+  heard,
+  legible,
+  stateOf,
+  thin,
+  timeLeft,
+  type Line,
+  type News,
+  type Run,
+} from "../src/train/trainingRun";
+import { sizeOf, stopOf } from "../src/train/sizeField";
 import golden from "./golden_plan.json";
 
-const SIZES: Sizes = { vocab: 49_152, width: 576, tokens: 8192, dtype: "float32", written: "plain", maxBytes: DEFAULT_MAX_BYTES };
+const SIZES: Sizes = {
+  vocab: 49_152,
+  width: 576,
+  tokens: 8192,
+  dtype: "float32",
+  written: "plain",
+  maxBytes: DEFAULT_MAX_BYTES,
+};
 
 test("plans are the package's", () => {
   expect(DEFAULT_MAX_BYTES).toBe(golden.default_max_bytes);
@@ -40,7 +59,9 @@ test("the Python names what differs from the defaults, and nothing else", () => 
 });
 
 test("bytes in three figures", () => {
-  const shown = [1024, 1536, 2 ** 20, 402_653_184, 1.5 * 2 ** 30, 12_884_901_888, 99.97 * 2 ** 20, 2 ** 50].map(showBytes);
+  const shown = [1024, 1536, 2 ** 20, 402_653_184, 1.5 * 2 ** 30, 12_884_901_888, 99.97 * 2 ** 20, 2 ** 50].map(
+    showBytes,
+  );
   const want = ["1 KiB", "1.50 KiB", "1 MiB", "384 MiB", "1.50 GiB", "12 GiB", "100 MiB", "1024 TiB"];
   expect(shown.map((text) => text.replace("\u00a0", " "))).toEqual(want);
 });
@@ -67,7 +88,16 @@ function news(lines: readonly Line[], start: number, age: number | null = 0): Ne
 
 test("answers add up, and one that starts over replaces all", () => {
   const first = heard(undefined, news([{ step: 10, loss: 4, seconds: 5, tokens_per_second: 100 }], 0));
-  const second = heard(first, news([{ step: 20, valid: { loss: 3.5, bleu: 2 } }, { step: 20, sample: "x" }], 1));
+  const second = heard(
+    first,
+    news(
+      [
+        { step: 20, valid: { loss: 3.5, bleu: 2 } },
+        { step: 20, sample: "x" },
+      ],
+      1,
+    ),
+  );
   expect(second.train).toEqual([{ step: 10, value: 4 }]);
   expect(second.valid).toEqual([{ step: 20, value: 3.5 }]);
   expect(second.samples).toEqual([{ step: 20, text: "x" }]);
@@ -75,12 +105,19 @@ test("answers add up, and one that starts over replaces all", () => {
   const same = heard(second, news([], 3));
   expect(same.train).toBe(second.train);
   const anew = heard(second, news([{ step: 5, loss: 6 }], 0));
-  expect([anew.train, anew.valid, anew.samples, anew.step, anew.seconds]).toEqual([[{ step: 5, value: 6 }], [], [], 5, 0]);
+  expect([anew.train, anew.valid, anew.samples, anew.step, anew.seconds]).toEqual([
+    [{ step: 5, value: 6 }],
+    [],
+    [],
+    5,
+    0,
+  ]);
 });
 
 test("how a run stands, and how long it takes", () => {
   const lines = [10, 20, 30, 40].map((step) => ({ step, loss: 4, seconds: step / 2 }));
-  const run = (age: number | null, more: readonly Line[] = []): Run => heard(undefined, news([...lines, ...more], 0, age));
+  const run = (age: number | null, more: readonly Line[] = []): Run =>
+    heard(undefined, news([...lines, ...more], 0, age));
   expect(stateOf(run(null))).toBe("absent");
   expect(stateOf(run(1))).toBe("training");
   expect(stateOf(run(49))).toBe("training"); // a line every 5 s: ten times that is nothing unusual
@@ -88,7 +125,12 @@ test("how a run stands, and how long it takes", () => {
   expect(stateOf(run(9999, [{ step: 100, loss: 3 }]))).toBe("done");
   expect(timeLeft(run(1))).toBe(30);
   expect(timeLeft(heard(undefined, news([], 0)))).toBeUndefined();
-  const valid = [[10, 3], [20, 2], [30, 2], [40, 4]].map(([step = 0, loss = 0]) => ({ step, valid: { loss } }));
+  const valid = [
+    [10, 3],
+    [20, 2],
+    [30, 2],
+    [40, 4],
+  ].map(([step = 0, loss = 0]) => ({ step, valid: { loss } }));
   expect(best(run(1, valid))).toEqual({ step: 20, value: 2 });
   expect(best(run(1))).toBeUndefined();
   expect(timeLeft({ ...run(1), about: { ...ABOUT, steps: null } })).toBeUndefined();

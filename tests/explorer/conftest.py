@@ -71,8 +71,15 @@ def page(watched: tuple[Page, list[str]]) -> Iterator[Page]:
     page, said = watched
     page.set_viewport_size({"width": 1280, "height": 900})
     yield page
+    forget(page)
     heard, said[:] = list(said), []
     assert not heard
+
+
+def forget(page: Page) -> None:
+    """Drop what the tab has stored: prompts being typed, the state of pages."""
+    if page.url.startswith("http"):
+        page.evaluate("() => sessionStorage.clear()")
 
 
 def hostile_model(folder: Path) -> LanguageModel:
@@ -114,6 +121,7 @@ def here(page: Page, address: str, bilingual: str) -> Iterator[Page]:
         page.route(f"{server}/**", lambda route: route.continue_())
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
     yield page
+    forget(page)
     page.goto("about:blank")  # what is still being asked is given up
     for server in (address, bilingual):
         page.unroute(f"{server}/**")

@@ -16,7 +16,10 @@ import torch
 
 from lmhead import Sampler
 from lmhead import reference as ref
-from lmhead.cli._toy import HIDDEN, WEIGHT
+from lmhead.cli._toy_demo import HIDDEN, WEIGHT
+from lmhead.sampler_options import ORDERS, Options
+from lmhead.sampling.dialects import stages_of
+from lmhead.sampling.stage import Stage
 
 FILE = Path(__file__).resolve().parents[2] / "explorer" / "tests" / "golden.json"
 COUNTS = [50, 30, 20, 12, 6, 2]  # how often the six words were seen
@@ -57,6 +60,29 @@ SAMPLERS: list[dict[str, Any]] = [
     {"presence_penalty": 2.0, "top_k": 5},
     {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.6}
     | {"temperature": 0.9, "top_k": 60, "top_p": 0.97, "min_p": 0.01, "typical_p": 0.8},
+    {"temperature": 1.1, "dynatemp_range": 0.6, "dynatemp_exponent": 1.3, "top_p": 0.9},
+    {"top_n_sigma": 1.0, "temperature": 1.5},
+    {"top_h": 0.4},
+    {"top_h": 1.0, "temperature": 2.0},
+    {"epsilon_cutoff": 0.003},
+    {"eta_cutoff": 0.02, "temperature": 0.8},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+    {"xtc_probability": 0.01, "xtc_threshold": 0.05, "top_k": 30},
+    {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    {"dry_multiplier": 1.5, "dry_base": 2.0, "repetition_penalty": 1.1, "temperature": 0.9},
+    {"mirostat": 1, "mirostat_tau": 2.0},  # not of a single token, which the library divides by
+    {"mirostat": 2, "mirostat_tau": 1.5, "temperature": 1.3},
+]
+OWN_ORDERS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"temperature": 0.6, "top_p": 0.8, "top_k": 9}, ["top_p", "temperature", "top_k"]),
+    (
+        {"repetition_penalty": 1.4, "min_p": 0.1, "temperature": 0.5},
+        ["temperature", "min_p", "repetition_penalty"],
+    ),
+    (
+        {"xtc_probability": 0.9, "typical_p": 0.7, "dry_multiplier": 1.0, "top_n_sigma": 2.0},
+        ["typical_p", "dry_multiplier", "xtc_probability", "top_n_sigma"],
+    ),
 ]
 SEED = 7
 
@@ -120,9 +146,27 @@ def golden() -> dict[str, Any]:
             _sampled(row, settings, order)
             for settings in SAMPLERS
             for order in ("hf", "llama.cpp")
+            for row in range(settings.get("mirostat") == 1, len(_sampler_rows()))
+        ],
+        "own_orders": [
+            _sampled(row, settings, names)
+            for settings, names in OWN_ORDERS
             for row in range(len(_sampler_rows()))
         ],
+        "orders": {order: _names(stages_of(EVERYTHING, order, "lowest")) for order in ORDERS},
     }
+
+
+EVERYTHING = Options.of(
+    {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "dry_multiplier": 1.0}
+    | {"temperature": 0.5, "top_n_sigma": 1.0, "top_h": 0.5, "top_k": 5, "top_p": 0.5}
+    | {"min_p": 0.1, "typical_p": 0.5, "epsilon_cutoff": 0.1, "eta_cutoff": 0.1}
+    | {"xtc_probability": 0.5, "mirostat": 2}
+)
+
+
+def _names(stages: list[Stage]) -> list[str]:
+    return [stage.name for stage in stages]
 
 
 def _rows() -> list[np.ndarray]:
@@ -193,15 +237,21 @@ def _sampler_rows() -> list[dict[str, Any]]:
         {"logits": [0.5], "prompt": [0], "output": []},
         {"logits": coarse, "prompt": [1, 3, 5, 5, 8], "output": [5, 30, 30, 39]},
         {"logits": fine, "prompt": [0, *best[:4], *range(70)], "output": [*best[2:5], best[4]]},
+        {"logits": fine, "prompt": [*best[:6], 7, *best[:5]], "output": [best[5], 7, *best[:3]]},
     ]
 
 
-def _sampled(row: int, settings: dict[str, Any], order: str) -> dict[str, Any]:
+def _sampled(row: int, settings: dict[str, Any], order: str | list[str]) -> dict[str, Any]:
     """What the library's sampler does to a row: its steps, what it leaves, and its token."""
     given = _sampler_rows()[row]
     z = torch.tensor(np.asarray(given["logits"], dtype=float))[None]
     ids = [[int(id) for id in (*given["prompt"], *given["output"])]]
-    sampler, length = Sampler(order=order, seed=SEED, **settings), len(given["prompt"])
+    if isinstance(order, str):
+        sampler = Sampler(order=order, seed=SEED, **settings)
+    else:
+        stages = {stage.name: stage for stage in Sampler(**settings).stages}
+        sampler = Sampler(stages=[stages[name] for name in order], seed=SEED)
+    length = len(given["prompt"])
     found = sampler(z, ids, prompt_length=length)
     p = sampler.process(z, ids, prompt_length=length)[0].softmax(-1)
     steps = sampler.explain(z, ids, prompt_length=length).steps[0]

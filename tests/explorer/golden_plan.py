@@ -28,7 +28,7 @@ def golden() -> dict[str, Any]:
         plan = make_plan(
             tokens, vocab, width, itemsize=4, converts=converts, max_bytes=most, retain=True
         )
-        found = [plan.tokens, plan.words, int(plan.retained), plan.bytes]
+        found = [plan.chunk_rows, plan.tile_tokens, int(plan.retained), plan.bytes]
         plans.append([tokens, vocab, width, int(converts), most, *found])
     return {"default_max_bytes": DEFAULT_MAX_BYTES, "plans": plans}
 

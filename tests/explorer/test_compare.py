@@ -178,7 +178,7 @@ def test_every_control_changes_what_it_should(here: Page, address: str) -> None:
     expect(shown).to_have_count(2 * count)
     here.locator('[data-side="b"] input[value="llama.cpp"]').check(force=True)
     assert "ob=llama.cpp" in here.url
-    here.locator("#said").fill("ab ab")
+    here.locator("#prompt").fill("ab ab")
     here.get_by_role("button", name="Compare", exact=True).click()
     here.wait_for_function("() => location.search.includes('prompt=ab+ab')")
     ready(here)
@@ -188,24 +188,24 @@ def test_every_control_changes_what_it_should(here: Page, address: str) -> None:
     expect(here.locator(".compared")).to_contain_text("both sides are the same")
     here.locator('.choice input[value="text"]').check(force=True)
     here.wait_for_selector('[data-chart="map"]')
-    here.get_by_role("button", name="Start over").click()
+    here.get_by_role("button", name="Reset").click()
     here.wait_for_selector('[data-chart="pairs"]')
 
 
 @pytest.mark.parametrize(("lang", "off"), [("en", "off"), ("zh", "关")])
 def test_a_cut_that_does_nothing_is_off(here: Page, address: str, lang: str, off: str) -> None:
     opened(here, f"{address}/compare?what=samplers&prompt=hello&pa=0.5&pb=1&ma=0.2&lang={lang}")
-    for name, shown in (("pa", "0.50"), ("pb", off), ("ma", "0.20"), ("mb", off)):
-        expect(here.locator(f'.slider:has(input[name="{name}"]) output')).to_have_text(shown)
+    for name, shown in (("pa", "0.5"), ("pb", off), ("ma", "0.2"), ("mb", off)):
+        expect(here.locator(f'input[name="{name}"]')).to_have_attribute("aria-valuetext", shown)
 
 
 def test_different_tokens_are_explained(here: Page, address: str) -> None:
     for where in ("prompt", "text"):
         opened(here, f"{address}/compare?b=hostile&where={where}", "different")
         said = here.locator('[data-chart="different"]')
-        expect(said).to_contain_text("These two cannot be compared")
+        expect(said).to_contain_text("These models cannot be compared")
         expect(said).to_contain_text(
-            "Token 262 is “c” in A and “<img␣src=x␣onerror=alert(1)>” in B."
+            "Token id 262 is “c” in A and “<img␣src=x␣onerror=alert(1)>” in B."
         )
         assert here.locator(".alarm").count() == 0
         assert here.locator("main img, main script").count() == 0
@@ -257,10 +257,10 @@ def test_a_place_opens_as_a_prompt_and_back_leads_back(here: Page, address: str)
     here.locator('[data-do="open"]').click()
     here.wait_for_selector('[data-chart="pairs"]')
     ready(here)
-    assert totals(here)["kl"] == pytest.approx(kl, abs=1e-6)
+    assert totals(here)["kl"] == pytest.approx(kl, abs=1e-5)
     here.reload()
     here.wait_for_selector('[data-chart="pairs"]')
-    assert totals(here)["kl"] == pytest.approx(kl, abs=1e-6)
+    assert totals(here)["kl"] == pytest.approx(kl, abs=1e-5)
     here.go_back()
     here.wait_for_selector('[data-chart="map"]')
     expect(here.locator('[data-chart="place"]')).to_have_attribute("data-at", "3")
@@ -273,7 +273,7 @@ def test_with_one_model_its_samplers_are_compared(page: Page, paths: dict[str, P
         page.route(f"{address}/**", lambda route: route.continue_())
         opened(page, f"{address}/compare?what=models")
         expect(page.locator('[data-side="a"] input[name="ta"]')).to_have_count(1)
-        expect(page.locator("main")).to_contain_text("There is one model here")
+        expect(page.locator("main")).to_contain_text("Only one model is open")
         page.goto("about:blank")
         page.unroute(f"{address}/**")
 
@@ -291,7 +291,7 @@ def test_a_refusal_is_shown(here: Page, address: str, watched: tuple[Page, list[
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_cut(here: Page, address: str, width: int, theme: str, lang: str) -> None:
     here.set_viewport_size({"width": width, "height": 900})
-    title = {"en": "Side by side", "zh": "并排看"}[lang]
+    title = {"en": "Compare two models or samplers", "zh": "对比两个模型或采样器"}[lang]
     for query in ("", "what=samplers", "where=text", "what=samplers&where=text", "b=hostile"):
         shows = "different" if "hostile" in query else "totals"
         frame = f"text={TEXT}&prompt=hello&lang={lang}&theme={theme}"

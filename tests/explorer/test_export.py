@@ -18,7 +18,7 @@ from server.asking import running
 
 from explorer.sites import FORMULA, HOSTILE, saved, site_models
 from explorer.test_python import run
-from lmhead.analysis import NextWords
+from lmhead.analysis import NextTokens
 from lmhead.cli import _json
 from lmhead.explorer import page_folder
 
@@ -86,7 +86,7 @@ def test_csv_has_every_word_and_no_formula(here: Page, address: str) -> None:
     show(here, address, "model=hostile&prompt=a&top=300")
     text = saved(here, "csv").read_bytes().decode("utf-8")
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert [int(row["rank"]) for row in rows] == list(range(300))
+    assert [int(row["rank_from_0"]) for row in rows] == list(range(300))
     assert sum(float(row["p"]) for row in rows) == pytest.approx(1, abs=1e-6)
     texts = {row["text"] for row in rows}
     assert texts >= {HOSTILE[0], f"'{FORMULA}"}
@@ -179,7 +179,7 @@ def test_copied_lines_run_and_give_the_page_s_numbers(here: Page, address: str, 
     show(here, address, query)
     want = page_words(here)
     (found,) = run(copied(here, "python"), {})
-    assert isinstance(found, NextWords)
+    assert isinstance(found, NextTokens)
     assert [(token.piece.id, token.processed_p) for token in found.tokens] == want
     line = copied(here, "command")
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", line)
@@ -221,5 +221,5 @@ def test_nothing_is_cut(here: Page, address: str, width: int, lang: str) -> None
 
 
 def test_the_schema_is_the_command_line_s() -> None:
-    source = Path(__file__).parents[2] / "explorer" / "src" / "export" / "json.ts"
+    source = Path(__file__).parents[2] / "explorer" / "src" / "export" / "jsonDocument.ts"
     assert f"SCHEMA = {_json.SCHEMA};" in source.read_text()

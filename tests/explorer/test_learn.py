@@ -25,13 +25,31 @@ def rest(page: Page, part: str) -> None:
     page.wait_for_function("part => location.search.includes(part)", arg=part)
 
 
+# Charts of steps that follow the others; `test_more_controls` has their own.
+MORE = [
+    "backward",
+    "grad-hidden",
+    "jacobian",
+    "whylogits",
+    "biased",
+    "attention",
+    "greedy",
+    "shapes",
+    "relu",
+    "norm-layer",
+    "norm-rms",
+    "norm-add",
+]
+
+
 def charts(page: Page) -> dict[str, str]:
     """The text of every chart, by its name."""
     found: dict[str, str] = page.evaluate(
         "() => Object.fromEntries([...document.querySelectorAll('[data-chart]')]"
         ".map(chart => [chart.dataset.chart, chart.textContent]))"
     )
-    found.pop("history", None)
+    for name in ("history", *MORE):
+        found.pop(name, None)
     return found
 
 
@@ -65,7 +83,7 @@ CONTROLS: list[tuple[Act, str, str]] = [
 
 
 def test_every_control_changes_what_it_should_and_can_be_taken_back(page: Page) -> None:
-    page.goto("/")
+    page.goto("/learn")
     states = [charts(page)]
     for number, (act, must, may) in enumerate(CONTROLS):
         address = page.url
@@ -86,8 +104,53 @@ def test_every_control_changes_what_it_should_and_can_be_taken_back(page: Page) 
     assert charts(page) == states[0]
 
 
+@pytest.mark.parametrize(
+    ("act", "changes"),
+    [
+        (slide("gamma", 2), "norm-layer norm-rms norm-add"),
+        (slide("beta", 1), "norm-layer norm-add"),
+        (slide("f", 2), ""),  # the same for all numbers: LayerNorm removes it
+        (slide("bias", 4), "biased"),
+        (slide("batch", 5), "shapes"),
+        (slide("h1", -2), "attention jacobian backward greedy biased"),
+        (slide("low", -130), "whylogits"),
+        (choose("jacobian", "rain"), "jacobian"),
+        (press('#loss [data-do="step"]'), "backward"),
+    ],
+)
+def test_more_controls(page: Page, act: Act, changes: str) -> None:
+    def texts() -> dict[str, str]:
+        found: dict[str, str] = page.evaluate(
+            "names => Object.fromEntries(names.map(n => [n,"
+            " document.querySelector(`[data-chart='${n}']`).textContent]))",
+            MORE,
+        )
+        return found
+
+    page.goto("/learn")
+    before, address = texts(), page.url
+    act(page)
+    page.wait_for_function("old => location.href !== old", arg=address)
+    after = texts()
+    assert set(changes.split()) <= {name for name in MORE if after[name] != before[name]}
+
+
+def test_the_jacobian_is_what_is_measured_and_the_other_formula_is_not(page: Page) -> None:
+    page.goto("/learn?changed=1")
+    rows = page.locator('[data-chart="jacobian"] tbody tr')
+    cells = [row.locator("td.figure").all_inner_texts() for row in rows.all()]
+    assert all(formula == measured for formula, measured, _ in cells)
+    assert any(formula != wrong for formula, _, wrong in cells)
+
+
+def test_the_naive_loss_is_infinite_where_the_other_is_exact(page: Page) -> None:
+    page.goto("/learn?low=-130")
+    expect(page.locator('[data-chart="whylogits"] .bad')).to_contain_text("inf")
+    expect(page.locator('[data-chart="whylogits"] td').nth(1)).to_contain_text("133.")
+
+
 def test_a_logit_beyond_what_fits_is_shown_as_broken(page: Page) -> None:
-    page.goto("/")
+    page.goto("/learn")
     bad = page.locator('[data-chart="stable"] .bad')
     slide("big", 88.7)(page)
     expect(bad).to_have_count(0)
@@ -108,7 +171,7 @@ def order(page: Page) -> list[str]:
 
 
 def test_cards_move_by_keyboard_and_by_mouse(page: Page) -> None:
-    page.goto("/")
+    page.goto("/learn")
     assert order(page)[:3] == ["temperature", "top_k", "top_p"]
     ours, theirs = charts(page)["orders"].split("llama.cpp")
     assert "dogs" not in ours
@@ -129,9 +192,9 @@ def test_cards_move_by_keyboard_and_by_mouse(page: Page) -> None:
 
 
 def test_the_keyboard_alone_reaches_and_moves_controls(page: Page) -> None:
-    page.goto("/")
+    page.goto("/learn")
     reached: set[str] = set()
-    for _ in range(110):
+    for _ in range(170):
         page.keyboard.press("Tab")
         name = page.evaluate(
             "() => { const at = document.activeElement;"
@@ -149,11 +212,11 @@ def test_the_keyboard_alone_reaches_and_moves_controls(page: Page) -> None:
 
 
 def test_language_and_colours(page: Page) -> None:
-    page.goto("/")
+    page.goto("/learn")
     page.locator(".settings").get_by_label("中文").check()
     expect(page.locator("h1")).to_have_text("一个向量怎样变成一个词")
     assert page.locator("html").get_attribute("lang") == "zh-Hans"
-    assert page.title() == "lmhead：看一个向量变成一个词"
+    assert page.title() == "学习 · lmhead"
     light = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     page.locator(".settings").get_by_label("深色").check()
     rest(page, "theme=dark")
@@ -169,9 +232,9 @@ def test_language_and_colours(page: Page) -> None:
     ],
 )
 def test_nonsense_in_the_address_is_the_default(page: Page, query: str) -> None:
-    page.goto("/")
+    page.goto("/learn")
     before = charts(page)
-    page.goto(f"/?{query}")
+    page.goto(f"/learn?{query}")
     assert charts(page) == before
 
 
@@ -182,13 +245,14 @@ EXTREME = "big=90&steps=9&draws=1000&x=-2,2,3&h=-3,-2.5,-3&stretch=10"
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_cut(page: Page, width: int, look: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    page.goto(f"/?{look}&{EXTREME}")
+    page.goto(f"/learn?{look}&{EXTREME}")
     outside = page.evaluate(
         """() => {
           const wide = document.documentElement.clientWidth;
           const beyond = e => e.getBoundingClientRect().right > wide + 1;
           const scrolls = e => e.scrollWidth > e.clientWidth + 1;
-          return [...[...document.querySelectorAll('main *, header *')].filter(beyond),
+          return [...[...document.querySelectorAll('main *, header *')]
+                    .filter(e => !e.closest('nav') && beyond(e)),
                   ...[...document.querySelectorAll('.formula, pre, table')].filter(scrolls)]
             .map(e => `${e.tagName} ${e.textContent.slice(0, 40)}`);
         }"""

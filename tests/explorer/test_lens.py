@@ -124,13 +124,13 @@ def test_every_control_changes_what_it_should(here: Page, address: str) -> None:
     assert "figures=0" in here.url
     before = values(here)
     here.locator("#prompt").fill("ab ab ab")
-    here.get_by_role("button", name="Look inside").click()
+    here.get_by_role("button", name="Show layers").click()
     here.wait_for_function("() => location.search.includes('prompt=ab+ab+ab')")
     ready(here)
     assert values(here) != before
-    here.locator('.choice input[value="hostile"]').check(force=True)
+    here.locator("select[name=model]").select_option("hostile")
     here.wait_for_function("() => location.search.includes('model=hostile')")
-    here.get_by_role("button", name="Start over").click()
+    here.get_by_role("button", name="Reset").click()
     here.wait_for_function("() => !location.search.includes('prompt')")
 
 
@@ -191,6 +191,7 @@ def test_the_table_has_every_cell(here: Page, address: str) -> None:
     opened(here, f"{address}/lens?prompt=hello+ab&by=entropy")
     here.locator('[data-chart="numbers"] summary').click()
     cells = here.locator('[data-chart="numbers"] td')
+    expect(cells).not_to_have_count(0)
     texts = cells.all_inner_texts()
     assert [float(text.split()[0]) for text in texts] == pytest.approx(values(here), abs=1e-4)
 
@@ -274,7 +275,7 @@ def test_nothing_is_cut_and_the_layers_stay_in_view(
     assert (
         here.locator("h1").inner_text()
         == {
-            "en": "A word in the making",
-            "zh": "一个词是怎样成形的",
+            "en": "How the prediction forms, layer by layer",
+            "zh": "预测是怎样逐层形成的",
         }[lang]
     )

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page
 
 TEXT = "hello ab cab hello lo"
-PAGES = ["/", "/next?prompt=a&top=40", f"/text?text={TEXT}", "/lens?prompt=hello", "/train"]
+PAGES = ["/learn", "/next?prompt=a&top=40", f"/text?text={TEXT}", "/lens?prompt=hello", "/train"]
 
 
 def show(page: Page, address: str) -> None:
@@ -47,7 +47,7 @@ def test_what_is_chosen_is_seen_in_forced_colours(forced: Page, address: str) ->
 @pytest.mark.parametrize(
     ("path", "shown"),
     [
-        ("/?target=4", '[data-chart="gradient"] .fill.down'),
+        ("/learn?target=4", '[data-chart="gradient"] .fill.down'),
         ("/next?prompt=a", ".ranked .fill"),
         (f"/text?text={TEXT}", ".levels .level-7"),
         ("/lens?prompt=hello", ".legend li:last-child"),
@@ -113,7 +113,7 @@ def test_small_numbers_stand_out_from_every_colour(here: Page, address: str, the
 @pytest.mark.parametrize("width", [1600, 1280, 390])
 def test_the_foot_begins_where_the_page_does(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    page.goto("/")
+    page.goto("/learn")
     left = "e => { const r = document.createRange(); r.selectNodeContents(e);"
     left += " return r.getBoundingClientRect().left }"
     foot, head = (page.locator(name).evaluate(left) for name in ("footer", "h1"))

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from explorer.reading import asked, column, numbers, opened, outside, pieces, settled
 from lmhead import Sampler
-from lmhead.analysis import next_words
+from lmhead.analysis import next_tokens
 from lmhead.cli import main
 from lmhead.models import LanguageModel
 
@@ -118,7 +118,7 @@ def test_the_sampler_s_own_best_words_come_too(
     here: Page, address: str, models: dict[str, LanguageModel]
 ) -> None:
     opened(here, f"{address}/next?prompt=hello+hello&typ=0.05&top=4")
-    want = next_words(models["tiny"], PROMPT, top=4, sampler=Sampler(typical_p=0.05, seed=0))
+    want = next_tokens(models["tiny"], PROMPT, top=4, sampler=Sampler(typical_p=0.05, seed=0))
     assert numbers(here, "id") == [token.piece.id for token in want.tokens]
     assert len(want.tokens) > 4
     dead = here.locator('[data-chart="ranked"] tr.dead')
@@ -128,7 +128,7 @@ def test_the_sampler_s_own_best_words_come_too(
 def test_a_new_text_forgets_the_words_behind_the_old_one(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&more=264,265&branches=266.*")
     here.locator("#prompt").fill("ab ab")
-    here.get_by_role("button", name="Read").click()
+    here.get_by_role("button", name="Predict").click()
     here.wait_for_function("() => location.search.includes('prompt=ab+ab')")
     assert "more" not in here.url
     assert "branches" not in here.url
@@ -154,7 +154,7 @@ def test_hostile_tokens_are_text(here: Page, address: str) -> None:
 
 @pytest.mark.parametrize(
     ("lang", "bar", "mark"),
-    [("en", "p of the sampler", "p of the model"), ("zh", "采样器的 p", "模型的 p")],
+    [("en", "p after the sampler", "p of the model"), ("zh", "采样器之后的 p", "模型的 p")],
 )
 def test_bar_and_mark_are_explained(
     here: Page, address: str, lang: str, bar: str, mark: str
@@ -187,7 +187,7 @@ def test_a_seed_that_is_none_is_told(here: Page, address: str, typed: str) -> No
     here.keyboard.press("Delete")
     here.keyboard.insert_text(typed)
     expect(field).to_have_attribute("aria-invalid", "true")
-    expect(field).to_have_accessible_description("A whole number from 0 to 9,007,199,254,740,991.")
+    expect(field).to_have_accessible_description("An integer from 0 to 9,007,199,254,740,991.")
     assert "seed=7" in here.url
     here.keyboard.press("Tab")
     expect(field).to_have_value("7")

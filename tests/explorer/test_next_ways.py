@@ -9,7 +9,7 @@ from lmhead.models import LanguageModel
 
 
 def names(page: Page) -> list[str]:
-    found: list[str] = page.locator('[data-chart="branches"] .open').all_inner_texts()
+    found: list[str] = page.locator('[data-chart="branches"] .open bdi').all_inner_texts()
     return found
 
 
@@ -18,7 +18,7 @@ def test_words_can_be_taken_and_undone(here: Page, address: str) -> None:
     count = pieces(here).count()
     here.locator('[data-chart="ranked"] button.word').nth(2).click()
     expect(pieces(here)).to_have_count(count + 1)
-    here.get_by_role("button", name="Undo the last word").click()
+    here.get_by_role("button", name="Undo").click()
     expect(pieces(here)).to_have_count(count)
     here.go_back()
     expect(pieces(here)).to_have_count(count + 1)
@@ -51,19 +51,19 @@ def test_branches_open_close_and_come_back(here: Page, address: str) -> None:
     assert second != first
     longer = numbers(here, "p")
     # To the first one, and back to the second, which is where it was.
-    here.get_by_role("button", name=f"Open the branch: {first}", exact=True).click()
+    here.get_by_role("button", name=f"Open the branch: 1 {first}", exact=True).click()
     expect(pieces(here)).to_have_count(count)
     expect(here.locator(".branches .here .open")).to_have_attribute("aria-current", "true")
-    assert here.locator(".branches .here").inner_text().startswith(first)
+    assert here.locator(".branches .here bdi").inner_text().startswith(first)
     shorter = numbers(here, "p")
     assert shorter != longer
     here.reload()
     settled(here)
     assert names(here) == [first, second]
     assert numbers(here, "p") == shorter
-    here.get_by_role("button", name=f"Open the branch: {second}", exact=True).click()
+    here.get_by_role("button", name=f"Open the branch: 2 {second}", exact=True).click()
     expect(pieces(here)).to_have_count(count + 1)
-    here.get_by_role("button", name=f"Close the branch: {first}", exact=True).click()
+    here.get_by_role("button", name=f"Close the branch: 1 {first}", exact=True).click()
     expect(here.locator('[data-chart="branches"]')).to_have_count(0)
     settled(here)
     assert numbers(here, "p") == longer
@@ -86,7 +86,7 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     model = models["tiny"]
     opened(here, f"{address}/next?prompt=hello&t=1.2&k=40&seed=4&n=9&beams=3")
     assert here.locator("[data-path]").count() == 0
-    here.get_by_role("button", name="Ask the model").click()
+    here.get_by_role("button", name="Generate").click()
     expect(here.locator("[data-path]")).to_have_count(3)
     sampler = Sampler(temperature=1.2, top_k=40, seed=4)
     assert model.tokenizer is not None
@@ -109,9 +109,9 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     # A slider asks nobody; what is shown says that it was made otherwise.
     heard = asked(here)
     here.locator('input[name="t"]').fill("0.3")
-    expect(here.locator(".paths [role=status]")).to_contain_text("other settings")
+    expect(here.locator(".paths [role=status]")).to_contain_text("settings have changed")
     assert heard == []
-    here.get_by_role("button", name="Ask again").click()
+    here.get_by_role("button", name="Generate again").click()
     expect(here.locator(".paths [role=status]")).to_have_text("")
     # A reload shows them again; a click on the third word of one goes on up to there.
     here.reload()
@@ -129,7 +129,7 @@ def test_by_keyboard_alone(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello")
     count = pieces(here).count()
     here.locator("#prompt").focus()
-    for name in ("Read", "Take the sampler’s word:", "Branch here"):
+    for name in ("Predict", "Add the sampler’s token:", "Branch here"):
         here.keyboard.press("Tab")
         assert name in here.evaluate("() => document.activeElement.textContent")
         if name.startswith("Take"):
@@ -198,8 +198,8 @@ def test_the_focus_stays_among_the_branches(here: Page, address: str) -> None:
 @pytest.mark.parametrize(
     ("lang", "prompt", "title", "ask"),
     [
-        ("en", "In the beginning", "Greedy choice", "Ask the model"),
-        ("zh", "明月几时有，", "贪心", "问问模型"),
+        ("en", "In the beginning God created the heaven and the", "Greedy decoding", "Generate"),
+        ("zh", "明月几时有，把酒问青", "贪心解码", "生成"),
     ],
 )
 def test_the_first_text_is_one_that_the_model_can_read(
@@ -207,7 +207,7 @@ def test_the_first_text_is_one_that_the_model_can_read(
 ) -> None:
     opened(here, f"{bilingual}/next?lang={lang}")
     expect(here.locator("#prompt")).to_have_value(prompt)
-    here.get_by_role("button", name=ask).click()
+    here.get_by_role("button", name=ask, exact=True).click()
     expect(here.locator('[data-path="greedy"] h3')).to_have_text(title)
     shown = here.locator('[data-path="beam"] .said').inner_text()
     assert "\ufffd" not in shown[:-1]
@@ -215,4 +215,4 @@ def test_the_first_text_is_one_that_the_model_can_read(
 
 def test_a_model_without_chinese_begins_in_english(here: Page, address: str) -> None:
     opened(here, f"{address}/next?lang=zh")
-    expect(here.locator("#prompt")).to_have_value("In the beginning")
+    expect(here.locator("#prompt")).to_have_value("In the beginning God created the heaven and the")

@@ -2,27 +2,31 @@
 
 import ast
 import json
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from playwright.sync_api import Page
 
-STEPS = 10
+STEPS = 17
 OFF = "temperature:0.5:off,top_k:5:off,top_p:0.8:off,min_p:0.1:off,typical_p:0.9:off"
 SETTINGS = [
     "draws=1",
     "h=-1.5,2.2,0.7&norm=1&stretch=3&c=-4&t=0.3&draws=1000&target=4&eps=0.3&steps=5&rate=0.2",
     "big=90&chain=top_k:4,temperature:1.5,min_p:0.2,typical_p:0.9:off,top_p:0.9&draws=100",
     "chain=top_k:3,typical_p:0.9,top_p:0.7,min_p:0.3,temperature:0.7&seed=9007199254740991",
+    "gamma=2&beta=-1&f=1.5&bias=3&batch=3&positions=5&changed=4&low=-120&steps=2&eps=0.1&target=3",
     f"big=20&format=fp16&chain={OFF}&seed=7&x=-2,0.5,4",
 ]
 
 
 @pytest.mark.parametrize("query", SETTINGS)
 def test_the_python_on_the_page_gives_the_page_s_numbers(page: Page, query: str) -> None:
-    page.goto(f"/?{query}")
+    page.goto(f"/learn?{query}")
     scope: dict[str, Any] = {}
     blocks: list[tuple[str, str]] = page.locator("figure.python pre code").evaluate_all(
         "blocks => blocks.map(code => [code.textContent, code.dataset.values])"
@@ -58,3 +62,24 @@ def assert_same(value: Any, want: Any, code: str) -> None:
     np.testing.assert_allclose(
         got.astype(float), expected, rtol=tolerance, atol=tolerance, err_msg=code
     )
+
+
+def test_copied_python_prints_its_results_as_a_file_and_at_the_prompt(
+    page: Page, tmp_path: Path
+) -> None:
+    page.goto("/learn?steps=2")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    parts = []
+    for step in ("hidden", "linear", "loss"):
+        page.locator(f"#{step} figure.python button").click()
+        parts.append(page.evaluate("() => navigator.clipboard.readText()"))
+    code = "".join(parts)
+    file = tmp_path / "copied.py"
+    file.write_text(code)
+    told = subprocess.run([sys.executable, file], capture_output=True, text=True, check=True)
+    typed = subprocess.run(
+        [sys.executable, "-i"], input=code + "\n", capture_output=True, text=True, check=True
+    )
+    assert "Error" not in typed.stderr
+    assert len(told.stdout.splitlines()) >= 4
+    assert typed.stdout == told.stdout

@@ -35,7 +35,7 @@ def table(page: Page) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_story_is_the_library_s(page: Page, lang: str) -> None:
-    page.goto(f"/?{SET}{CHAIN}&lang={lang}")
+    page.goto(f"/learn?{SET}{CHAIN}&lang={lang}")
     story = document(page)
     assert (story["command"], story["schema"]) == ("learn", 1)
     z = np.array(story["logits"])
@@ -56,20 +56,21 @@ def test_the_story_is_the_library_s(page: Page, lang: str) -> None:
 
 
 def test_the_story_s_lines_are_one_program(page: Page) -> None:
-    page.goto(f"/?{SET}{CHAIN}")
+    page.goto(f"/learn?{SET}{CHAIN}")
     story = document(page)
     code = page.locator('[data-line="python"]').text_content() or ""
     values = values_of(code, {})
     np.testing.assert_allclose(values[1], story["logits"], atol=1e-12)
     np.testing.assert_allclose(values[2], story["softmax"]["p"], atol=1e-12)
     assert sorted(values[4].tolist()) == story["sampler"]["kept"]
-    assert values[5].tolist() == story["drawn"]["tokens"][: len(values[5])]
-    assert values[6].sum() == len(story["drawn"]["tokens"]) == 100
-    assert values[7] == pytest.approx(story["loss"]["value"])
+    assert values[5] == np.argmax(story["logits"])
+    assert values[6].tolist() == story["drawn"]["tokens"][: len(values[6])]
+    assert values[7].sum() == len(story["drawn"]["tokens"]) == 100
+    assert values[8] == pytest.approx(story["loss"]["value"])
 
 
 def test_the_story_as_picture_and_report(page: Page) -> None:
-    page.goto("/?lang=zh")
+    page.goto("/learn?lang=zh")
     drawn = "".join(ElementTree.fromstring(saved(page, "svg").read_text()).itertext())
     assert "交税" in drawn
     report = saved(page, "html").read_text()
@@ -93,7 +94,7 @@ def test_a_picture_has_its_stripes_and_says_which_line_is_which(page: Page) -> N
     filled = [r for r in tree.iter(f"{SVG}rect") if r.get("fill") == f"url(#{stripes.get('id')})"]
     assert len(filled) == 1
     texts = ["".join(text.itertext()) for text in tree.iter(f"{SVG}text")]
-    assert "memory against tokens" in texts
+    assert "memory by number of tokens" in texts
     assert (texts.count("all logits"), texts.count("streamed")) == (2, 2)  # bars, and lines
     assert any(t.text and t.text.startswith("With 4,096 tokens") for t in tree.iter(f"{SVG}title"))
 

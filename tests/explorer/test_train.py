@@ -15,7 +15,7 @@ from explorer.test_python import assert_same
 from explorer.test_python import run as run_python
 from lmhead.explorer import page_folder
 from lmhead.sweep.plan import make_plan
-from lmhead.train.config import TrainConfig
+from lmhead.train.train_config import TrainConfig
 
 Act = Callable[[Page], None]
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\u001b[31m {n}"
@@ -279,7 +279,8 @@ def test_nothing_is_cut(page: Page, here: str, run: Path, width: int, look: str)
           const wide = document.documentElement.clientWidth;
           const beyond = e => e.getBoundingClientRect().right > wide + 1;
           const scrolls = e => e.scrollWidth > e.clientWidth + 1;
-          return [...[...document.querySelectorAll('main *, header *')].filter(beyond),
+          return [...[...document.querySelectorAll('main *, header *')]
+                    .filter(e => !e.closest('nav') && beyond(e)),
                   ...[...document.querySelectorAll('pre, table, blockquote')].filter(scrolls)]
             .map(e => `${e.tagName} ${e.textContent.slice(0, 40)}`);
         }"""
@@ -297,7 +298,7 @@ def test_a_size_out_of_range_is_told(page: Page, here: str, lang: str) -> None:
     field = page.locator('input[name="v-exact"]')
     field.fill("-5")
     expect(field).to_have_attribute("aria-invalid", "true")
-    about = {"en": "A whole number from 64 to", "zh": "请填 64 到"}[lang]
+    about = {"en": "An integer from 64 to", "zh": "请填 64 到"}[lang]
     expect(page.get_by_role("alert")).to_contain_text(about)
     field.blur()
     expect(field).to_have_value("1000")

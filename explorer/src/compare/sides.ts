@@ -1,46 +1,29 @@
-// The settings of two samplers: how they begin, change places, and go to the library.
+// The samplers of the two sides: what they start with, and how they are swapped.
+
+import { givenOptions, OPTIONS, orderCodec, type OptionName, type Options } from "../sampler/options";
+import type { SamplerState } from "../sampler/useSampler";
 
 export type SideName = "a" | "b";
-export type Order = "hf" | "llama.cpp";
-export const ORDERS: readonly Order[] = ["hf", "llama.cpp"];
 
-/** Settings of a sampler, by the names that the page's arithmetic has for them. */
-export interface Options {
-  readonly temperature: number;
-  /** 0: all. */
-  readonly topK: number;
-  readonly topP: number;
-  readonly minP: number;
-  readonly order: Order;
+/** The options that this page has sliders for. */
+export const COMPARED = ["temperature", "top_k", "top_p", "min_p"] as const satisfies readonly OptionName[];
+
+// A is the narrower one, so that KL(A ‖ B) is finite.
+export const INITIAL: Record<SideName, Partial<Options>> = { a: { temperature: 0.7, top_p: 0.9 }, b: {} };
+
+/** The library's options, without those that are its defaults. */
+export function libraryOptions({ stages, orderName }: SamplerState): Record<string, number | string> {
+  return { ...givenOptions(stages), ...(orderName && orderName !== "hf" ? { order: orderName } : {}) };
 }
 
-// A is the narrower one at first: then KL(A ‖ B) is finite.
-export const AT_FIRST: Record<SideName, Options> = {
-  a: { temperature: 0.7, topK: 0, topP: 0.9, minP: 0, order: "hf" },
-  b: { temperature: 1, topK: 0, topP: 1, minP: 0, order: "hf" },
-};
-
-/** Their names in the address, without the letter of the side. */
-export const NAMES: Record<keyof Options, string> = { temperature: "t", topK: "k", topP: "p", minP: "m", order: "o" };
-
-/** The library's names, without what does nothing. */
-export function libraryOptions(options: Options): Record<string, number | string> {
-  const { temperature, topK, topP, minP, order } = options;
-  return {
-    ...(temperature === 1 ? {} : { temperature }),
-    ...(topK === 0 ? {} : { top_k: topK }),
-    ...(topP === 1 ? {} : { top_p: topP }),
-    ...(minP === 0 ? {} : { min_p: minP }),
-    ...(order === "hf" ? {} : { order }),
-  };
-}
-
-/** What the address must say for both samplers to change places. */
-export function swapped(a: Options, b: Options): Record<string, string | null> {
-  const said = (side: SideName, options: Options): [string, string | null][] =>
-    (Object.keys(NAMES) as (keyof Options)[]).map((name) => [
-      `${NAMES[name]}${side}`,
-      options[name] === AT_FIRST[side][name] ? null : String(options[name]),
-    ]);
-  return Object.fromEntries([...said("a", b), ...said("b", a)]);
+/** The address with both samplers swapped. */
+export function swapped(a: SamplerState, b: SamplerState): Record<string, string | null> {
+  const written = (side: SideName, from: SamplerState): [string, string | null][] => [
+    ...COMPARED.map((name): [string, string | null] => {
+      const initial = INITIAL[side][name] ?? OPTIONS[name].neutral;
+      return [OPTIONS[name].param + side, from.options[name] === initial ? null : String(from.options[name])];
+    }),
+    [`o${side}`, from.orderName === "hf" ? null : orderCodec.show(from.order)],
+  ];
+  return Object.fromEntries([...written("a", b), ...written("b", a)]);
 }

@@ -1,10 +1,10 @@
-// What the server says: rows of logits behind a prompt, or a comparison along a text.
+// Request rows of logits for a prompt, or a comparison on a text.
 
-import { asked, next, post, type Token } from "../ask";
-import { useAsked, type Asked } from "../asked";
-import { Row } from "../next/row";
+import { request, fetchNext, post, type Token } from "../api";
+import { useRequest, type RequestState } from "../useRequest";
+import { Row } from "../sampler/row";
 
-/** Two models whose words are not the same: where they part. */
+/** Two models with different vocabularies: the first difference. */
 export interface Different {
   readonly comparable: false;
   readonly reason: "sizes" | "token" | "cut";
@@ -27,7 +27,7 @@ export interface Place {
   readonly best_b: Best;
 }
 
-export interface Along {
+export interface TextComparison {
   readonly comparable: true;
   readonly positions: number;
   readonly kl: number | null;
@@ -49,33 +49,33 @@ export interface Rows {
 
 const REST_MS = 300;
 
-/** Behind a prompt: asked when models or prompt change; sliders ask nobody. */
-export function useRows(on: boolean, a: string, b: string, prompt: string): Asked<Rows | Different> {
-  return useAsked(on ? JSON.stringify([a, b, prompt]) : undefined, (signal) => rows(a, b, prompt, signal));
+/** For a prompt: requested when models or prompt change, not by sliders. */
+export function useRows(on: boolean, a: string, b: string, prompt: string): RequestState<Rows | Different> {
+  return useRequest(on ? `rows ${JSON.stringify([a, b, prompt])}` : undefined, (signal) => rows(a, b, prompt, signal));
 }
 
-/** Along a text: asked when a slider has come to rest. */
-export function useAlong(question: object | undefined): Asked<Along | Different> {
-  const ask = async (signal: AbortSignal): Promise<Along | Different> => {
+/** For a text: requested when a slider pauses. */
+export function useTextComparison(question: object | undefined): RequestState<TextComparison | Different> {
+  const ask = async (signal: AbortSignal): Promise<TextComparison | Different> => {
     const response = await post("/api/compare", question ?? {}, signal);
-    return (await response.json()) as Along | Different;
+    return (await response.json()) as TextComparison | Different;
   };
-  return useAsked(question && JSON.stringify(question), ask, REST_MS);
+  return useRequest(question && `compare ${JSON.stringify(question)}`, ask, REST_MS);
 }
 
 async function rows(a: string, b: string, prompt: string, signal: AbortSignal): Promise<Rows | Different> {
   if (a !== b) {
     const query = new URLSearchParams({ a, b });
-    const response = await asked(`/api/comparable?${query}`, { signal });
+    const response = await request(`/api/comparable?${query}`, { signal });
     const said = (await response.json()) as Different | { comparable: true };
     if (!said.comparable) return said;
   }
-  const one = await next({ model: a, prompt }, signal);
+  const one = await fetchNext({ model: a, prompt }, signal);
   if (a === b) {
     const row = new Row(one.logits);
     return { comparable: true, models: [a, b], prompt: one.prompt, rows: [row, row] };
   }
-  const two = await next({ model: b, prompt }, signal);
+  const two = await fetchNext({ model: b, prompt }, signal);
   const [mine, yours] = [one.prompt, two.prompt].map((tokens) => tokens.map(({ id }) => id)) as [number[], number[]];
   const place = mine.findIndex((id, at) => id !== yours[at]);
   if (place >= 0 || mine.length !== yours.length) {

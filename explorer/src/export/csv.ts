@@ -1,20 +1,23 @@
-// Tables as CSV (RFC 4180), safe to open in a spreadsheet: a token is text there, never a formula.
+// Tables as CSV (RFC 4180), safe for spreadsheets: a token is never read as a formula.
+
+import { FROM_ZERO } from "./reportHeadings";
 
 export type Cell = string | number | boolean | null | undefined;
 
-/** A table of a page: what its columns are called, and its rows. */
+/** A table with its title and column names. */
 export interface Table {
   readonly title: string;
   readonly columns: readonly string[];
   readonly rows: readonly (readonly Cell[])[];
 }
 
-// What a spreadsheet takes for the start of a formula, also in the full width of Chinese keyboards.
+// The start of a formula in a spreadsheet, also with full-width signs.
 const FORMULA = /^[=+\-@\t\r＝＋－＠]/;
 const NUMBER = /^[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$/i;
 
 export function csvText({ columns, rows }: Pick<Table, "columns" | "rows">): string {
-  return [columns, ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+  const heads = columns.map((column) => (FROM_ZERO.includes(column) ? `${column}_from_0` : column));
+  return [heads, ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
 }
 
 function cell(value: Cell): string {

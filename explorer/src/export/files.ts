@@ -1,20 +1,21 @@
-// Files made in the page: a picture as SVG or PNG, and the browser's own way to save them.
+// Make pictures as SVG or PNG, and save files.
 
 import { picture } from "./picture";
 
-// What XML cannot hold in any form.
-const NO_XML = /[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
-const [SCALE, MOST_PIXELS, MOST_SIDE] = [2, 1 << 27, 16_384]; // what browsers allow of a canvas
+// Characters that are not allowed in XML.
+const NO_XML =
+  /[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+const [SCALE, MOST_PIXELS, MOST_SIDE] = [2, 1 << 27, 16_384]; // limits of a canvas in browsers
 
-export function svgText(charts: readonly Element[], title: string): string {
-  return new XMLSerializer().serializeToString(picture(charts, title)).replace(NO_XML, "\ufffd");
+export function svgText(charts: readonly Element[], title: string, about: readonly string[] = []): string {
+  return new XMLSerializer().serializeToString(picture(charts, title, about)).replace(NO_XML, "\ufffd");
 }
 
-/** The picture at twice its size, or as large as a canvas can be. */
-export async function png(charts: readonly Element[], title: string): Promise<Blob> {
+/** The picture at twice its size, or smaller if that exceeds the limits of a canvas. */
+export async function png(charts: readonly Element[], title: string, about: readonly string[] = []): Promise<Blob> {
   const image = new Image();
-  // As data:, which the content security policy allows of pictures; blob: it does not.
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(charts, title))}`;
+  // A data: address, because the content security policy does not allow blob: for images.
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(charts, title, about))}`;
   await image.decode();
   const { naturalWidth: width, naturalHeight: height } = image;
   const scale = Math.min(SCALE, MOST_SIDE / Math.max(width, height), Math.sqrt(MOST_PIXELS / (width * height)));
@@ -32,5 +33,5 @@ export function save(name: string, content: string | Blob, type: string): void {
   link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // a slow disk may still be reading
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the download may still be running
 }

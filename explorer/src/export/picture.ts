@@ -1,4 +1,4 @@
-// What is on the page, drawn again as SVG that stands alone: no style sheet, no script, no fonts.
+// Redraw parts of the page as a self-contained SVG, without style sheets, scripts or fonts.
 //
 // In:  elements, as the browser has laid them out. Out: one <svg> with all of them below each other.
 //
@@ -8,6 +8,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const [PADDING, GAP] = [16, 24];
+const [LINE, LETTER] = [16, 6.2]; // of the lines below, in pixels
 const STYLES = [
   "fill",
   "fill-opacity",
@@ -26,16 +27,17 @@ const STYLES = [
   "dominant-baseline",
 ];
 
-export function picture(charts: readonly Element[], title: string): SVGSVGElement {
+/** `about` are lines below the charts: model, prompt, settings, date. */
+export function picture(charts: readonly Element[], title: string, about: readonly string[] = []): SVGSVGElement {
   const folded = charts.map(unfold);
   try {
-    return drawing(charts, title);
+    return drawing(charts, title, about);
   } finally {
     folded.forEach((fold) => fold());
   }
 }
 
-/** Shows all of a chart that scrolls, for as long as it is measured; gives what puts it back. */
+/** Expand a scrolling chart while it is measured; returns a function that restores it. */
 function unfold(chart: Element): () => void {
   if (!(chart instanceof HTMLElement)) return () => undefined;
   const { scrollLeft, scrollTop, style } = chart;
@@ -48,7 +50,7 @@ function unfold(chart: Element): () => void {
   };
 }
 
-/** What is drawn of a chart: with a lone <svg>, the caption of its figure. */
+/** The elements to draw for a chart; for an <svg>, also the caption of its figure. */
 function parts(chart: Element): readonly Element[] {
   const caption = chart instanceof SVGSVGElement && chart.closest("figure")?.querySelector("figcaption");
   return caption ? [caption, chart] : [chart];
@@ -65,14 +67,27 @@ function whole(chart: Element): DOMRect {
 
 function around(boxes: readonly DOMRect[]): DOMRect {
   const [left, top] = [Math.min(...boxes.map((box) => box.left)), Math.min(...boxes.map((box) => box.top))];
-  return new DOMRect(left, top, Math.max(...boxes.map((box) => box.right)) - left, Math.max(...boxes.map((box) => box.bottom)) - top);
+  return new DOMRect(
+    left,
+    top,
+    Math.max(...boxes.map((box) => box.right)) - left,
+    Math.max(...boxes.map((box) => box.bottom)) - top,
+  );
 }
 
-function drawing(charts: readonly Element[], title: string): SVGSVGElement {
+function drawing(charts: readonly Element[], title: string, about: readonly string[]): SVGSVGElement {
   const boxes = charts.map((chart) => around(parts(chart).map(whole)));
   const width = Math.max(...boxes.map((box) => box.width), 1) + 2 * PADDING;
-  const height = boxes.reduce((sum, box) => sum + box.height + GAP, 2 * PADDING - GAP);
-  const root = make("svg", { viewBox: `0 0 ${num(width)} ${num(height)}`, width, height, role: "img" }) as SVGSVGElement;
+  const most = Math.max(24, Math.floor((width - 2 * PADDING) / LETTER));
+  const lines = about.flatMap((line) => wrapped(line.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "�"), most));
+  const foot = lines.length ? GAP + lines.length * LINE : 0;
+  const height = boxes.reduce((sum, box) => sum + box.height + GAP, 2 * PADDING - GAP) + foot;
+  const root = make("svg", {
+    viewBox: `0 0 ${num(width)} ${num(height)}`,
+    width,
+    height,
+    role: "img",
+  }) as SVGSVGElement;
   root.append(named(charts.length === 1 ? (nameOf(charts[0] as Element) ?? title) : title));
   const ground = common(getComputedStyle(document.body).backgroundColor);
   root.append(make("rect", { width, height, fill: ground }));
@@ -84,13 +99,36 @@ function drawing(charts: readonly Element[], title: string): SVGSVGElement {
     for (const part of parts(chart)) draw(part, group, "");
     top += box.height + GAP;
   });
+  const { color, fontFamily } = getComputedStyle(document.body);
+  lines.forEach((line, at) => {
+    const y = top + (at + 0.8) * LINE - GAP / 2;
+    const text = make("text", { x: PADDING, y, fill: common(color), "font-family": fontFamily, "font-size": "11px" });
+    text.textContent = line;
+    root.append(text);
+  });
   return root;
 }
 
-/** An element and what is in it, at its place in the window. */
+/** A line in pieces of at most so many characters; Chinese ones count twice. */
+function wrapped(line: string, most: number): string[] {
+  const found: string[] = [""];
+  let used = 0;
+  for (const c of line) {
+    const wide = c.charCodeAt(0) > 0x2e80 ? 2 : 1;
+    if (used + wide > most) {
+      found.push("");
+      used = 0;
+    }
+    found.push((found.pop() ?? "") + c);
+    used += wide;
+  }
+  return found;
+}
+
+/** Draw an element and its content. */
 function draw(element: Element, into: Element, lines: string): void {
   const style = getComputedStyle(element);
-  if (!seen(element, style)) return;
+  if (!isDrawn(element, style)) return;
   if (element instanceof SVGSVGElement) return void into.append(copied(element));
   let group = into;
   if (style.opacity !== "1") into.append((group = make("g", { opacity: style.opacity })));
@@ -107,12 +145,16 @@ function draw(element: Element, into: Element, lines: string): void {
   }
 }
 
-function seen(element: Element, style: CSSStyleDeclaration): boolean {
-  if (element instanceof HTMLElement && element.matches(".unseen, input, textarea, select, [data-picture=none]")) return false;
-  return style.visibility === "visible" && (style.display === "contents" || element.checkVisibility({ contentVisibilityAuto: true }));
+function isDrawn(element: Element, style: CSSStyleDeclaration): boolean {
+  if (element instanceof HTMLElement && element.matches(".unseen, input, textarea, select, [data-picture=none]"))
+    return false;
+  return (
+    style.visibility === "visible" &&
+    (style.display === "contents" || element.checkVisibility({ contentVisibilityAuto: true }))
+  );
 }
 
-/** Background and borders; of an inline element one box per line. */
+/** Draw background and borders; an inline element has one box per line. */
 function box(element: Element, style: CSSStyleDeclaration, into: Element): void {
   const fill = clear(style.backgroundColor) ? stripes(style.backgroundImage, into) : common(style.backgroundColor);
   const sides = (["Top", "Right", "Bottom", "Left"] as const).map((side) => ({
@@ -132,7 +174,12 @@ function box(element: Element, style: CSSStyleDeclaration, into: Element): void 
       continue;
     }
     if (fill) into.append(make("rect", { x, y, width, height, rx, fill }));
-    const ends = [[x, y, right, y], [right, y, right, bottom], [x, bottom, right, bottom], [x, y, x, bottom]] as const;
+    const ends = [
+      [x, y, right, y],
+      [right, y, right, bottom],
+      [x, bottom, right, bottom],
+      [x, y, x, bottom],
+    ] as const;
     sides.forEach(({ width: thick, colour, dashes }, at) => {
       if (!thick || clear(colour)) return;
       const [x1, y1, x2, y2] = ends[at] as readonly [number, number, number, number];
@@ -141,19 +188,29 @@ function box(element: Element, style: CSSStyleDeclaration, into: Element): void 
   }
 }
 
-/** A repeating gradient as a pattern of the picture: bars are told apart by more than colour. */
+/** A repeating gradient as an SVG pattern, so that bars do not differ by color alone. */
 function stripes(gradient: string, into: Element): string | undefined {
   const [, angle, stops] = /^repeating-linear-gradient\((-?[\d.]+)deg, (.*)\)$/.exec(gradient) ?? [];
   if (!angle || !stops) return undefined;
   const ends = new Map<string, number>(); // each colour to where it ends
-  for (const [, colour = "", end] of stops.matchAll(/((?:rgba?|color)\([^)]*\)) ([\d.]+)px/g)) ends.set(common(colour), Number(end));
-  // What is alike has one name: pictures of one report may stand in one document.
-  const id = `stripes-${gradient.match(/[\w.]+/g)?.slice(1).join("-")}`;
+  for (const [, colour = "", end] of stops.matchAll(/((?:rgba?|color)\([^)]*\)) ([\d.]+)px/g))
+    ends.set(common(colour), Number(end));
+  // Equal patterns share one id, because pictures of a report are in one document.
+  const id = `stripes-${gradient
+    .match(/[\w.]+/g)
+    ?.slice(1)
+    .join("-")}`;
   const root = into.getRootNode() as Element;
   if (!root.querySelector(`[id="${id}"]`)) {
     const long = Math.max(...ends.values());
     const way = `rotate(${num(Number(angle) - 90)})`; // from along the x axis
-    const pattern = make("pattern", { id, width: long, height: long, patternUnits: "userSpaceOnUse", patternTransform: way });
+    const pattern = make("pattern", {
+      id,
+      width: long,
+      height: long,
+      patternUnits: "userSpaceOnUse",
+      patternTransform: way,
+    });
     let x = 0;
     for (const [fill, end] of ends) {
       pattern.append(make("rect", { x, width: end - x, height: long, fill }));
@@ -185,7 +242,7 @@ function text(node: Text, style: CSSStyleDeclaration, lines: string, into: Eleme
   }
 }
 
-/** The text of a node as it stands on each line. */
+/** The text of a node, line by line. */
 function pieces(node: Text): { shown: string; box: DOMRect }[] {
   const whole = node.data;
   if (!whole.trim()) return [];
@@ -216,7 +273,7 @@ function collapsed(shown: string): string {
 
 const fonts = new Map<string, readonly [number, number]>();
 
-/** Where the baseline is in a box of text, from its top. */
+/** The distance from the top of a text box to its baseline. */
 function ascentOf(style: CSSStyleDeclaration): (height: number) => number {
   const font = `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
   let sizes = fonts.get(font);
@@ -230,7 +287,7 @@ function ascentOf(style: CSSStyleDeclaration): (height: number) => number {
   return (height) => (height - up - down) / 2 + up;
 }
 
-/** An <svg> of the page, with what the style sheet says written into it. */
+/** A copy of an <svg> with its computed styles as attributes. */
 function copied(original: SVGSVGElement): Element {
   const { left, top, width, height } = original.getBoundingClientRect();
   const copy = plain(original);
@@ -252,12 +309,13 @@ function plain(original: Element): Element {
   }
   for (const child of original.childNodes) {
     if (child instanceof Text) copy.append(child.data);
-    else if (child instanceof SVGElement && !/^(script|foreignObject|a|style)$/.test(child.localName)) copy.append(plain(child));
+    else if (child instanceof SVGElement && !/^(script|foreignObject|a|style)$/.test(child.localName))
+      copy.append(plain(child));
   }
   return copy;
 }
 
-/** A colour as every reader of SVG knows it: browsers give mixed ones as color(srgb 1 0.5 0). */
+/** A color in rgb(), which all SVG viewers know; browsers return mixed colors as color(srgb 1 0.5 0). */
 export function common(colour: string): string {
   const parts = /^color\(srgb ([\d.e-]+) ([\d.e-]+) ([\d.e-]+)(?: \/ ([\d.e-]+))?\)$/.exec(colour);
   if (!parts) return colour;

@@ -1,17 +1,16 @@
-// A report as one HTML file: tables, pictures and how to make it again. No script, nothing loaded.
+// A report as one HTML file: pictures, tables and code. It contains no scripts and loads nothing.
 //
-// Its tables are those of the CSV, but for people: headed in their language, in figures that can be read,
-// and counted from 1.
+// Its tables are those of the CSV with translated headings, rounded numbers, and ranks from 1.
 
-import { LANGUAGES } from "../i18n";
-import { fixed, whole } from "../ui/format";
+import { LANGUAGES } from "../i18n/strings";
+import { fixed, grouped } from "../ui/format";
 import type { Cell, Table } from "./csv";
-import { reading, type Reading } from "./reading";
+import { reportHeadings, type ReportHeadings } from "./reportHeadings";
 
 export interface Report {
   readonly title: string;
   readonly lang: string;
-  /** Of the page as it is shown, so that the pictures sit well: names of custom properties. */
+  /** The page's colors, by custom property. */
   readonly colours: Readonly<Record<string, string>>;
   /** SVG, made by `svgText`. */
   readonly pictures: readonly string[];
@@ -20,7 +19,7 @@ export interface Report {
   readonly foot: string;
 }
 
-// Should anything slip through: this page may run and load nothing.
+// Even if markup slipped through, the report may not run or load anything.
 const POLICY = "default-src 'none'; style-src 'unsafe-inline'";
 const STYLE = `
 body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem; background: var(--ground); color: var(--ink);
@@ -44,7 +43,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
 export function reportText(report: Report): string {
   const { title, lang, colours, pictures, tables, lines, foot } = report;
   const { strings } = Object.values(LANGUAGES).find(({ tag }) => tag === lang) ?? LANGUAGES.en;
-  const read = reading(strings);
+  const read = reportHeadings(strings);
   const root = Object.entries(colours).map(([name, value]) => `${name}: ${value.replace(/[^\w#(),.%\s-]/g, "")};`);
   return [
     "<!doctype html>",
@@ -68,7 +67,7 @@ export function reportText(report: Report): string {
   ].join("\n");
 }
 
-function tableText({ title, columns, rows }: Table, { head, say, first }: Reading): string {
+function tableText({ title, columns, rows }: Table, { head, say, first }: ReportHeadings): string {
   const made = columns.map((column, at) => {
     const numbers = rows.some((row) => typeof row[at] === "number");
     const kind = numbers ? ' class="n"' : "";
@@ -76,7 +75,10 @@ function tableText({ title, columns, rows }: Table, { head, say, first }: Readin
       if (!numbers) return escaped(say(column, String(value ?? "")));
       return typeof value === "number" ? figure(value + first(column), column) : "–";
     };
-    return { top: `<th scope="col"${kind}>${escaped(head(column))}</th>`, cell: (value: Cell) => `<td${kind}>${said(value)}</td>` };
+    return {
+      top: `<th scope="col"${kind}>${escaped(head(column))}</th>`,
+      cell: (value: Cell) => `<td${kind}>${said(value)}</td>`,
+    };
   });
   const heads = made.map(({ top }) => top);
   const body = rows.map((row) => `<tr>${made.map(({ cell }, at) => cell(row[at])).join("")}</tr>`);
@@ -87,17 +89,17 @@ ${body.join("\n")}
 </tbody></table></div>`;
 }
 
-/** Four digits behind the point, a power of ten where they would be zeros, none where nobody reads them. */
+/** Four decimals, an exponent for tiny numbers, no decimals for large ones. */
 function figure(x: number, column: string): string {
   if (!Number.isFinite(x)) return "–";
   if (column === "id") return String(x); // a name
-  if (Number.isInteger(x) || Math.abs(x) >= 1000) return whole(Math.round(x));
+  if (Number.isInteger(x) || Math.abs(x) >= 1000) return grouped(Math.round(x));
   return Math.abs(x) < 0.001 ? x.toExponential(2).replaceAll("-", "−") : fixed(x, 4);
 }
 
 const ENTITIES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 
-/** Text that is no markup, in an element or in an attribute; a mark of direction is shown by its number. */
+/** Escape text for elements and attributes; direction marks are shown by code point. */
 export function escaped(text: string): string {
   return text
     .replace(/[&<>"']/g, (c) => ENTITIES[c] ?? c)

@@ -1,7 +1,7 @@
-// What the colours mean: a row of patches with the values they stand for.
+// The legend: a row of patches with their values.
 
 import type { JSX } from "preact";
-import { shade, type Tone } from "./shade";
+import { shade, type Tone } from "./color";
 
 export interface Step {
   readonly text: string;

@@ -1,12 +1,12 @@
-// One cell: its numbers, its best words, and how the column goes from layer to layer.
+// The selected cell: its measures, its top tokens, and the curve over the layers.
 
 import type { JSX } from "preact";
-import { fill, useStrings } from "../i18n";
-import { chance } from "../next/ranked";
-import { TokenText, visible } from "../next/tokens";
-import { Climb } from "./climb";
+import { fill, useStrings } from "../i18n/strings";
+import { chance } from "../next/rankedTokens";
+import { TokenText, visible } from "../ui/tokenText";
+import { LayerCurve } from "./layerCurve";
 import { layerName, type At } from "./grid";
-import { exact, MEASURES, valueOf, type Lens, type Measure, type Scale } from "./measures";
+import { exact, MEASURES, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
 
 interface CellProps {
   readonly lens: Lens;
@@ -33,7 +33,9 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
         <thead>
           <tr>
             <th scope="col">{common.word}</th>
-            <th scope="col" class="figure">{common.probability}</th>
+            <th scope="col" class="figure">
+              {common.probability}
+            </th>
             <td class="bar" />
           </tr>
         </thead>
@@ -41,7 +43,12 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
           {cell.best.map((word) => (
             <tr key={word.id} class={word.id === target.id ? "hit" : undefined} data-id={word.id} data-p={word.p}>
               <th scope="row">
-                <button type="button" class="word" aria-label={fill(s.seekWord, { word: visible(word.text) })} onClick={() => onSeek(word.id)}>
+                <button
+                  type="button"
+                  class="word"
+                  aria-label={fill(s.seekWord, { word: visible(word.text) })}
+                  onClick={() => onSeek(word.id)}
+                >
                   <TokenText text={word.text} />
                 </button>
               </th>
@@ -66,7 +73,7 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
           ))}
         </tbody>
       </table>
-      <Climb lens={lens} scale={scale} measure={measure} at={[row, column]} />
+      <LayerCurve lens={lens} scale={scale} measure={measure} at={[row, column]} />
     </aside>
   );
 }

@@ -1,14 +1,14 @@
-// Layers from top to bottom, positions from left to right; in each cell the best word and a number.
+// Layers from top to bottom, positions from left to right; each cell has the top token and a number.
 //
-// One cell can be tabbed to; arrows, Home and End move on from it, Enter or a click chooses one.
+// One cell is in the tab order; arrow keys, Home and End move, Enter or a click selects.
 
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import { Tip } from "../heat/tip";
-import { shade } from "../heat/shade";
-import { fill, useStrings, type Strings } from "../i18n";
-import { TokenText, visible } from "../next/tokens";
-import { brief, exact, MEASURES, shareOf, valueOf, type Lens, type Measure, type Scale } from "./measures";
+import { Tooltip } from "../heat/tooltip";
+import { shade } from "../heat/color";
+import { fill, useStrings, type Strings } from "../i18n/strings";
+import { TokenText, visible } from "../ui/tokenText";
+import { brief, exact, MEASURES, shareOf, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
 
 /** A cell of the grid: layer and position, both from 0. */
 export type At = readonly [number, number];
@@ -19,10 +19,12 @@ interface GridProps {
   readonly measure: Measure;
   readonly figures: boolean;
   readonly chosen: At;
+  /** Whether to scroll to the selected cell at first, too. */
+  readonly scrollFirst: boolean;
   onChoose(at: At): void;
 }
 
-export function Grid({ lens, scale, measure, figures, chosen, onChoose }: GridProps): JSX.Element {
+export function Grid({ lens, scale, measure, figures, chosen, scrollFirst, onChoose }: GridProps): JSX.Element {
   const { lens: s } = useStrings();
   const box = useRef<HTMLDivElement>(null);
   const last = lens.layers.length - 1;
@@ -42,10 +44,13 @@ export function Grid({ lens, scale, measure, figures, chosen, onChoose }: GridPr
     event.preventDefault();
   };
 
-  // The chosen cell is in view, without moving the page.
+  // Scroll the selected cell into view, without scrolling the page; the grid opens at the left.
+  const shown = useRef(false);
   useEffect(() => {
     const cell = box.current?.querySelector<HTMLElement>(`[data-at="${layer}.${position}"]`);
-    if (!box.current || !cell) return;
+    const first = !shown.current;
+    shown.current = true;
+    if (!box.current || !cell || (first && !scrollFirst)) return;
     const names = box.current.querySelector("th")?.offsetWidth ?? 0;
     const [from, to] = [box.current.scrollLeft + names, box.current.scrollLeft + box.current.clientWidth];
     if (cell.offsetLeft < from) box.current.scrollLeft = cell.offsetLeft - names;
@@ -57,7 +62,9 @@ export function Grid({ lens, scale, measure, figures, chosen, onChoose }: GridPr
     () => (
       <thead>
         <tr role="row">
-          <th scope="col" role="columnheader">{s.read}</th>
+          <th scope="col" role="columnheader">
+            {s.read}
+          </th>
           {lens.prompt.map((token, at) => (
             <th key={at} scope="col" role="columnheader" title={visible(token.text)}>
               <TokenText text={token.text} />
@@ -65,7 +72,9 @@ export function Grid({ lens, scale, measure, figures, chosen, onChoose }: GridPr
           ))}
         </tr>
         <tr role="row" class="targets">
-          <th scope="col" role="columnheader">{s.sought}</th>
+          <th scope="col" role="columnheader">
+            {s.sought}
+          </th>
           {lens.targets.map((token, at) => (
             <th key={at} scope="col" role="columnheader" title={visible(token.text)}>
               <TokenText text={token.text} />
@@ -84,7 +93,9 @@ export function Grid({ lens, scale, measure, figures, chosen, onChoose }: GridPr
         <tbody>
           {lens.layers.map(({ cells }, row) => (
             <tr key={row} role="row">
-              <th scope="row" role="rowheader">{layerName(row, last, s)}</th>
+              <th scope="row" role="rowheader">
+                {layerName(row, last, s)}
+              </th>
               {cells.map((cell, at) => {
                 const value = valueOf(cell, measure);
                 const look = shade(shareOf(value, measure, scale));
@@ -111,12 +122,12 @@ export function Grid({ lens, scale, measure, figures, chosen, onChoose }: GridPr
           ))}
         </tbody>
       </table>
-      <Tip within={box} id="lens-tip" say={(at) => <Told lens={lens} at={at} />} />
+      <Tooltip within={box} id="lens-tip" say={(at) => <Told lens={lens} at={at} />} />
     </div>
   );
 }
 
-/** A picture of the grid has its layers' names in front: scrolled back before one is taken. */
+/** Scroll the grid to the left before an export, so that the layer names come first. */
 export function wholeInView(): void {
   document.querySelectorAll('[data-chart="grid"]').forEach((box) => {
     const left = box.scrollLeft;
@@ -125,7 +136,7 @@ export function wholeInView(): void {
   });
 }
 
-/** The card beside a cell. */
+/** The tooltip of a cell. */
 function Told({ lens, at }: { lens: Lens; at: string }): JSX.Element | null {
   const { lens: s } = useStrings();
   const [row = 0, column = 0] = at.split(".").map(Number);
@@ -152,7 +163,7 @@ export function layerName(row: number, last: number, s: Strings["lens"]): string
   return row === 0 ? s.embedding : row === last ? s.output : fill(s.layer, { n: row });
 }
 
-/** Where a key leads from a cell; undefined if it is none that moves. */
+/** The cell that a key moves to; undefined for other keys. */
 export function stepFrom([row, column]: At, key: string, far: boolean, [rows, columns]: At): At | undefined {
   const to: Record<string, At> = {
     ArrowUp: [Math.max(row - 1, 0), column],

@@ -1,19 +1,19 @@
-// Which word is looked for: the one that follows, or one word everywhere, found by text or id.
+// The target token: the next token of the text, or one token for all positions, found by text or id.
 //
-// The texts of the vocabulary are asked for when somebody begins to search, not before.
+// The vocabulary is requested when the search field gets focus.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { useTexts } from "../asked";
-import { fill, useStrings } from "../i18n";
-import { TokenText, visible } from "../next/tokens";
-import { Status } from "../ui/status";
-import type { Word } from "./measures";
-import { search } from "./search";
+import { useVocabulary } from "../useRequest";
+import { fill, useStrings } from "../i18n/strings";
+import { TokenText, visible } from "../ui/tokenText";
+import { Status } from "../ui/requestStatus";
+import type { Word } from "./lensMeasures";
+import { search } from "./searchTokens";
 
 interface TargetProps {
   readonly model: string;
-  /** The word that is looked for everywhere; undefined for what follows. */
+  /** The target for all positions; undefined for the next token of the text. */
   readonly word: Word | undefined;
   onSeek(id: number | null): void;
 }
@@ -22,8 +22,8 @@ export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
   const { lens: s } = useStrings();
   const [sought, setSought] = useState("");
   const [begun, setBegun] = useState(false);
-  const asked = useTexts(begun ? model : undefined);
-  const texts = asked.current ? asked.found : undefined;
+  const asked = useVocabulary(begun ? model : undefined);
+  const texts = asked.current ? asked.data : undefined;
   const found = sought && texts ? search(sought, texts) : [];
   const seek = (id: number | null): void => {
     setSought("");
@@ -32,8 +32,7 @@ export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
   return (
     <div class="target" data-chart="target">
       <p>
-        <span class="note">{s.seeking}</span>{" "}
-        {word ? <TokenText text={word.text} /> : <strong>{s.follows}</strong>}
+        <span class="note">{s.seeking}</span> {word ? <TokenText text={word.text} /> : <strong>{s.follows}</strong>}
       </p>
       {word ? (
         <button type="button" data-do="follow" onClick={() => seek(null)}>
@@ -42,14 +41,28 @@ export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
       ) : null}
       <div class="number">
         <label for="seek">{s.seek}</label>
-        <input id="seek" name="seek" type="search" value={sought} onFocus={() => setBegun(true)} onInput={(event) => setSought(event.currentTarget.value)} />
+        <input
+          id="seek"
+          name="seek"
+          type="search"
+          value={sought}
+          onFocus={() => setBegun(true)}
+          onInput={(event) => setSought(event.currentTarget.value)}
+        />
       </div>
-      {asked.failed ? <Status asked={asked} waiting="" /> : null}
+      {asked.error ? <Status asked={asked} waiting="" /> : null}
       {sought && texts && !found.length ? <p class="note">{s.nothing}</p> : null}
       {found.length ? (
         <div class="controls buttons" data-chart="found">
           {found.map((id) => (
-            <button key={id} type="button" class="found" data-id={id} aria-label={fill(s.seekWord, { word: visible(texts?.[id] ?? "") })} onClick={() => seek(id)}>
+            <button
+              key={id}
+              type="button"
+              class="found"
+              data-id={id}
+              aria-label={fill(s.seekWord, { word: visible(texts?.[id] ?? "") })}
+              onClick={() => seek(id)}
+            >
               <TokenText text={texts?.[id] ?? ""} /> <small>{id}</small>
             </button>
           ))}

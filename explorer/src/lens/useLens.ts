@@ -1,15 +1,15 @@
-// The server's lens of a prompt: asked when model, prompt or target change, given up when they do.
+// Request the logit lens when model, prompt or target change.
 
-import { post } from "../ask";
-import { useAsked, type Asked } from "../asked";
-import type { Lens } from "./measures";
+import { post } from "../api";
+import { useRequest, type RequestState } from "../useRequest";
+import type { Lens } from "./lensMeasures";
 
-/** Best words per cell. */
+/** Top tokens per cell. */
 export const WORDS = 8;
 
-export function useLens(model: string, prompt: string | undefined, target: number | null): Asked<Lens> {
-  const key = prompt === undefined ? undefined : JSON.stringify([model, prompt, target]);
-  return useAsked(key, async (signal) => {
+export function useLens(model: string, prompt: string | undefined, target: number | null): RequestState<Lens> {
+  const key = prompt === undefined ? undefined : `lens ${JSON.stringify([model, prompt, target])}`;
+  return useRequest(key, async (signal) => {
     const response = await post("/api/lens", { model, prompt, target, top: WORDS }, signal);
     return (await response.json()) as Lens;
   });

@@ -1,4 +1,4 @@
-// Dot products, layer norm and the sigmoid, as in chapters 1 and 7 of `lmhead.reference`.
+// Dot products, LayerNorm and sigmoid, as in chapters 1 and 7 of `lmhead.reference`.
 
 export type Vector = readonly number[];
 export type Matrix = readonly Vector[];

@@ -1,6 +1,6 @@
-// Philox 4x32-10: noise that is a function of (seed, position, word id), chapter 16.
+// Philox 4x32-10: random numbers that are a function of (seed, position, token id), chapter 16.
 //
-// The package draws with the same numbers, so a seeded draw here is the package's own.
+// The package uses the same numbers, so a seeded draw gives the same token.
 
 import type { Vector } from "./linear";
 
@@ -22,7 +22,7 @@ function upper(a: number, b: number): number {
 }
 
 export function philox(counter: Four, key: readonly [number, number]): Four {
-  // No arrays inside: this runs once for every two words of a vocabulary.
+  // No arrays inside: this runs once for every two tokens of a vocabulary.
   let [c0, c1, c2, c3] = counter;
   let [k0, k1] = key;
   for (let round = 0; round < ROUNDS; round++) {
@@ -38,7 +38,7 @@ export function philox(counter: Four, key: readonly [number, number]): Four {
   return [c0, c1, c2, c3];
 }
 
-/** A number in (0, 1). Seed and position are whole numbers from 0 to 2^53 - 1. */
+/** A number in (0, 1). Seed and position are integers from 0 to 2^53 - 1. */
 export function uniform(seed: number, position: number, id: number, stream = 0): number {
   const out = philox([id >>> 1, position >>> 0, high(position), stream], [seed >>> 0, high(seed)]);
   return id & 1 ? fraction(out[2], out[3]) : fraction(out[0], out[1]);
@@ -55,7 +55,7 @@ export function gumbel(seed: number, position: number, id: number): number {
   return -Math.log(-Math.log(uniform(seed, position, id)));
 }
 
-/** The noise of all words below `size`: one call of Philox serves two. */
+/** Gumbel noise of all token ids below `size`; one call of Philox gives two. */
 export function gumbels(seed: number, position: number, size: number): Float64Array {
   const noise = new Float64Array(size);
   const key = [seed >>> 0, high(seed)] as const;

@@ -1,6 +1,6 @@
 // Softmax, its entropy, and the loss: chapters 2, 4 and 5 of `lmhead.reference`.
 //
-// A logit of -Infinity is a word that was struck out: its probability is 0.
+// A logit of -Infinity is a masked word: its probability is 0.
 
 import { sum, type Matrix, type Vector } from "./linear";
 
@@ -30,12 +30,9 @@ export function normalize(x: Vector): number[] {
   return x.map((value) => value / total);
 }
 
-/** The truth with a share ε of it spread over all words: (1 - ε) · one-hot + ε / V. */
+/** The smoothed label: (1 - ε) · one-hot + ε / V. */
 export function smoothedTruth(size: number, target: number, smoothing: number): number[] {
-  return Array.from(
-    { length: size },
-    (_, v) => (1 - smoothing) * (v === target ? 1 : 0) + smoothing / size,
-  );
+  return Array.from({ length: size }, (_, v) => (1 - smoothing) * (v === target ? 1 : 0) + smoothing / size);
 }
 
 /** -Σ y log p. */
@@ -50,7 +47,7 @@ export function crossEntropyGradient(z: Vector, target: number, smoothing = 0): 
   return softmax(z).map((p, v) => p - (y[v] ?? 0));
 }
 
-/** W - rate · (p - y) hᵀ: one step downhill in the weights of the linear layer. */
+/** One gradient step on the weight: W - rate · (p - y) hᵀ. */
 export function stepDown(weight: Matrix, h: Vector, gradient: Vector, rate: number): number[][] {
   return weight.map((row, v) => row.map((w, d) => w - rate * ((gradient[v] ?? 0) * (h[d] ?? 0))));
 }

@@ -1,27 +1,28 @@
-// The model's answer to the text in the address: asked when the text changes, and only then.
+// The model's logits for the text in the address, requested when the text changes.
 
-import { next, type Token } from "../ask";
-import { useAsked, type Asked } from "../asked";
-import { Row, type Said } from "./row";
+import { fetchNext, type Token } from "../api";
+import { useRequest, type RequestState } from "../useRequest";
+import type { Context } from "../sampler/penalties";
+import { Row } from "../sampler/row";
 
 export interface Reading {
   readonly model: string;
-  /** The prompt, as it was typed. */
+  /** The prompt as it was typed. */
   readonly text: string;
-  /** The tokens of the prompt and of what came behind it. */
+  /** The tokens of the prompt and the generated ones. */
   readonly prompt: readonly Token[];
-  readonly said: Said;
+  readonly context: Context;
   readonly row: Row;
 }
 
-export function useNext(model: string, prompt: string | undefined, more: readonly number[]): Asked<Reading> {
-  const key = prompt === undefined ? undefined : JSON.stringify([model, prompt, more]);
-  return useAsked(key, (signal) => read(model, prompt ?? "", more, signal));
+export function useNext(model: string, prompt: string | undefined, more: readonly number[]): RequestState<Reading> {
+  const key = prompt === undefined ? undefined : `next ${JSON.stringify([model, prompt, more])}`;
+  return useRequest(key, (signal) => read(model, prompt ?? "", more, signal));
 }
 
 async function read(model: string, text: string, more: readonly number[], signal: AbortSignal): Promise<Reading> {
-  const answer = await next({ model, prompt: text, more }, signal);
+  const answer = await fetchNext({ model, prompt: text, more }, signal);
   const ids = answer.prompt.map(({ id }) => id);
-  const said = { prompt: ids.slice(0, ids.length - more.length), output: more };
-  return { model, text, prompt: answer.prompt, said, row: new Row(answer.logits) };
+  const context = { prompt: ids.slice(0, ids.length - more.length), output: more };
+  return { model, text, prompt: answer.prompt, context, row: new Row(answer.logits) };
 }

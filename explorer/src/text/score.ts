@@ -1,9 +1,9 @@
-// The question of this page: a text's score, asked when the text changes, and only then.
+// Request the score of a text when the text changes.
 
-import { post, type Token } from "../ask";
-import { useAsked, type Asked } from "../asked";
+import { post, type Token } from "../api";
+import { useRequest, type RequestState } from "../useRequest";
 
-/** A token with its figures, as in docs/json.md; null for what is infinite. */
+/** A scored token, see docs/json.md; null means infinite. */
 export interface Scored extends Token {
   readonly logit: number | null;
   readonly p: number;
@@ -31,22 +31,22 @@ export interface Sums {
 }
 
 export interface Score extends Sums {
-  /** The token at the beginning, which nothing comes before. */
+  /** The first token, which is not scored. */
   readonly first: Token;
   readonly tokens: readonly Scored[];
 }
 
-export function useScore(model: string, text: string | undefined): Asked<Score> {
-  const key = text === undefined ? undefined : JSON.stringify([model, text]);
-  return useAsked(key, async (signal) => (await (await post("/api/score", { model, text }, signal)).json()) as Score);
+export function useScore(model: string, text: string | undefined): RequestState<Score> {
+  const key = text === undefined ? undefined : `score ${JSON.stringify([model, text])}`;
+  return useRequest(key, async (signal) => (await (await post("/api/score", { model, text }, signal)).json()) as Score);
 }
 
-/** All tokens of the text, with the first one. */
+/** All tokens, including the first. */
 export function everyToken({ first, tokens }: Score): readonly Token[] {
   return [first, ...tokens];
 }
 
-/** Where the window begins through which the token at `position` was seen, as in `lmhead score`. */
+/** The start of the window in which the token at `position` was scored, as in `lmhead score`. */
 export function windowStart(position: number, { window, stride }: Pick<Sums, "window" | "stride">): number {
   return Math.max(0, Math.ceil((position - window) / stride)) * stride;
 }

@@ -1,15 +1,15 @@
-// Lines over two axes, drawn in real pixels at whatever width there is, with a table behind them.
+// A line chart at the available width, with a table of its numbers.
 
 import { scaleLinear, scaleLog } from "d3-scale";
 import { line } from "d3-shape";
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { useStrings } from "../i18n";
+import { useStrings } from "../i18n/strings";
 
 export interface Series {
   readonly label: string;
   readonly points: readonly (readonly [number, number])[];
-  /** Told apart by more than colour: a plain line, a dashed one, dots on a line. */
+  /** Not by color alone: a plain line, a dashed one, or dots on a line. */
   readonly look: "plain" | "dashed" | "dots";
 }
 
@@ -24,21 +24,31 @@ export interface Axis {
 interface ChartProps {
   readonly name: string;
   readonly caption: string;
-  /** What it shows, in a sentence, for who does not see it. */
+  /** A sentence for screen readers. */
   readonly summary: string;
   readonly x: Axis;
   readonly y: Axis;
   readonly series: readonly Series[];
-  /** A place on the horizontal axis that is looked at. */
+  /** A marked value on the horizontal axis. */
   readonly guide?: number;
   readonly height?: number;
-  /** The table behind it. */
+  /** The table of its numbers. */
   readonly children?: ComponentChildren;
 }
 
 const [LEFT, RIGHT, TOP, BOTTOM] = [58, 16, 12, 44];
 
-export function Chart({ name, caption, summary, x, y, series, guide, height = 280, children }: ChartProps): JSX.Element {
+export function Chart({
+  name,
+  caption,
+  summary,
+  x,
+  y,
+  series,
+  guide,
+  height = 280,
+  children,
+}: ChartProps): JSX.Element {
   const { common } = useStrings();
   const [holder, width] = useWidth(620);
   const across = scaleOf(x, [LEFT, width - RIGHT]);
@@ -82,10 +92,20 @@ export function Chart({ name, caption, summary, x, y, series, guide, height = 28
         <text class="label" x={width - RIGHT} y={height - 6} text-anchor="end">
           {x.label}
         </text>
-        {guide === undefined ? null : <line class="guide" x1={across(guide)} x2={across(guide)} y1={TOP} y2={height - BOTTOM} />}
+        {guide === undefined ? null : (
+          <line class="guide" x1={across(guide)} x2={across(guide)} y1={TOP} y2={height - BOTTOM} />
+        )}
         {shown.map(({ label, points, look }) => (
           <g key={label} class={`series ${look}`}>
-            <path class="line" d={line<readonly [number, number]>(([a]) => across(a), ([, b]) => up(b))(points) ?? ""} />
+            <path
+              class="line"
+              d={
+                line<readonly [number, number]>(
+                  ([a]) => across(a),
+                  ([, b]) => up(b),
+                )(points) ?? ""
+              }
+            />
             {look === "dots" || points.length === 1
               ? points.map(([a, b]) => <circle key={a} class="dot" cx={across(a)} cy={up(b)} r={4} />)
               : null}
@@ -120,7 +140,7 @@ function ticksOf({ ticks, domain, log }: Axis, scale: Scale, most: number): read
   return fitting.filter((_, i) => i % every === 0);
 }
 
-/** The width of an element in pixels, now and when it changes. */
+/** The width of an element in pixels, kept up to date. */
 function useWidth(initial: number): [{ current: HTMLElement | null }, number] {
   const holder = useRef<HTMLElement | null>(null);
   const [width, setWidth] = useState(initial);

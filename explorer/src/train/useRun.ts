@@ -1,15 +1,15 @@
-// The run that the server was given, asked again and again while the page is seen: only new lines come.
+// Poll the training run while the page is visible; responses contain new lines only.
 
 import { useEffect, useState } from "preact/hooks";
-import { Refused, news } from "../ask";
-import { heard, stateOf, type Answer, type News, type Run } from "./run";
+import { ServerError, fetchRun } from "../api";
+import { heard, stateOf, type Answer, type News, type Run } from "./trainingRun";
 
 const [SOON_MS, LATER_MS] = [1000, 5000];
 
 export interface Watched {
-  /** Undefined until the first answer; null where the server was given no folder. */
+  /** Undefined until the first response; null if the server has no run. */
   readonly run: Run | null | undefined;
-  /** What went wrong with the last question. */
+  /** The error of the last request. */
   readonly failed: string | undefined;
 }
 
@@ -22,13 +22,13 @@ export function useRun(): Watched {
     let known: Run | undefined;
     let last: News | undefined;
     let timer: number | undefined;
-    let paused = false; // nobody looks: asked again when somebody does
+    let paused = false; // while the page is hidden
     const wait = (ms: number): void => {
       if (document.hidden) paused = true;
       else timer = window.setTimeout(look, ms);
     };
     const look = (): void => {
-      news<Answer>(last, stop.signal).then(
+      fetchRun<Answer>(last, stop.signal).then(
         (answer) => {
           setFailed(undefined);
           if (answer.run === null) return setRun(null);
@@ -39,7 +39,7 @@ export function useRun(): Watched {
         },
         (error: Error) => {
           if (stop.signal.aborted) return;
-          setFailed(error instanceof Refused ? error.message : "");
+          setFailed(error instanceof ServerError ? error.message : "");
           wait(LATER_MS);
         },
       );

@@ -1,4 +1,4 @@
-// A bar chart that is a table: a word, its numbers, and a bar for one of them in each row.
+// A bar chart as a table: a label, numbers and a bar in each row.
 
 import { scaleLinear } from "d3-scale";
 import type { ComponentChildren, JSX } from "preact";
@@ -7,9 +7,9 @@ export interface Row {
   readonly head: string;
   readonly cells: readonly ComponentChildren[];
   readonly value: number;
-  /** Another value to compare with, drawn as a mark. */
+  /** A second value, drawn as a mark. */
   readonly mark?: number;
-  /** From, to: drawn as a bracket. */
+  /** An interval, drawn as a bracket. */
   readonly band?: readonly [number, number];
   readonly dead?: boolean;
   readonly tone?: "plain" | "up" | "down" | "bad";
@@ -96,7 +96,7 @@ function Bar({ row, scale }: { row: Row; scale: (x: number) => number }): JSX.El
   );
 }
 
-/** A number that may be none: then red, bold and named, never by colour alone. */
+/** A number; an invalid one is red, bold and has a warning sign. */
 export function Figure({ text, bad }: { text: string; bad: boolean }): JSX.Element {
   return bad ? (
     <strong class="bad">

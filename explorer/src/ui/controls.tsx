@@ -1,9 +1,9 @@
-// What the reader can move: sliders, switches, choices, numbers. All are native form controls.
+// Form controls: sliders, switches, choices, number fields. All are native elements.
 
 import type { JSX } from "preact";
 import { useId, useState } from "preact/hooks";
-import { fill, useStrings } from "../i18n";
-import { whole } from "./format";
+import { fill, useStrings } from "../i18n/strings";
+import { grouped } from "./format";
 
 interface SliderProps {
   readonly label: string;
@@ -13,7 +13,7 @@ interface SliderProps {
   readonly step: number;
   readonly name: string;
   readonly shown?: string;
-  /** A name for readers of the screen, where no label is shown. */
+  /** An accessible name, where no label is shown. */
   readonly aria?: string;
   onMove(value: number): void;
 }
@@ -94,19 +94,21 @@ export function Choice<T extends string>(props: ChoiceProps<T>): JSX.Element {
   );
 }
 
-interface WholeProps {
+interface NumberProps {
   readonly value: number;
   readonly low: number;
   readonly high: number;
   readonly name: string;
   readonly id?: string;
-  /** A name for readers of the screen, where no label is its own. */
+  /** Accept fractions; integers only if not given. */
+  readonly fractions?: boolean;
+  /** An accessible name, where no label is shown. */
   readonly aria?: string;
   onSet(value: number): void;
 }
 
-/** A field that says so when it holds no number of the range; left, it shows the one in force. */
-export function WholeInput({ value, low, high, name, id, aria, onSet }: WholeProps): JSX.Element {
+/** A number field that reports an out-of-range value; when left, it shows the value in use again. */
+export function NumberInput({ value, low, high, name, id, fractions, aria, onSet }: NumberProps): JSX.Element {
   const { common } = useStrings();
   const [wrong, setWrong] = useState<string>();
   const why = useId();
@@ -122,33 +124,63 @@ export function WholeInput({ value, low, high, name, id, aria, onSet }: WholePro
         type="number"
         min={low}
         max={high}
-        step={1}
-        value={wrong ?? String(value)} // as text: a field that says the same is left alone, caret and all
+        step={fractions ? "any" : 1}
+        value={wrong ?? String(value)} // as text, so that the caret stays where it is
         onInput={({ currentTarget: { value: typed, valueAsNumber: next } }) => {
-          const fits = Number.isInteger(next) && next >= low && next <= high;
+          const fits = (fractions ? Number.isFinite(next) : Number.isInteger(next)) && next >= low && next <= high;
           setWrong(fits ? undefined : typed);
-          if (fits) onSet(next);
+          if (fits && next !== value) onSet(next);
         }}
         onBlur={(event) => {
           setWrong(undefined);
-          event.currentTarget.value = String(value); // also in place of what is no number at all
+          event.currentTarget.value = String(value); // also replaces text that is not a number
         }}
       />
       {bad ? (
         <p id={why} class="note alarm wrong" role="alert">
-          {fill(common.range, { low: whole(low), high: whole(high) })}
+          {fill(fractions ? common.number_range : common.range, { low: grouped(low), high: grouped(high) })}
         </p>
       ) : null}
     </>
   );
 }
 
-export function WholeNumber({ label, ...field }: WholeProps & { readonly label: string }): JSX.Element {
+export function NumberField({ label, ...field }: NumberProps & { readonly label: string }): JSX.Element {
   const id = useId();
   return (
     <div class="number">
       <label for={id}>{label}</label>
-      <WholeInput {...field} id={id} />
+      <NumberInput {...field} id={id} />
+    </div>
+  );
+}
+
+/** A slider with a number field beside it, for exact values. */
+export function SliderField({ label, value, low, high, step, name, shown, onMove }: SliderProps): JSX.Element {
+  const id = useId();
+  return (
+    <div class="slider exact">
+      <label for={id}>{label}</label>
+      <input
+        id={id}
+        name={name}
+        type="range"
+        min={low}
+        max={high}
+        step={step}
+        value={value}
+        aria-valuetext={shown ?? String(value)}
+        onInput={(event) => onMove(event.currentTarget.valueAsNumber)}
+      />
+      <NumberInput
+        name={`${name}-exact`}
+        aria={label}
+        value={value}
+        low={low}
+        high={high}
+        fractions={step !== 1}
+        onSet={onMove}
+      />
     </div>
   );
 }

@@ -1,4 +1,4 @@
-// Numbers as they are read: a real minus sign, a fixed number of digits, names for what is no number.
+// Format numbers: a minus sign, fixed digits, "nan" and "inf".
 
 export function fixed(x: number, digits = 2): string {
   if (Number.isNaN(x)) return "nan";
@@ -7,20 +7,33 @@ export function fixed(x: number, digits = 2): string {
   return x < 0 && Number(text) !== 0 ? `−${text}` : text;
 }
 
-/** With a sign in front, whatever it is. */
+/** With a plus or minus sign. */
 export function signed(x: number, digits = 2): string {
   const text = fixed(x, digits);
   return text.startsWith("−") || !Number.isFinite(x) ? text : `+${text}`;
 }
 
-/** Small and large numbers in few characters: 1.2e+38. */
+/** Short: three decimals, or an exponent for small and large numbers. */
 export function short(x: number): string {
   if (!Number.isFinite(x) || (Math.abs(x) < 1e5 && (Math.abs(x) >= 1e-3 || x === 0))) return fixed(x, 3);
   return x.toExponential(2).replace("-", "−");
 }
 
-export function whole(x: number): string {
+export function grouped(x: number): string {
   return x.toLocaleString("en-US");
+}
+
+/** 2.0 M, 135 M, 8.0 B. */
+export function compact(x: number): string {
+  const [unit, name] = (
+    [
+      [1e9, "B"],
+      [1e6, "M"],
+      [1e3, "K"],
+    ] as const
+  ).find(([size]) => x >= size) ?? [1, ""];
+  const value = x / unit;
+  return `${value >= 99.5 || unit === 1 ? Math.round(value) : value.toFixed(1)}${name && ` ${name}`}`;
 }
 
 export function percent(x: number): string {
@@ -28,7 +41,7 @@ export function percent(x: number): string {
   return `${text}%`;
 }
 
-// The same numbers as Python writes them.
+// Numbers as Python literals.
 
 export function py(x: number): string {
   const text = String(x);

@@ -2,25 +2,34 @@
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { useStrings } from "../i18n";
+import { runnable } from "../export/runnable";
+import { useStrings } from "../i18n/strings";
 
 export function Prose({ text }: { text: string }): JSX.Element {
   const parts = text.split("**");
   return <p>{parts.map((part, i) => (i % 2 ? <strong key={i}>{part}</strong> : part))}</p>;
 }
 
-/** Lines of Python. `values` are what its expressions give, in order: a test runs them and looks. */
+/** Python code. `values` are the results of its expressions, in order; a test runs the code and compares. */
 export function Python({ code, values }: { code: string; values: readonly unknown[] }): JSX.Element {
   const { common } = useStrings();
   return <Code title={common.python} code={code} values={values} />;
 }
 
-/** Lines to copy. */
-export function Code({ title, code, values }: { title: string; code: string; values?: readonly unknown[] }): JSX.Element {
+/** Code with a copy button. */
+export function Code({
+  title,
+  code,
+  values,
+}: {
+  title: string;
+  code: string;
+  values?: readonly unknown[];
+}): JSX.Element {
   const { common } = useStrings();
   const [copied, setCopied] = useState(false);
   const copy = (): void => {
-    void navigator.clipboard?.writeText(code).then(() => {
+    void navigator.clipboard?.writeText(values ? runnable(code) : code).then(() => {
       setCopied(true);
       setTimeout(() => setCopied(false), 1500);
     });

@@ -1,0 +1,153 @@
+// One next token: both distributions as paired bars, and their divergence.
+
+import type { JSX } from "preact";
+import { useMemo } from "preact/hooks";
+import { useVocabulary } from "../useRequest";
+import { fill, useStrings } from "../i18n/strings";
+import { chance } from "../next/rankedTokens";
+import { TokenText } from "../ui/tokenText";
+import { Choice } from "../ui/controls";
+import { ExportPanel } from "../ui/exportPanel";
+import { fixed, percent, signed } from "../ui/format";
+import { integer, oneOf, useParam } from "../url";
+import { promptDocument, promptLines, promptTable, tokensShown, type Sides } from "./compareExport";
+import { Totals, type Total } from "./compareTotals";
+import { distribution, massOf, pair, shownTokens, type Sort } from "./divergence";
+import type { Rows } from "./useCompare";
+
+interface PromptProps {
+  readonly found: Rows;
+  readonly sides: Sides;
+  /** The prompt. */
+  readonly said: string;
+  /** Whether the numbers belong to the current settings. */
+  readonly settled: boolean;
+}
+
+export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.Element {
+  const { comparing: s, common } = useStrings();
+  const [top, setTop] = useParam("top", integer(12, 1, 200));
+  const [sort, setSort] = useParam("sort", oneOf<Sort>("most", ["most", "apart"]));
+  const options = sides.samplers;
+  const texts = useVocabulary(sides.models[0].name);
+  const a = useMemo(() => distribution(found.rows[0], options?.[0]), [found, JSON.stringify(options?.[0].library)]);
+  const b = useMemo(() => distribution(found.rows[1], options?.[1]), [found, JSON.stringify(options?.[1].library)]);
+  const both = useMemo(() => pair(a, b), [a, b]);
+  const ids = useMemo(() => shownTokens(a, b, top, sort), [a, b, top, sort]);
+  const most = Math.max(a[both.bestA] ?? 0, b[both.bestB] ?? 0);
+  const say = (id: number): string => (texts.current && texts.data?.[id]) || String(id);
+  const totals: Total[] = [
+    { name: "kl", label: s.kl, value: both.kl, text: nats(both.kl, s.nats) },
+    { name: "variation", label: s.variation, value: both.variation, text: fixed(both.variation, 4) },
+    {
+      name: "agreement",
+      label: s.same,
+      value: Number(both.bestA === both.bestB),
+      text: both.bestA === both.bestB ? s.yes : s.no,
+    },
+    {
+      name: "entropy_a",
+      label: fill(s.entropyOf, { side: s.a }),
+      value: both.entropyA,
+      text: nats(both.entropyA, s.nats),
+    },
+    {
+      name: "entropy_b",
+      label: fill(s.entropyOf, { side: s.b }),
+      value: both.entropyB,
+      text: nats(both.entropyB, s.nats),
+    },
+  ];
+  return (
+    <div class="compared">
+      <Totals totals={totals} />
+      {both.kl === Infinity ? <p class="note">{s.infinite}</p> : null}
+      {both.variation === 0 ? <p class="note">{s.identical}</p> : null}
+      <Choice
+        name="sort"
+        label={s.sort}
+        value={sort}
+        options={
+          [
+            ["most", s.most],
+            ["apart", s.apart],
+          ] as [Sort, string][]
+        }
+        onChoose={setSort}
+      />
+      <table class="bars pairs" data-chart="pairs">
+        <caption>{s.next}</caption>
+        <thead>
+          <tr>
+            <th scope="col">{common.token}</th>
+            <th scope="col" class="figure">
+              {fill(s.p, { side: s.a })}
+            </th>
+            <th scope="col" class="figure">
+              {fill(s.p, { side: s.b })}
+            </th>
+            <th scope="col" class="figure gap">
+              {s.difference}
+            </th>
+            <td class="bar" />
+          </tr>
+        </thead>
+        <tbody>
+          {ids.map((id) => {
+            const [p, q] = [a[id] ?? NaN, b[id] ?? NaN];
+            return (
+              <tr key={id} data-id={id} data-a={p} data-b={q}>
+                <th scope="row">
+                  <TokenText text={say(id)} />
+                </th>
+                <td class="figure">{chance(p)}</td>
+                <td class="figure">{chance(q)}</td>
+                <td class="figure gap">{signed(q - p, 4)}</td>
+                <td class="bar">
+                  {(
+                    [
+                      ["a", p],
+                      ["b", q],
+                    ] as const
+                  ).map(([side, value]) => (
+                    <div key={side} class="track" aria-hidden="true">
+                      <div
+                        class={`fill ${side === "a" ? "up" : "down"}`}
+                        style={{ left: "0", width: `${(100 * value) / most}%` }}
+                      />
+                    </div>
+                  ))}
+                </td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+      <p class="note">{fill(s.covered, { a: percent(massOf(a, ids)), b: percent(massOf(b, ids)) })}</p>
+      <div class="controls buttons">
+        <button
+          type="button"
+          data-do="more"
+          disabled={top >= Math.min(200, a.length)}
+          onClick={() => setTop(Math.min(200, top * 2))}
+        >
+          {s.more}
+        </button>
+      </div>
+      {settled ? (
+        <ExportPanel
+          name="compare-next"
+          title={s.title}
+          document={() => promptDocument(sides, said, both, tokensShown(ids, a, b, say))}
+          tables={() => [promptTable(tokensShown(ids, a, b, say), s.next)]}
+          charts='[data-chart="totals"], [data-chart="pairs"]'
+          lines={(where) => promptLines(sides, where, said, ids.length)}
+        />
+      ) : null}
+    </div>
+  );
+}
+
+export function nats(x: number, text: string): string {
+  return x === Infinity ? "∞" : fill(text, { x: fixed(x, 4) });
+}

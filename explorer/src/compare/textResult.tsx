@@ -1,0 +1,120 @@
+// A comparison on a text: totals, the map of differences, one position, and the largest differences.
+
+import type { JSX } from "preact";
+import { Legend } from "../heat/legend";
+import { fill, useStrings } from "../i18n/strings";
+import { Choice } from "../ui/controls";
+import { ExportPanel } from "../ui/exportPanel";
+import { fixed, percent, grouped } from "../ui/format";
+import { change, integer, oneOf, useParam } from "../url";
+import { textDocument, textLines, textTable, type Sides } from "./compareExport";
+import { DifferenceMap } from "./differenceMap";
+import { legendOf, measuresOf, mostOf, type Measure } from "./compareMeasures";
+import { PlacePanel, Worst, PlaceTable } from "./positions";
+import { nats } from "./promptResult";
+import type { TextField } from "../text/usePromptParam";
+import { Totals, type Total } from "./compareTotals";
+import type { TextComparison } from "./useCompare";
+
+interface AlongProps {
+  readonly found: TextComparison;
+  readonly sides: Sides;
+  readonly said: TextField;
+  /** Whether the numbers belong to the current settings. */
+  readonly settled: boolean;
+}
+
+export function TextResult({ found, sides, said, settled }: AlongProps): JSX.Element {
+  const { comparing: s } = useStrings();
+  const samplers = found.perplexity === null;
+  const measures = measuresOf(samplers);
+  const [measure, setMeasure] = useParam("by", oneOf<Measure>(measures[0] ?? "kl", measures));
+  const [at] = useParam("at", integer(0, 1, 1e6));
+  const setAt = (position: number): void => change({ ...said.to(said.text ?? ""), at: String(position) });
+  const most = mostOf(found.places, measure);
+  const worst = [...found.places].sort(
+    (x, y) =>
+      (y.kl ?? Infinity) - (x.kl ?? Infinity) ||
+      (y.total_variation ?? 0) - (x.total_variation ?? 0) ||
+      x.position - y.position,
+  );
+  const place = found.places.find(({ position }) => position === at) ?? worst[0];
+  const kl = found.kl ?? Infinity;
+  const agreed = Math.round(found.agreement * found.positions);
+  const totals: Total[] = [
+    { name: "kl", label: s.meanKl, value: kl, text: nats(kl, s.nats) },
+    { name: "max_kl", label: s.maxKl, value: found.max_kl ?? Infinity, text: nats(found.max_kl ?? Infinity, s.nats) },
+    ...(found.total_variation === null
+      ? []
+      : [
+          {
+            name: "total_variation",
+            label: s.meanVariation,
+            value: found.total_variation,
+            text: fixed(found.total_variation, 4),
+          },
+        ]),
+    {
+      name: "agreement",
+      label: s.same,
+      value: found.agreement,
+      text: fill(s.share, { n: grouped(agreed), all: grouped(found.positions), share: percent(found.agreement) }),
+    },
+    ...(found.perplexity ?? []).map((value, i) => ({
+      name: i ? "perplexity_b" : "perplexity_a",
+      label: fill(s.perplexityOf, { side: i ? s.b : s.a }),
+      value: value ?? Infinity,
+      text: value === null ? "∞" : fixed(value, 4),
+    })),
+  ];
+  const prefix = place ? [found.first, ...found.places.slice(0, place.position - 1).map(({ token }) => token)] : [];
+  return (
+    <div class="compared">
+      <Totals totals={totals} />
+      {kl === Infinity ? <p class="note">{s.infinite}</p> : null}
+      {found.max_kl === 0 && !found.total_variation ? <p class="note">{s.identical}</p> : null}
+      <Choice
+        name="by"
+        label={s.by}
+        value={measure}
+        options={measures.map((one) => [one, s.measures[one]] as const)}
+        onChoose={setMeasure}
+      />
+      <p class="note">{s.explain[measure]}</p>
+      <Legend title={measure === "gain" ? s.gainLegend : s.legend} steps={legendOf(measure, most)} notes={[s.parted]} />
+      <div class="look">
+        <div class="main">
+          <DifferenceMap found={found} measure={measure} most={most} chosen={place?.position ?? 0} onChoose={setAt} />
+          <Worst places={worst} onChoose={setAt} />
+          <PlaceTable places={found.places} samplers={samplers} />
+        </div>
+        {place ? (
+          <PlacePanel
+            place={place}
+            samplers={samplers}
+            onOpen={
+              prefix.some(({ text }) => text.includes("\ufffd"))
+                ? undefined
+                : () => change({ where: null, prompt: spoken(prefix) })
+            }
+          />
+        ) : null}
+      </div>
+      {settled ? (
+        <ExportPanel
+          name="compare"
+          title={s.title}
+          document={() => textDocument(sides, found)}
+          tables={() => [textTable(found, s.map)]}
+          charts='[data-chart="totals"], [data-chart="legend"], [data-chart="map"]'
+          lines={(where) => textLines(sides, where, said.text ?? "")}
+        />
+      ) : null}
+    </div>
+  );
+}
+
+/** The text of tokens, without special tokens, which have a name and no bytes. */
+function spoken(tokens: readonly { readonly text: string; readonly bytes?: readonly number[] }[]): string {
+  return tokens.map(({ text, bytes }) => (bytes?.length ? text : "")).join("");
+}

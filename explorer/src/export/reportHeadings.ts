@@ -1,0 +1,43 @@
+// Headings and names for the tables of a report. CSV has the library's names, and ranks from 0.
+
+import type { Strings } from "../i18n/strings";
+import { visible } from "../ui/tokenText";
+
+export interface ReportHeadings {
+  /** The heading of a column. */
+  head(column: string): string;
+  /** A cell in the page's language where it holds a name; white space made visible; any other as it is. */
+  say(column: string, value: string): string;
+  /** What its ranks start from. */
+  first(column: string): 0 | 1;
+}
+
+/** Columns that count from 0 in CSV and from 1 in a report. */
+export const FROM_ZERO = ["rank", "target_rank", "position"];
+
+export function reportHeadings({
+  exports: { columns, sums },
+  next,
+  sampler,
+  text,
+  train: { cost },
+}: Strings): ReportHeadings {
+  const heads: Readonly<Record<string, string>> = columns;
+  const stages = { ...sampler.stages, logits: next.given };
+  const names: Readonly<Record<string, Readonly<Record<string, unknown>>>> = {
+    stage: stages,
+    cut_by: stages,
+    sum: { ...sums, ...text.sums },
+    way: cost,
+    tensor: cost.names,
+  };
+  return {
+    head: (column) => heads[column] ?? column,
+    say: (column, value) => {
+      const said = names[column]?.[value];
+      if (typeof said === "string") return said;
+      return value && !value.trim() ? visible(value) : value;
+    },
+    first: (column) => (FROM_ZERO.includes(column) ? 1 : 0),
+  };
+}

@@ -1,0 +1,59 @@
+// Attention uses the same softmax: shares of earlier positions.
+
+import type { JSX } from "preact";
+import { useStrings } from "../i18n/strings";
+import { dot, type Matrix } from "../math/linear";
+import { softmax } from "../math/softmax";
+import { Bars } from "../ui/bars";
+import { fixed, pyList } from "../ui/format";
+import { Formula, frac, i, o, row, sqrt, sup } from "../ui/formula";
+import { Step } from "../ui/learnStep";
+import { Python } from "../ui/prose";
+import type { Learn } from "./useLearn";
+
+const KEYS: Matrix = [
+  [0.9, 0.1, -0.3],
+  [-0.4, 1.2, 0.5],
+  [0.2, -0.6, 1.1],
+];
+
+export function Attention({ learn }: { learn: Learn }): JSX.Element {
+  const { attention: s, common } = useStrings();
+  const scores = KEYS.map((key) => dot(key, learn.hidden) / Math.sqrt(learn.hidden.length));
+  const shares = softmax(scores);
+  return (
+    <Step
+      id="attention"
+      title={s.title}
+      text={s.text}
+      tryThis={s.try}
+      formula={
+        <Formula label="shares are the softmax of q times K transposed over the root of d">
+          {row(i("softmax"), o("("))}
+          {frac([i("q"), sup(i("K"), i("⊤"))], sqrt(i("d")))}
+          {row(o(")"))}
+        </Formula>
+      }
+      python={
+        <Python
+          code={`K = np.array([${KEYS.map(pyList).join(", ")}])\nref.attention_weights(h[None], K)[0]`}
+          values={[shares]}
+        />
+      }
+    >
+      <Bars
+        name="attention"
+        caption={s.keys}
+        heads={["", "k", s.score, s.share]}
+        domain={[0, 1]}
+        rows={shares.map((value, at) => ({
+          head: String(at + 1),
+          cells: [(KEYS[at] ?? []).map((x) => fixed(x, 1)).join(", "), fixed(scores[at] ?? NaN), fixed(value, 3)],
+          value,
+        }))}
+        footHead={common.sum}
+        foot={["", "", fixed(1, 3)]}
+      />
+    </Step>
+  );
+}

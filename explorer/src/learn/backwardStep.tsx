@@ -1,0 +1,91 @@
+// The gradient with respect to W, b and h, and the weight after some steps.
+
+import type { JSX } from "preact";
+import { fill, useStrings } from "../i18n/strings";
+import { crossEntropyGradient } from "../math/softmax";
+import { fixed, signed } from "../ui/format";
+import { Formula, frac, i, o, row, sup } from "../ui/formula";
+import { Step } from "../ui/learnStep";
+import { Python } from "../ui/prose";
+import { descend } from "./lossStep";
+import { WEIGHT } from "./toyModel";
+import { lossOptions } from "./learnPython";
+import type { Learn } from "./useLearn";
+
+export function Backward({ learn }: { learn: Learn }): JSX.Element {
+  const { backward: s, common, words } = useStrings();
+  const { hidden, logits, target, smoothing, steps } = learn;
+  const gradient = crossEntropyGradient(logits, target, smoothing);
+  const weightGradient = gradient.map((g) => hidden.map((h) => g * h));
+  const hiddenGradient = hidden.map((_, d) => gradient.reduce((sum, g, v) => sum + g * (WEIGHT[v]?.[d] ?? 0), 0));
+  const { weight } = descend(learn);
+  const options = lossOptions(learn);
+  return (
+    <Step
+      id="backward"
+      title={s.title}
+      text={s.text}
+      tryThis={s.try}
+      formula={
+        <>
+          <Formula label="the gradient by W is p minus y times h transposed">
+            {frac([o("∂"), i("L")], [o("∂"), i("W")])}
+            {row(o("="), o("("), i("p"), o("−"), i("y"), o(")"), sup(i("h"), i("⊤")))}
+          </Formula>
+          <Formula label="the gradient by h is p minus y times W">
+            {frac([o("∂"), i("L")], [o("∂"), i("h")])}
+            {row(o("="), sup(i("W"), i("⊤")), o("("), i("p"), o("−"), i("y"), o(")"))}
+          </Formula>
+        </>
+      }
+      python={
+        <Python
+          code={[
+            `grads = ref.linear_cross_entropy_backward(h, W, ${target}, bias=np.zeros(${words.length})${options})`,
+            "grads.weight",
+            "grads.bias",
+            "grads.x",
+            "trained",
+          ].join("\n")}
+          values={[weightGradient, gradient, hiddenGradient, weight]}
+        />
+      }
+    >
+      <table class="dots" data-chart="backward">
+        <thead>
+          <tr>
+            <th scope="col">{common.word}</th>
+            <th scope="col">p − y</th>
+            <th scope="col">{s.gradient}</th>
+            <th scope="col">{fill(s.weight, { n: steps })}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {words.map((word, v) => (
+            <tr key={v} class={v === target ? "hit" : undefined}>
+              <th scope="row">{word}</th>
+              <td>{signed(gradient[v] ?? NaN, 3)}</td>
+              <td>
+                {(weightGradient[v] ?? []).map((x, d) => (
+                  <span key={d} class="weight">
+                    {fixed(x)}
+                  </span>
+                ))}
+              </td>
+              <td>
+                {(weight[v] ?? []).map((x, d) => (
+                  <span key={d} class="weight">
+                    {fixed(x)}
+                  </span>
+                ))}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="note" data-chart="grad-hidden">
+        {s.hidden}: {hiddenGradient.map((x) => signed(x, 3)).join(", ")}
+      </p>
+    </Step>
+  );
+}

@@ -1,0 +1,133 @@
+// The loss, its gradient p - y, and gradient descent.
+
+import type { JSX } from "preact";
+import { fill, useStrings } from "../i18n/strings";
+import { linear, sum, type Matrix } from "../math/linear";
+import { crossEntropy, crossEntropyGradient, smoothedTruth, softmax, stepDown } from "../math/softmax";
+import { Bars } from "../ui/bars";
+import { Choice, Slider } from "../ui/controls";
+import { fixed, signed } from "../ui/format";
+import { Formula, frac, gap, i, log, o, over, row, sub } from "../ui/formula";
+import { Python } from "../ui/prose";
+import { Step } from "../ui/learnStep";
+import { lossCode } from "./learnPython";
+import type { Learn } from "./useLearn";
+import { WEIGHT } from "./toyModel";
+
+const MOST_STEPS = 50;
+
+/** The weight and logits after the steps, and the loss after 0, 1, ... steps. */
+export function descend(learn: Learn): { weight: Matrix; logits: number[]; losses: number[] } {
+  const { hidden, target, smoothing, rate, steps } = learn;
+  let weight: Matrix = WEIGHT;
+  let logits = learn.logits;
+  const losses = [crossEntropy(logits, target, smoothing)];
+  for (let k = 0; k < steps; k++) {
+    weight = stepDown(weight, hidden, crossEntropyGradient(logits, target, smoothing), rate);
+    logits = linear(hidden, weight);
+    losses.push(crossEntropy(logits, target, smoothing));
+  }
+  return { weight, logits, losses };
+}
+
+export function Loss({ learn }: { learn: Learn }): JSX.Element {
+  const { loss: s, common, words } = useStrings();
+  const { target, smoothing, steps } = learn;
+  const { logits, losses } = descend(learn);
+  const p = softmax(logits);
+  const y = smoothedTruth(words.length, target, smoothing);
+  const gradient = crossEntropyGradient(logits, target, smoothing);
+  const loss = losses.at(-1) ?? NaN;
+  return (
+    <Step
+      id="loss"
+      title={s.title}
+      text={s.text}
+      tryThis={s.try}
+      formula={
+        <Formula label="loss is minus the sum of y log p; its gradient by the logits is p minus y">
+          {row(i("L"), o("="), o("−"), over("∑", i("i")), sub(i("y"), i("i")), log(sub(i("p"), i("i"))), gap())}
+          {frac([o("∂"), i("L")], [o("∂"), i("z")])}
+          {row(o("="), i("p"), o("−"), i("y"))}
+        </Formula>
+      }
+      python={
+        <Python
+          code={lossCode(learn)}
+          values={[losses[0], crossEntropyGradient(learn.logits, target, smoothing), loss]}
+        />
+      }
+    >
+      <div class="controls">
+        <Choice
+          name="target"
+          label={s.target}
+          value={String(target)}
+          options={words.map((word, v) => [String(v), word] as const)}
+          onChoose={(v) => learn.setTarget(Number(v))}
+        />
+        <Slider
+          name="eps"
+          label={s.smoothing}
+          value={smoothing}
+          low={0}
+          high={0.9}
+          step={0.05}
+          shown={fixed(smoothing, 2)}
+          onMove={(value) => learn.setSmoothing(value, true)}
+        />
+        <Slider
+          name="rate"
+          label={s.rate}
+          value={learn.rate}
+          low={0.01}
+          high={0.5}
+          step={0.01}
+          shown={fixed(learn.rate, 2)}
+          onMove={(value) => learn.setRate(value, true)}
+        />
+      </div>
+      <div class="controls buttons">
+        <button type="button" data-do="step" disabled={steps >= MOST_STEPS} onClick={() => learn.setSteps(steps + 1)}>
+          {s.step}
+        </button>
+        <button type="button" class="quiet" data-do="undo" disabled={steps === 0} onClick={() => learn.setSteps(0)}>
+          {s.undo}
+        </button>
+        <span class="note">
+          {s.steps}: <output data-chart="steps">{steps}</output>
+        </span>
+      </div>
+      <p class="headline" role="status">
+        <strong data-chart="loss">{fill(s.price, { loss: fixed(loss, 4) })}</strong>{" "}
+        <span class="note">
+          {fill(s.perplexity, { p: fixed(p[target] ?? NaN, 4), n: fixed(1 / (p[target] ?? NaN), 2) })}
+        </span>
+      </p>
+      <Bars
+        name="gradient"
+        caption={s.gradient}
+        heads={[common.word, common.probability, s.truth, s.gradient]}
+        domain={[-1, 1]}
+        rows={gradient.map((value, v) => ({
+          head: words[v] ?? "",
+          cells: [fixed(p[v] ?? NaN, 3), fixed(y[v] ?? NaN, 3), signed(value, 3)],
+          value,
+          tone: value < 0 ? "up" : "down",
+          note: value < -0.0005 ? `↑ ${s.push}` : value > 0.0005 ? `↓ ${s.pull}` : "",
+        }))}
+        footHead={common.sum}
+        foot={[fixed(sum(p), 3), fixed(sum(y), 3), fixed(sum(gradient), 3)]}
+      />
+      {steps ? (
+        <p class="note" data-chart="history">
+          {s.history}:{" "}
+          {losses
+            .slice(-8)
+            .map((value) => fixed(value, 3))
+            .join(" → ")}
+        </p>
+      ) : null}
+    </Step>
+  );
+}

@@ -1,0 +1,130 @@
+// Softmax computed literally overflows; with the maximum subtracted it does not.
+
+import type { JSX } from "preact";
+import { fill, useStrings } from "../i18n/strings";
+import { LIMIT, naive, round, stable } from "../math/floatFormats";
+import { softmax } from "../math/softmax";
+import { Figure } from "../ui/bars";
+import { Choice, Slider } from "../ui/controls";
+import { fixed, py, short } from "../ui/format";
+import { Formula, frac, gap, i, o, over, row, sub, sup } from "../ui/formula";
+import { Python } from "../ui/prose";
+import { Step } from "../ui/learnStep";
+import type { Learn } from "./useLearn";
+
+export function Stable({ learn }: { learn: Learn }): JSX.Element {
+  const { stable: s, common, words } = useStrings();
+  const z = learn.logits.map((value, v) => (v === 0 ? learn.big : value));
+  const asItStands = naive(z, learn.format);
+  const cured = stable(z, learn.format);
+  const wrong = asItStands.p.map((p, v) => !(Math.abs(p - (cured.p[v] ?? NaN)) < 1e-3));
+  const count = wrong.filter(Boolean).length;
+  const dtype = learn.format === "fp32" ? "np.float32" : "np.float16";
+  return (
+    <Step
+      id="stable"
+      title={s.title}
+      text={s.text}
+      tryThis={s.try}
+      formula={
+        <Formula label="p of i is e to the z of i minus m, over the sum of e to the z of j minus m, where m is the largest z">
+          {sub(i("p"), i("i"))}
+          {o("=")}
+          {frac(sup(i("e"), [sub(i("z"), i("i")), o("−"), i("m")]), [
+            over("∑", i("j")),
+            sup(i("e"), [sub(i("z"), i("j")), o("−"), i("m")]),
+          ])}
+          {row(gap(), i("m"), o("="), over("max", i("j")), sub(i("z"), i("j")))}
+        </Formula>
+      }
+      python={
+        <Python
+          code={[
+            `low = z.astype(${dtype})`,
+            `low[0] = ${py(learn.big)}`,
+            "np.exp(low) / np.exp(low).sum()  # as it stands",
+            "ref.softmax(low)",
+          ].join("\n")}
+          values={[asItStands.p, softmax(z.map((value) => round(value, learn.format)))]}
+        />
+      }
+    >
+      <div class="controls">
+        <Slider
+          name="big"
+          label={fill(s.logit, { word: words[0] ?? "" })}
+          value={learn.big}
+          low={-5}
+          high={120}
+          step={0.1}
+          shown={fixed(learn.big, 1)}
+          onMove={(value) => learn.setBig(value, true)}
+        />
+        <Choice
+          name="format"
+          label={s.format}
+          value={learn.format}
+          options={
+            [
+              ["fp32", s.fp32],
+              ["fp16", s.fp16],
+            ] as const
+          }
+          onChoose={learn.setFormat}
+        />
+      </div>
+      <table class="facts wide" data-chart="stable">
+        <thead>
+          <tr>
+            <th scope="col">{common.word}</th>
+            <th scope="col">z</th>
+            <th scope="col">{s.exponential}</th>
+            <th scope="col">{s.naive}</th>
+            <th scope="col">{s.stable}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {z.map((value, v) => (
+            <tr key={v}>
+              <th scope="row">{words[v]}</th>
+              <td>{fixed(value)}</td>
+              <td>
+                <Odd x={asItStands.exponentials[v] ?? NaN} text={short} />
+              </td>
+              <td>
+                <Odd x={asItStands.p[v] ?? NaN} text={(x) => fixed(x, 3)} wrong={wrong[v] ?? false} />
+              </td>
+              <td>{fixed(cured.p[v] ?? NaN, 3)}</td>
+            </tr>
+          ))}
+        </tbody>
+        <tfoot>
+          <tr>
+            <th scope="row">{common.sum}</th>
+            <td />
+            <td>
+              <Odd x={asItStands.total} text={short} />
+            </td>
+            <td>
+              <Odd x={asItStands.p.reduce((a, b) => a + b, 0)} text={(x) => fixed(x, 3)} />
+            </td>
+            <td>
+              {fixed(
+                cured.p.reduce((a, b) => a + b, 0),
+                3,
+              )}
+            </td>
+          </tr>
+        </tfoot>
+      </table>
+      <p class={count ? "note alarm" : "note"} role="status">
+        {count ? fill(s.broken, { count, all: z.length }) : s.fine}
+      </p>
+      <p class="note">{fill(s.limit, { x: fixed(LIMIT[learn.format], 2) })}</p>
+    </Step>
+  );
+}
+
+function Odd({ x, text, wrong = false }: { x: number; text(x: number): string; wrong?: boolean }): JSX.Element {
+  return <Figure text={text(x)} bad={wrong || !Number.isFinite(x)} />;
+}

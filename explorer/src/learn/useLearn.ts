@@ -1,0 +1,188 @@
+// The settings of the Learn page, from the address, and the values computed from them.
+
+import { layerNorm, linear, type Vector } from "../math/linear";
+import type { Format } from "../math/floatFormats";
+import { flag, integer, number, numbers, oneOf, useParam, type Codec } from "../url";
+import { NEUTRAL, type Stage } from "../sampler/options";
+import { Processed } from "../sampler/process";
+import { Row } from "../sampler/row";
+import { HIDDEN, WEIGHT } from "./toyModel";
+
+/** The stages that this page shows. */
+export type CardName = "temperature" | "top_k" | "top_p" | "min_p" | "typical_p";
+
+/** A stage with its value; it may be off. */
+export interface Card {
+  readonly name: CardName;
+  readonly value: number;
+  readonly on: boolean;
+}
+
+export const ORDERS = {
+  hf: ["temperature", "top_k", "top_p", "min_p", "typical_p"],
+  "llama.cpp": ["top_k", "typical_p", "top_p", "min_p", "temperature"],
+} as const satisfies Record<string, readonly CardName[]>;
+
+export type Order = keyof typeof ORDERS;
+
+/** Low, high and step of each stage's slider. */
+export const RANGES: Record<CardName, readonly [number, number, number]> = {
+  temperature: [0.1, 3, 0.05],
+  top_k: [1, 6, 1],
+  top_p: [0.05, 1, 0.01],
+  min_p: [0, 1, 0.01],
+  typical_p: [0.05, 1, 0.01],
+};
+
+/** Two stages are on, and their order changes how many words are left. */
+export const EXAMPLE: readonly Card[] = [
+  { name: "temperature", value: 0.5, on: true },
+  { name: "top_k", value: 5, on: false },
+  { name: "top_p", value: 0.8, on: true },
+  { name: "min_p", value: 0.1, on: false },
+  { name: "typical_p", value: 0.9, on: false },
+];
+
+export function inOrder(cards: readonly Card[], order: Order): Card[] {
+  return ORDERS[order].flatMap((name) => cards.filter((card) => card.name === name));
+}
+
+/** The program with this order, if any. */
+export function orderOf(cards: readonly Card[]): Order | undefined {
+  const names = cards.map((card) => card.name).join();
+  return (Object.keys(ORDERS) as Order[]).find((order) => ORDERS[order].join() === names);
+}
+
+export function active(cards: readonly Card[]): Card[] {
+  return cards.filter((card) => card.on);
+}
+
+/** The cards that are on, as stages of a sampler. */
+export function stagesOf(cards: readonly Card[]): Stage[] {
+  return active(cards).map(({ name, value }) => ({ name, options: { ...NEUTRAL, [name]: value } }));
+}
+
+/** "temperature:0.5,top_k:5:off,...": every stage once, in any order. */
+export const cardsCodec: Codec<readonly Card[]> = {
+  initial: EXAMPLE,
+  parse: (text) => {
+    const cards = text.split(",").map(parseCard);
+    const read = cards.filter((card) => card !== undefined);
+    const all = new Set(read.map((card) => card.name));
+    return all.size === EXAMPLE.length && cards.length === all.size ? read : undefined;
+  },
+  show: (cards) => cards.map((c) => `${c.name}:${c.value}${c.on ? "" : ":off"}`).join(),
+};
+
+function parseCard(text: string): Card | undefined {
+  const [name = "", value = "", off] = text.split(":");
+  const known = EXAMPLE.find((card) => card.name === name);
+  if (!known || (off !== undefined && off !== "off")) return undefined;
+  const [low, high, step] = RANGES[known.name];
+  const x = Number(value);
+  if (value === "" || !(x >= low && x <= high) || (step === 1 && !Number.isInteger(x))) return undefined;
+  return { name: known.name, value: x, on: off === undefined };
+}
+
+const DRAWS = ["1", "10", "100", "1000"] as const;
+export type Draws = (typeof DRAWS)[number];
+export const DRAW_COUNTS: readonly Draws[] = DRAWS;
+export const MODELS = ["toy", "smollm2", "gemma3", "llama3"] as const;
+export type ModelName = (typeof MODELS)[number];
+export const SEEDS = Number.MAX_SAFE_INTEGER;
+
+export function useLearn() {
+  const [h, setH] = useParam("h", numbers(HIDDEN, -3, 3));
+  const [stretch, setStretch] = useParam("stretch", number(1, 0.5, 10));
+  const [norm, setNorm] = useParam("norm", flag(false));
+  const [tied, setTied] = useParam("tied", oneOf("untied", ["tied", "untied"] as const));
+  const [model, setModel] = useParam("sizes", oneOf<ModelName>("smollm2", MODELS));
+  const [shift, setShift] = useParam("c", number(0, -10, 10));
+  const [big, setBig] = useParam("big", number(3.1, -5, 120));
+  const [format, setFormat] = useParam("format", oneOf<Format>("fp32", ["fp32", "fp16"]));
+  const [temperature, setTemperature] = useParam("t", number(1, 0.1, 5));
+  const [cards, setCards] = useParam("chain", cardsCodec);
+  const [seed, setSeed] = useParam("seed", number(42, 0, SEEDS));
+  const [draws, setDraws] = useParam("draws", oneOf<Draws>("10", DRAWS));
+  const [target, setTarget] = useParam("target", number(1, 0, 5));
+  const [smoothing, setSmoothing] = useParam("eps", number(0, 0, 0.9));
+  const [rate, setRate] = useParam("rate", number(0.1, 0.01, 0.5));
+  const [steps, setSteps] = useParam("steps", number(0, 0, 50));
+  const [scores, setScores] = useParam("x", numbers([1, 2, 3], -5, 5));
+  const [gamma, setGamma] = useParam("gamma", number(1, -3, 3));
+  const [beta, setBeta] = useParam("beta", number(0, -3, 3));
+  const [sublayer, setSublayer] = useParam("f", number(0.5, -3, 3));
+  const [bias, setBias] = useParam("bias", number(0, -5, 5));
+  const [batch, setBatch] = useParam("batch", integer(2, 1, 8));
+  const [positions, setPositions] = useParam("positions", integer(4, 1, 16));
+  const [changed, setChanged] = useParam("changed", integer(0, 0, 5));
+  const [low, setLow] = useParam("low", number(-20, -150, 5));
+  const [leaf, setLeaf] = useParam("leaf", number(1, 0, 5));
+
+  const given: Vector = h.map((x) => x * stretch);
+  const hidden: Vector = norm ? layerNorm(given) : given;
+  const logits = linear(hidden, WEIGHT);
+  const row = new Row(Float64Array.from(logits));
+  const left = new Processed(row, stagesOf(cards));
+  return {
+    h,
+    setH,
+    stretch,
+    setStretch,
+    norm,
+    setNorm,
+    tied,
+    setTied,
+    model,
+    setModel,
+    shift,
+    setShift,
+    big,
+    setBig,
+    format,
+    setFormat,
+    temperature,
+    setTemperature,
+    cards,
+    setCards,
+    seed: Math.floor(seed),
+    setSeed,
+    draws,
+    setDraws,
+    target: Math.floor(target),
+    setTarget,
+    smoothing,
+    setSmoothing,
+    rate,
+    setRate,
+    steps: Math.floor(steps),
+    setSteps,
+    scores,
+    setScores,
+    leaf: Math.floor(leaf),
+    setLeaf,
+    gamma,
+    setGamma,
+    beta,
+    setBeta,
+    sublayer,
+    setSublayer,
+    bias,
+    setBias,
+    batch,
+    setBatch,
+    positions,
+    setPositions,
+    changed,
+    setChanged,
+    low,
+    setLow,
+    given,
+    hidden,
+    logits,
+    row,
+    left,
+  };
+}
+
+export type Learn = ReturnType<typeof useLearn>;

@@ -1,0 +1,49 @@
+// The lens as `lmhead lens --json` prints it, as a table, and as code.
+
+import type { Model } from "../api";
+import type { Table } from "../export/csv";
+import { commandLine, pyText, shell, fitsShell } from "../export/quote";
+import type { CodeLines } from "../ui/exportPanel";
+import type { Lens } from "./lensMeasures";
+import { WORDS } from "./useLens";
+
+export function lensDocument({ name, vocab_size, hidden_size, max_length }: Model, lens: Lens): object {
+  return { model: { name, vocab_size, hidden_size, max_length }, ...lens };
+}
+
+/** One row per cell. */
+export function lensTable(lens: Lens, title: string): Table {
+  const columns = ["layer", "position", "read", "target", "best", "best_p", "target_p", "target_rank", "entropy", "kl"];
+  const rows = lens.layers.flatMap(({ layer, cells }) =>
+    cells.map((cell, at) => [
+      layer,
+      at,
+      lens.prompt[at]?.text,
+      lens.targets[at]?.text,
+      cell.best[0]?.text,
+      cell.best[0]?.p,
+      cell.target_p,
+      cell.target_rank,
+      cell.entropy,
+      cell.kl,
+    ]),
+  );
+  return { title, columns, rows };
+}
+
+/** `target` is the token for all positions; undefined for the next token of the text. */
+export function lensLines(where: string, prompt: string, sought: { id: number; text: string } | undefined): CodeLines {
+  const python = [
+    "import lmhead",
+    "from lmhead.analysis import logit_lens",
+    "",
+    `model = lmhead.open_model(${pyText(where)})`,
+    `logit_lens(model, ${pyText(prompt)}, top=${WORDS}${sought ? `, target=${sought.id}` : ""})`,
+  ];
+  const spelled = !sought || (fitsShell(sought.text) && !sought.text.includes("\ufffd"));
+  const options = [`--top ${WORDS}`, ...(sought ? [`--target=${shell(sought.text)}`] : []), "--json"];
+  return {
+    python: python.join("\n"),
+    command: spelled && fitsShell(prompt) ? commandLine("lens", where, prompt, options) : undefined,
+  };
+}

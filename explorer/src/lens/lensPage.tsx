@@ -1,0 +1,132 @@
+// The Layers page: the logit lens of a text.
+
+import type { JSX } from "preact";
+import { useContext, useMemo } from "preact/hooks";
+import { Legend } from "../heat/legend";
+import { fill, useStrings } from "../i18n/strings";
+import { Models } from "../models";
+import { Choice, Switch } from "../ui/controls";
+import { ExportPanel } from "../ui/exportPanel";
+import { grouped } from "../ui/format";
+import { Prose } from "../ui/prose";
+import { PromptForm, useDraft } from "../ui/promptForm";
+import { Status } from "../ui/requestStatus";
+import { usePromptParam } from "../text/usePromptParam";
+import { change, flag, integer, oneOf, useParam, type Codec } from "../url";
+import { CellPanel } from "./cell";
+import { lensDocument, lensLines, lensTable } from "./lensExport";
+import { Grid, wholeInView, type At } from "./grid";
+import { legendOf, MEASURES, scaleOf, type Measure } from "./lensMeasures";
+import { Numbers } from "./lensTable";
+import { Target } from "./target";
+import { useLens } from "./useLens";
+
+/** "layer.position"; null for the last cell, the model's own prediction. */
+const place: Codec<At | null> = {
+  initial: null,
+  parse: (shown) => {
+    const [row, column] = /^(\d{1,4})\.(\d{1,4})$/.exec(shown)?.slice(1).map(Number) ?? [];
+    return row === undefined || column === undefined ? undefined : [row, column];
+  },
+  show: (value) => value?.join(".") ?? "",
+};
+
+export function LensPage(): JSX.Element {
+  const {
+    lens: s,
+    text: { lost },
+  } = useStrings();
+  const models = useContext(Models);
+  const known = models.map(({ name }) => name);
+  const [name] = useParam("model", oneOf(known[0] ?? "", known));
+  const model = models.find((one) => one.name === name);
+  const field = usePromptParam(model);
+  const { text: prompt, to } = field;
+  const draft = useDraft(field);
+  const [target] = useParam("target", integer(-1, 0, 2 ** 31));
+  const [measure, setMeasure] = useParam("by", oneOf<Measure>("p", MEASURES));
+  const [figures, setFigures] = useParam("figures", flag(true));
+  const [cell] = useParam("cell", place);
+  const sought = target < 0 ? null : target;
+  const asked = useLens(name, prompt, sought);
+  const lens = asked.error ? undefined : asked.data;
+  const words = model?.vocab_size ?? 2;
+  const scale = useMemo(() => (lens ? scaleOf(lens, words) : undefined), [lens, words]);
+  const corner: At = [(lens?.layers.length ?? 1) - 1, (lens?.prompt.length ?? 1) - 1];
+  const inside = cell !== null && cell[0] <= corner[0] && cell[1] <= corner[1];
+  const at = inside ? cell : corner;
+  const own = to(prompt ?? "");
+  const choose = (where: At): void => change({ ...own, cell: place.show(where) });
+  const seek = (id: number | null): void => change({ ...own, target: id === null ? null : String(id) });
+
+  return (
+    <div class="lens">
+      <header class="intro">
+        <h1>{s.title}</h1>
+        <Prose text={fill(s.lead, { model: name })} />
+      </header>
+      <PromptForm
+        name="prompt"
+        label={s.prompt}
+        button={s.look}
+        draft={draft}
+        onSubmit={(given) => {
+          if (given !== prompt) change({ ...to(given), cell: null });
+          else if (asked.error) asked.retry();
+          else change(to(given));
+        }}
+      />
+      {prompt === undefined ? (
+        <p class="note alarm" role="alert">
+          {lost}
+        </p>
+      ) : null}
+      <Status asked={asked} waiting={s.waiting} />
+      {lens && scale ? (
+        <div class={asked.current && !draft.edited ? "" : "stale"}>
+          <div class="settings-row">
+            <Choice
+              name="by"
+              label={s.by}
+              value={measure}
+              options={MEASURES.map((one) => [one, s.measures[one]] as const)}
+              onChoose={setMeasure}
+            />
+            <Switch name="figures" label={s.figures} on={figures} onFlip={setFigures} />
+          </div>
+          <p class="note">{s.explain[measure]}</p>
+          <Legend title={s.legend} steps={legendOf(measure, scale)} notes={[s.hit]} />
+          <div class="look">
+            <div class="main">
+              <Grid
+                lens={lens}
+                scale={scale}
+                measure={measure}
+                figures={figures}
+                chosen={at}
+                scrollFirst={inside}
+                onChoose={choose}
+              />
+              <p class="note">{fill(s.size, { layers: lens.layers.length, positions: grouped(lens.prompt.length) })}</p>
+              <Numbers lens={lens} measure={measure} />
+              <Target model={name} word={sought === null ? undefined : lens.targets[0]} onSeek={seek} />
+            </div>
+            <CellPanel lens={lens} scale={scale} measure={measure} at={at} onSeek={seek} />
+          </div>
+          {model && prompt !== undefined && asked.current ? (
+            <div onClickCapture={wholeInView}>
+              <ExportPanel
+                name="lens"
+                title={s.title}
+                document={() => lensDocument(model, lens)}
+                tables={() => [lensTable(lens, s.table)]}
+                charts='[data-chart="legend"], [data-chart="grid"] table, [data-chart="climb"] svg'
+                lines={(where) => lensLines(where(name), prompt, sought === null ? undefined : lens.targets[0])}
+              />
+            </div>
+          ) : null}
+        </div>
+      ) : null}
+    </div>
+  );
+}

@@ -1,0 +1,181 @@
+// The page as `lmhead next --json` prints it, as tables, and as code.
+
+import { fetchTokens, type Model, type Token } from "../api";
+import type { Table } from "../export/csv";
+import { modelJson } from "../export/jsonDocument";
+import { commandLine, pyOptions, pyText, fitsShell } from "../export/quote";
+import { commandOptions, INTEGERS, pythonSampler, stageRepr, type Chain } from "../sampler/code";
+import { givenOptions, orderName } from "../sampler/options";
+import type { Context, Counting } from "../sampler/penalties";
+import type { Processed } from "../sampler/process";
+import type { Row } from "../sampler/row";
+import { textOf } from "../text/tokenSpelling";
+import type { CodeLines } from "../ui/exportPanel";
+import { shownRanks } from "./rankedTokens";
+
+export interface Shown {
+  readonly model: Model;
+  /** The prompt as it was typed. */
+  readonly text: string;
+  readonly context: Context;
+  /** The tokens of prompt and output. */
+  readonly prompt: readonly Token[];
+  readonly row: Row;
+  readonly processed: Processed;
+  readonly chain: Chain;
+  readonly counting: Counting;
+  readonly top: number;
+  /** The model's rank of the token that the sampler draws. */
+  readonly drawn: number;
+}
+
+/** What each stage does, as in `Sampler.explain`. */
+export function explained({
+  row,
+  processed,
+  chain,
+  counting,
+}: Pick<Shown, "row" | "processed" | "chain" | "counting">): Record<string, string | number>[] {
+  const first = {
+    words: row.candidates.size,
+    mass: 1,
+    cut: 0,
+    cut_mass: 0,
+    entropy: row.entropy,
+    best: row.ids[0] ?? 0,
+    best_prob: row.p(0),
+  };
+  return [
+    { stage: "logits", settings: "", ...first },
+    ...processed.steps.map((step) => {
+      const stage = chain.stages.find(({ name }) => name === step.stage);
+      return {
+        stage: step.name,
+        settings: stage ? stageRepr(stage, counting) : "",
+        words: step.left,
+        mass: step.mass,
+        cut: step.removed,
+        cut_mass: step.removedMass,
+        entropy: step.entropy,
+        best: step.best,
+        best_prob: step.bestP,
+      };
+    }),
+  ];
+}
+
+/** How the library writes a sampler; the ids that end a text are the model's. */
+export function samplerRepr(
+  options: Readonly<Record<string, number>>,
+  order: string,
+  seed: number,
+  model: Model,
+): string {
+  const ends = model.eos_token_ids.length ? `eos_token_id=[${model.eos_token_ids.join(", ")}], ` : "";
+  const own = Object.keys(options).length ? `${pyOptions(options, INTEGERS)}, ` : "";
+  return `Sampler(${own}${ends}order='${order}', seed=${seed})`;
+}
+
+interface RankedToken {
+  readonly id: number;
+  readonly logit: number;
+  readonly p: number;
+  readonly processed_p: number;
+  readonly log_prob: number;
+  /** From 0. */
+  readonly rank: number;
+  readonly cut_by: string | null;
+}
+
+function rankedTokens({ row, processed, top }: Shown): RankedToken[] {
+  return shownRanks(row, processed, top).map((rank) => {
+    const id = row.ids[rank] ?? 0;
+    return {
+      id,
+      logit: row.logits[id] ?? NaN,
+      p: row.p(rank),
+      processed_p: processed.p(rank),
+      log_prob: row.logP(rank),
+      rank,
+      cut_by: processed.removedAt(rank)?.name ?? null,
+    };
+  });
+}
+
+export async function nextDocument(shown: Shown): Promise<object> {
+  const { model, prompt, row, processed, chain, drawn } = shown;
+  const tokens = rankedTokens(shown);
+  const texts = await fetchTokens(model.name, [...tokens.map(({ id }) => id), row.ids[drawn] ?? 0]);
+  const order = orderName(chain.order);
+  return {
+    model: modelJson(model),
+    prompt,
+    vocab_size: row.ids.length,
+    entropy: row.entropy,
+    mass: Math.min(
+      1,
+      tokens.reduce((sum, { p }) => sum + p, 0),
+    ),
+    processed: chain.stages.length
+      ? {
+          settings: samplerRepr(order ? givenOptions(chain.stages) : {}, order ?? "hf", chain.seed, model),
+          words: processed.words,
+          mass: processed.steps.at(-1)?.mass ?? 1,
+          entropy: processed.entropy,
+          steps: explained(shown),
+          token: texts.at(-1),
+        }
+      : null,
+    tokens: tokens.map((token, at) => ({ ...texts[at], ...token })),
+  };
+}
+
+export function nextTables(
+  shown: Shown,
+  say: (id: number) => string,
+  titles: { ranked: string; stages: string },
+): Table[] {
+  const columns = ["rank", "id", "text", "logit", "p", "processed_p", "log_prob", "cut_by"] as const;
+  const stages = ["stage", "words", "mass", "cut", "cut_mass", "entropy"];
+  return [
+    {
+      title: titles.ranked,
+      columns,
+      rows: rankedTokens(shown).map((token) => columns.map((c) => (c === "text" ? say(token.id) : token[c]))),
+    },
+    {
+      title: titles.stages,
+      columns: stages,
+      rows: explained(shown).map((step) => stages.map((column) => step[column])),
+    },
+  ];
+}
+
+export function nextLines(shown: Shown, where: string, anew: string): CodeLines {
+  const { prompt, text, context, top, chain } = shown;
+  const generated = context.output.length > 0;
+  const sampled = chain.stages.length > 0;
+  const sampler = pythonSampler(chain);
+  const said = generated ? textOf(prompt) : text;
+  // Hugging Face's frequency and presence penalties count generated tokens only.
+  const counts = chain.stages.some(({ name }) => name === "frequency_penalty");
+  const length = generated && counts ? context.prompt.length : undefined;
+  const python = [
+    "import lmhead",
+    "from lmhead.analysis import next_tokens",
+    ...(sampled ? sampler.imports : []),
+    "",
+    `model = lmhead.open_model(${pyText(where)})`,
+    generated ? `prompt = [${prompt.map(({ id }) => id).join(", ")}]` : `prompt = ${pyText(text)}`,
+    ...(sampled ? [`sampler = ${sampler.expression}`] : []),
+    `next_tokens(model, prompt, top=${top}${sampled ? ", sampler=sampler" : ""}${length === undefined ? "" : `, prompt_length=${length}`})`,
+  ];
+  const options = sampled ? commandOptions(chain) : [];
+  const words = [`--top ${top}`, ...(length === undefined ? [] : [`--prompt-length ${length}`]), ...(options ?? [])];
+  const usable = said !== undefined && fitsShell(said) && options !== undefined;
+  return {
+    python: python.join("\n"),
+    command: usable ? commandLine("next", where, said, words) : undefined,
+    note: generated ? anew : undefined,
+  };
+}

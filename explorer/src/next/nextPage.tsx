@@ -1,0 +1,225 @@
+// The Next token page: a prompt, the model's ranked tokens, and a sampler that acts at once.
+
+import type { JSX } from "preact";
+import { useContext, useMemo } from "preact/hooks";
+import type { Model } from "../api";
+import { fill, useStrings } from "../i18n/strings";
+import { Models } from "../models";
+import { gumbels } from "../math/philox";
+import { Choice } from "../ui/controls";
+import { ExportPanel } from "../ui/exportPanel";
+import { fixed, grouped } from "../ui/format";
+import { PromptForm, useDraft } from "../ui/promptForm";
+import { Status } from "../ui/requestStatus";
+import { useVocabulary } from "../useRequest";
+import { usePromptParam } from "../text/usePromptParam";
+import { change, integer, oneOf, text, useParam } from "../url";
+import { goTo, parse, path, show, type Branches } from "./branches";
+import { Flow } from "./flow";
+import { FindToken } from "./findToken";
+import { RankCurve } from "./rankCurve";
+import { nextDocument, nextLines, nextTables, type Shown } from "./nextExport";
+import { Paths } from "./continuations";
+import { CopySampler } from "./copySampler";
+import { Draws } from "./draws";
+import { Ranked, shownRanks, type BarScale } from "./rankedTokens";
+import { SamplerControls } from "./samplerControls";
+import { Stages } from "./stageTable";
+import { TokenText } from "../ui/tokenText";
+import { useNext, type Reading } from "./useNext";
+import { legalStages } from "../sampler/options";
+import { Processed } from "../sampler/process";
+import { useSampler, type SamplerState } from "../sampler/useSampler";
+import { TokenStrip } from "./tokenStrip";
+
+const AS_IT_IS = text("");
+
+export function NextPage(): JSX.Element {
+  const {
+    next: s,
+    text: { lost },
+  } = useStrings();
+  const models = useContext(Models);
+  const known = models.map(({ name }) => name);
+  const [name] = useParam("model", oneOf(known[0] ?? "", known));
+  const model = models.find((one) => one.name === name);
+  const field = usePromptParam(model);
+  const { text: prompt, to } = field;
+  const draft = useDraft(field);
+  const [more] = useParam("more", AS_IT_IS);
+  const [others] = useParam("branches", AS_IT_IS);
+  const branches = parse(more, others || null);
+  const sampler = useSampler();
+  const asked = useNext(name, prompt, path(branches));
+  // The tokens shown belong to the model of the last row until the next row has arrived.
+  const reading = asked.data;
+  const read = models.find((one) => one.name === reading?.model);
+  const texts = useVocabulary(reading?.model);
+  const go = (where: Branches): void => change({ ...to(prompt ?? ""), ...show(where), paths: null });
+  const anew = (what: Record<string, string | null>): void =>
+    change({ more: null, branches: null, paths: null, ...what });
+
+  return (
+    <div class="next">
+      <header class="intro">
+        <h1>{s.title}</h1>
+        <p class="note">{fill(s.lead, { model: name, n: grouped(model?.vocab_size ?? 0) })}</p>
+      </header>
+      <PromptForm
+        name="prompt"
+        label={s.prompt}
+        button={s.read}
+        draft={draft}
+        onSubmit={(given) => {
+          if (asked.error && given === prompt) asked.retry();
+          else anew(to(given));
+        }}
+      />
+      {prompt === undefined ? (
+        <p class="note alarm" role="alert">
+          {lost}
+        </p>
+      ) : null}
+      <Status asked={asked} waiting={s.waiting} />
+      {texts.error ? <Status asked={texts} waiting="" /> : null}
+      {reading && read ? (
+        <div class={asked.current && !draft.edited ? "" : "stale"}>
+          <Prediction
+            model={read}
+            reading={reading}
+            current={asked.current}
+            texts={(texts.current && texts.data) || []}
+            branches={branches}
+            sampler={sampler}
+            onChange={go}
+          />
+        </div>
+      ) : null}
+    </div>
+  );
+}
+
+interface PredictionProps {
+  readonly model: Model;
+  readonly reading: Reading;
+  /** Whether it belongs to the text in the address. */
+  readonly current: boolean;
+  readonly texts: readonly string[];
+  readonly branches: Branches;
+  readonly sampler: SamplerState;
+  onChange(to: Branches): void;
+}
+
+/** The prediction after a text. */
+function Prediction({ model, reading, current, texts, branches, sampler, onChange }: PredictionProps): JSX.Element {
+  const { next: s, exports } = useStrings();
+  const [top, setTop] = useParam("top", integer(10, 1, 500));
+  const [scale, setScale] = useParam("scale", oneOf<BarScale>("linear", ["linear", "log"]));
+  const { row, context } = reading;
+  const { stages, order, seed, counting } = sampler;
+  const settings = JSON.stringify([stages.map(({ name }) => name), sampler.options, counting, seed]);
+  const processed = useMemo(() => new Processed(row, stages, { ...context, counting, seed }), [reading, settings]);
+  const position = reading.prompt.length;
+  const size = row.ids.length;
+  const noise = useMemo(() => gumbels(seed, position, size), [seed, position, size]);
+  const drawn = useMemo(() => processed.draw(noise), [processed, noise]);
+  const ranks = useMemo(() => shownRanks(row, processed, top), [row, processed, top]);
+  const mass = ranks.reduce((sum, rank) => sum + row.p(rank), 0);
+  const say = (id: number): string => texts[id] ?? String(id);
+  const chain = { stages: legalStages(stages), order, seed };
+  const shown: Shown = {
+    model,
+    text: reading.text,
+    context,
+    prompt: reading.prompt,
+    row,
+    processed,
+    chain,
+    counting,
+    top,
+    drawn,
+  };
+  const take = (...ids: number[]): void => onChange(goTo(branches, [...context.output, ...ids]));
+
+  return (
+    <>
+      <TokenStrip reading={reading} branches={branches} sampled={row.ids[drawn] ?? 0} say={say} onChange={onChange} />
+      <Flow model={model} reading={reading} processed={processed} noise={noise} seed={seed} drawn={drawn} say={say} />
+      <div class="step bench">
+        <div class="words controls">
+          <SamplerControls sampler={sampler} processed={processed} />
+          <dl class="orders" data-chart="says">
+            {(
+              [
+                [s.greedy, 0],
+                [s.sampled, drawn],
+              ] as const
+            ).map(([who, place]) => (
+              <div key={who}>
+                <dt>{who}</dt>
+                <dd data-id={row.ids[place]}>
+                  <TokenText text={say(row.ids[place] ?? 0)} />{" "}
+                  <button type="button" class="quiet" onClick={() => take(row.ids[place] ?? 0)}>
+                    {s.take}
+                  </button>
+                </dd>
+              </div>
+            ))}
+          </dl>
+          <FindToken row={row} processed={processed} texts={texts} onTake={take} />
+        </div>
+        <div class="play">
+          <div class="ranked-head">
+            <Choice
+              name="scale"
+              label={s.scale}
+              value={scale}
+              options={[
+                ["linear", s.linear],
+                ["log", s.log],
+              ]}
+              onChoose={setScale}
+            />
+          </div>
+          <Ranked row={row} processed={processed} ranks={ranks} scale={scale} say={say} onTake={take} />
+          <p class="note">{fill(s.covered, { n: ranks.length, mass: `${fixed(100 * Math.min(1, mass), 2)}%` })}</p>
+          <p class="note" data-chart="entropy">
+            {fill(s.entropy, { raw: fixed(row.entropy, 4), processed: fixed(processed.entropy, 4) })}
+          </p>
+          <div class="controls buttons">
+            <button
+              type="button"
+              data-do="more"
+              disabled={top >= Math.min(500, size)}
+              onClick={() => setTop(Math.min(500, top * 2))}
+            >
+              {s.more}
+            </button>
+          </div>
+          <Stages row={row} processed={processed} say={say} />
+          <RankCurve row={row} processed={processed} say={say} />
+          <Draws row={row} processed={processed} seed={seed} position={position} say={say} />
+          <CopySampler chain={chain} />
+        </div>
+      </div>
+      <Paths
+        model={model.name}
+        prompt={context.prompt}
+        output={context.output}
+        options={sampler.library}
+        say={say}
+        onTake={(ids) => take(...ids)}
+      />
+      {current ? (
+        <ExportPanel
+          name="next"
+          title={s.title}
+          document={() => nextDocument(shown)}
+          tables={() => nextTables(shown, say, s)}
+          charts='[data-chart="ranked"], .curve svg'
+          lines={(where) => nextLines(shown, where(model.name), exports.anew)}
+        />
+      ) : null}
+    </>
+  );
+}

@@ -1,0 +1,130 @@
+// The most surprising tokens with the text before them; and all tokens as a table.
+
+import type { JSX } from "preact";
+import { useMemo, useState } from "preact/hooks";
+import { fill, useStrings } from "../i18n/strings";
+import { grouped } from "../ui/format";
+import { MEASURES, SCALES } from "./textMeasures";
+import { everyToken, type Score, type Scored } from "./score";
+import { spell } from "./tokenSpelling";
+
+const [WORST, BEFORE, EXCERPT, PORTION] = [12, 14, 28, 200];
+
+interface ListProps {
+  readonly score: Score;
+  onOpen(position: number): void;
+}
+
+const LEAST_BITS = 0.005; // less is shown as 0.00: no surprise
+
+/** The last characters of a text, from the start of a word. */
+export function excerpt(text: string, most: number): string {
+  if (text.length <= most) return text;
+  const end = text.slice(-most);
+  const cut = /\S/.test(text.charAt(text.length - most - 1)) ? end.search(/\s/) : 0;
+  return cut > 0 ? end.slice(cut + 1) : end;
+}
+
+/** The tokens with the largest surprisal; equal ones in text order. */
+export function greatestSurprises(tokens: readonly Scored[], count: number): Scored[] {
+  return tokens
+    .filter(({ bits }) => (bits ?? Infinity) >= LEAST_BITS)
+    .sort((a, b) => (b.bits ?? Infinity) - (a.bits ?? Infinity) || a.position - b.position)
+    .slice(0, count);
+}
+
+export function Surprises({ score, onOpen }: ListProps): JSX.Element {
+  const { text: s } = useStrings();
+  const spelled = useMemo(() => spell(everyToken(score)), [score]);
+  const found = useMemo(() => greatestSurprises(score.tokens, WORST), [score]);
+  return (
+    <table class="facts surprises" data-chart="worst">
+      <caption>{s.worst}</caption>
+      <thead>
+        <tr>
+          <th scope="col">{s.inText}</th>
+          <th scope="col" class="figure">
+            {s.measures.bits}
+          </th>
+          <th scope="col" class="figure">
+            {s.measures.rank}
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {found.map((token) => {
+          const before = spelled.slice(Math.max(1, token.position - BEFORE), token.position);
+          const word = spelled[token.position]?.shown ?? "";
+          return (
+            <tr key={token.position} data-position={token.position}>
+              <th scope="row">
+                <button
+                  type="button"
+                  class="spot"
+                  aria-label={fill(s.openAt, { word })}
+                  onClick={() => onOpen(token.position)}
+                >
+                  <bdi class="before">{excerpt(before.map(({ own }) => own).join(""), EXCERPT)}</bdi>
+                  <bdi class="that">{word}</bdi>
+                </button>
+              </th>
+              <td class="figure">{SCALES.bits.show(SCALES.bits.of(token))}</td>
+              <td class="figure">{SCALES.rank.show(token.rank)}</td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
+  );
+}
+
+export function TokenTable({ score }: { score: Score }): JSX.Element {
+  const { text: s, common } = useStrings();
+  const [open, setOpen] = useState(false);
+  const [count, setCount] = useState(PORTION);
+  const spelled = useMemo(() => spell(everyToken(score)), [score]);
+  return (
+    <details class="all" data-picture="none" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{common.numbers}</summary>
+      {open ? (
+        <>
+          <table class="facts" data-chart="tokens">
+            <thead>
+              <tr>
+                <th scope="col" class="figure">
+                  {s.position}
+                </th>
+                <th scope="col">{s.token}</th>
+                {MEASURES.map((measure) => (
+                  <th key={measure} scope="col" class="figure">
+                    {s.measures[measure]}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {score.tokens.slice(0, count).map((token) => (
+                <tr key={token.position}>
+                  <td class="figure">{grouped(token.position + 1)}</td>
+                  <th scope="row">
+                    <bdi class="token">{spelled[token.position]?.shown}</bdi>
+                  </th>
+                  {MEASURES.map((measure) => (
+                    <td key={measure} class="figure">
+                      {SCALES[measure].show(SCALES[measure].of(token))}
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {count < score.tokens.length ? (
+            <button type="button" data-do="rows" onClick={() => setCount(count + PORTION)}>
+              {fill(s.rows, { n: grouped(Math.min(PORTION, score.tokens.length - count)) })}
+            </button>
+          ) : null}
+        </>
+      ) : null}
+    </details>
+  );
+}

@@ -1,0 +1,53 @@
+// A scored text as `lmhead score --json --tokens` prints it, as tables, and as code.
+
+import type { Model } from "../api";
+import type { Table } from "../export/csv";
+import { modelJson } from "../export/jsonDocument";
+import { pyText, shell, fitsShell } from "../export/quote";
+import type { CodeLines } from "../ui/exportPanel";
+import type { Score } from "./score";
+
+const LONGEST_WORD = 100_000; // bytes; Linux allows 131,072 for one argument
+
+export function scoreDocument(model: Model, score: Score): object {
+  const { first: _, tokens, ...sums } = score;
+  return { model: modelJson(model), tokens, ...sums };
+}
+
+export function scoreTables(score: Score, titles: { tokens: string; sums: string }): Table[] {
+  const columns = ["position", "id", "text", "bits", "p", "log_prob", "rank", "entropy", "logit"] as const;
+  const { first: _, tokens, ...sums } = score;
+  return [
+    { title: titles.tokens, columns, rows: tokens.map((token) => columns.map((column) => token[column])) },
+    {
+      title: titles.sums,
+      columns: ["sum", "value"],
+      rows: Object.entries(sums).map(([name, value]) => [name, value as number]),
+    },
+  ];
+}
+
+/** Code that scores this text, or the file that it was read from. */
+export function scoreLines(where: string, text: string, file: string, beside: string): CodeLines {
+  const source = file ? `Path(${pyText(file)}).read_bytes().decode("utf-8")` : pyText(text);
+  const python = [
+    ...(file ? ["from pathlib import Path", ""] : []),
+    "import lmhead",
+    "from lmhead.analysis import score",
+    "",
+    `model = lmhead.open_model(${pyText(where)})`,
+    `text = ${source}`,
+    "tokens = []",
+    "result = score(model, text, on_token=tokens.append)",
+    "result.perplexity, result.bits_per_byte",
+  ].join("\n");
+  return { python, command: command(where, text, file), note: file ? beside : undefined };
+}
+
+function command(where: string, text: string, file: string): string | undefined {
+  const start = `lmhead score ${shell(where)}`;
+  if (file) return `${start} --tokens ${shell(file.startsWith("-") ? `./${file}` : file)}`;
+  if (!fitsShell(text)) return undefined;
+  if (new TextEncoder().encode(text).length <= LONGEST_WORD) return `${start} --text=${shell(text)}`;
+  return `printf %s ${shell(text)} | ${start} --tokens -`;
+}

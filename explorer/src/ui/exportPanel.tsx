@@ -1,0 +1,167 @@
+// The export panel at the end of every page:
+//
+//   <Exports
+//     name="next"                            // the command with the same JSON; also the file name
+//     title={s.title}                        // of the report and the pictures
+//     document={() => ({ model: modelJson(model), tokens })}  // after command, schema, lmhead: docs/json.md
+//     tables={() => [{ title, columns, rows }]}      // the first is the CSV; the report has all
+//     charts='[data-chart="ranked"], .curve svg'     // what SVG and PNG show: selector within <main>
+//     lines={(where) => ({ python, command })}       // where(model's name): how to open it again
+//   />
+//
+// Documents and tables are functions, called when a button is pressed. Numbers are exact; tokens are
+// their own text. Code is written with `pyText`, `pyOptions`, `shell` and `commandLine` of
+// ../export/quote; `command` is undefined where a shell cannot express it. Charts may be any elements,
+// redrawn as SVG (see ../export/picture); data-picture="none" excludes an element.
+
+import type { JSX } from "preact";
+import { useContext, useRef, useState } from "preact/hooks";
+import { csvText, type Table } from "../export/csv";
+import { png, save, svgText } from "../export/files";
+import { documentText } from "../export/jsonDocument";
+import { reportText } from "../export/report";
+import { fill, Language, LANGUAGES, useStrings } from "../i18n/strings";
+import { Models, Version } from "../models";
+import { settings } from "../url";
+
+export interface CodeLines {
+  readonly python: string;
+  readonly command?: string | undefined;
+  /** A remark about the code, e.g. that it reads a file. */
+  readonly note?: string | undefined;
+}
+
+export interface ExportsProps {
+  readonly name: string;
+  readonly title: string;
+  document(): object | Promise<object>;
+  tables(): readonly Table[];
+  readonly charts: string;
+  lines(where: (model: string) => string): CodeLines;
+}
+
+const COLOURS = ["--ground", "--panel", "--ink", "--soft", "--line"];
+
+export function ExportPanel(props: ExportsProps): JSX.Element {
+  const { name, title, charts } = props;
+  const { exports: s } = useStrings();
+  const { tag } = LANGUAGES[useContext(Language)];
+  const version = useContext(Version);
+  const models = useContext(Models);
+  const [said, setSaid] = useState("");
+  const shown = useRef<HTMLDetailsElement>(null);
+  const given = (model: string): string => models.find((one) => one.name === model)?.given ?? model;
+  const { python, command, note } = props.lines(given);
+
+  const about = (): string[] => {
+    const given = settings();
+    const prompt = document.querySelector<HTMLTextAreaElement>("#prompt")?.value;
+    const model = document.querySelector("[data-chart=model] select, [data-chart=model] strong");
+    const name = model instanceof HTMLSelectElement ? model.value : model?.textContent;
+    return [
+      `lmhead ${version} · ${new Date().toISOString().slice(0, 10)}${name ? ` · ${s.model}: ${name}` : ""}`,
+      ...(prompt ? [`${s.prompt}: ${prompt.replace(/\s+/g, " ").slice(0, 400)}`] : []),
+      ...(given ? [`${s.settings}: ${given}`] : []),
+    ];
+  };
+  const drawn = (): Element[] => [...document.querySelectorAll(`main :is(${charts})`)];
+  const keep = (kind: string, type: string, make: () => string | Blob | Promise<string | Blob>): void => {
+    const file = `lmhead-${name}.${kind}`;
+    Promise.resolve()
+      .then(make)
+      .then((content) => save(file, content, type))
+      .then(
+        () => setSaid(fill(s.saved, { file })),
+        (error: Error) => setSaid(fill(s.failed, { message: error.message })),
+      );
+  };
+  const report = (): string => {
+    const style = getComputedStyle(document.documentElement);
+    // A report may be shared, so it names a model without its folders.
+    const lines = props.lines((model) => given(model).split(/[\\/]/).filter(Boolean).at(-1) ?? model);
+    return reportText({
+      title,
+      lang: tag,
+      colours: Object.fromEntries(COLOURS.map((colour) => [colour, style.getPropertyValue(colour)])),
+      pictures: drawn().map((chart) => svgText([chart], title)),
+      tables: props.tables(),
+      lines: [[s.python, lines.python], ...(lines.command ? [[s.command, lines.command] as const] : [])],
+      foot: fill(s.foot, { version, date: new Date().toISOString().slice(0, 10) }),
+    });
+  };
+  const copy = (kind: "python" | "command", line: string): void => {
+    const failed = (): void => {
+      // No clipboard, e.g. over plain HTTP from another machine: show and select the code instead.
+      if (shown.current) shown.current.open = true;
+      const code = shown.current?.querySelector(`[data-line=${kind}]`);
+      if (code) getSelection()?.selectAllChildren(code);
+      setSaid(s.select);
+    };
+    if (!navigator.clipboard) return failed();
+    navigator.clipboard.writeText(line).then(() => setSaid(s.copied), failed);
+  };
+
+  return (
+    <section class="exports" aria-labelledby="exports-title" data-picture="none">
+      <h2 id="exports-title">{s.title}</h2>
+      <div class="controls buttons">
+        <button
+          type="button"
+          data-export="json"
+          onClick={() =>
+            keep("json", "application/json", async () => documentText(name, version, await props.document()))
+          }
+        >
+          JSON
+        </button>
+        <button
+          type="button"
+          data-export="csv"
+          onClick={() => keep("csv", "text/csv", () => csvText(props.tables()[0] ?? { columns: [], rows: [] }))}
+        >
+          CSV
+        </button>
+        <button
+          type="button"
+          data-export="svg"
+          onClick={() => keep("svg", "image/svg+xml", () => svgText(drawn(), title, about()))}
+        >
+          SVG
+        </button>
+        <button
+          type="button"
+          data-export="png"
+          onClick={() => keep("png", "image/png", () => png(drawn(), title, about()))}
+        >
+          PNG
+        </button>
+        <button type="button" data-export="html" onClick={() => keep("html", "text/html", report)}>
+          {s.report}
+        </button>
+      </div>
+      <div class="controls buttons">
+        <button type="button" data-export="python" onClick={() => copy("python", python)}>
+          {s.copyPython}
+        </button>
+        <button type="button" data-export="command" disabled={!command} onClick={() => copy("command", command ?? "")}>
+          {s.copyCommand}
+        </button>
+        <span class="note" role="status" data-chart="exported">
+          {said}
+        </span>
+      </div>
+      {note ? <p class="note">{note}</p> : null}
+      <details ref={shown}>
+        <summary>{s.lines}</summary>
+        <pre tabIndex={0}>
+          <code data-line="python">{python}</code>
+        </pre>
+        {command ? (
+          <pre tabIndex={0}>
+            <code data-line="command">{command}</code>
+          </pre>
+        ) : null}
+      </details>
+    </section>
+  );
+}

@@ -1,0 +1,205 @@
+// The sampler of the page against `lmhead.Sampler` and the textbook: the same tokens and numbers.
+import { expect, test } from "vitest";
+import { gumbels, uniform } from "../src/math/philox";
+import { entropy, softmax } from "../src/math/softmax";
+import { Candidates } from "../src/sampler/candidates";
+import { commandOptions, pythonSampler, translated } from "../src/sampler/code";
+import {
+  activeStages,
+  NEUTRAL,
+  orderCodec,
+  ORDERS,
+  problemOf,
+  STAGES,
+  type Options,
+  type StageName,
+} from "../src/sampler/options";
+import { processed, Processed } from "../src/sampler/process";
+import { Row } from "../src/sampler/row";
+import { expectClose, golden } from "./golden";
+
+function logits(size: number, seed: number): Float32Array {
+  return Float32Array.from({ length: size }, (_, id) => 12 * uniform(seed, 0, id) ** 3 - (id % 7 ? 0 : 2));
+}
+
+interface Sampled {
+  row: number;
+  settings: Partial<Options>;
+  order: keyof typeof ORDERS | StageName[];
+  kept: number[];
+  p: number[];
+  token: number;
+  steps: { stage: string; words: number; mass: number; entropy: number; best: number; best_prob: number }[];
+}
+
+test("every stage leaves what the library's stage leaves, and the draw is the library's token", () => {
+  const rows = golden.sampler_rows.map((one: { logits: number[] }) => new Row(Float32Array.from(one.logits)));
+  for (const want of [...golden.samplers, ...golden.own_orders] as Sampled[]) {
+    const [row, context] = [rows[want.row] as Row, golden.sampler_rows[want.row]];
+    const order = typeof want.order === "string" ? ORDERS[want.order] : want.order;
+    const counting = want.order === "llama.cpp" ? "llama.cpp" : "hf";
+    const found = processed(row, want.settings, order, { ...context, counting, seed: 7 });
+    const which = JSON.stringify([want.row, want.settings, want.order]);
+    expect(
+      [...found.left.ids].sort((a, b) => a - b),
+      which,
+    ).toEqual(want.kept);
+    expectClose(
+      want.kept.map((id) => found.pOf(id)),
+      want.p,
+      1e-10,
+    );
+    const position = context.prompt.length + context.output.length;
+    expect(row.ids[found.draw(gumbels(7, position, row.ids.length))], which).toBe(want.token);
+    const [, ...steps] = want.steps;
+    expect(
+      found.steps.map(({ name, left, best }) => [name, left, best]),
+      which,
+    ).toEqual(steps.map(({ stage, words, best }) => [stage, words, best]));
+    expectClose(
+      found.steps.flatMap(({ mass, entropy, bestP }) => [mass, entropy, bestP]),
+      steps.flatMap((step) => [step.mass, step.entropy, step.best_prob]),
+      1e-10,
+    );
+  }
+});
+
+test("the orders are the library's", () => {
+  expect(ORDERS).toEqual(golden.orders);
+  expect(orderCodec.parse("vllm")).toBe(ORDERS.vllm);
+  const own = [...STAGES].reverse();
+  expect(orderCodec.parse(orderCodec.show(own))).toEqual(own);
+  expect(orderCodec.parse("top_k,top_k")).toBeUndefined();
+});
+
+test("every filter of the textbook", () => {
+  for (const { name, value, z, out } of golden.filters as {
+    name: StageName;
+    value: number;
+    z: number[];
+    out: number[];
+  }[]) {
+    const row = new Row(Float64Array.from(z));
+    const found = new Processed(row, [{ name, options: { ...NEUTRAL, [name]: value } }]);
+    expectClose([...found.probability], softmax(out));
+    expect([...found.left.ids].sort((a, b) => a - b)).toEqual([...out.keys()].filter((id) => out[id] !== -Infinity));
+  }
+});
+
+test("chains of the textbook: what is left, and each token is removed once", () => {
+  for (const { stages, z, out } of golden.chains as {
+    stages: [StageName, number][];
+    z: number[];
+    out: number[];
+  }[]) {
+    const row = new Row(Float64Array.from(z));
+    const found = new Processed(
+      row,
+      stages.map(([name, value]) => ({ name, options: { ...NEUTRAL, [name]: value } })),
+    );
+    expectClose([...found.probability], softmax(out));
+    expectClose([found.entropy], [entropy(out)], 1e-10);
+    const removed = found.steps.reduce((sum, step) => sum + step.removed, 0);
+    expect(found.words + removed).toBe(z.filter((x) => x !== -Infinity).length);
+    for (const [rank, id] of row.ids.entries())
+      expect(found.removedAt(rank) === undefined).toBe(out[id] !== -Infinity || z[id] === -Infinity);
+  }
+});
+
+test("of equally typical tokens the lowest ids stay, though others are nearer in the ranking", () => {
+  const row = new Row(Float32Array.from([2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0])); // the mean is nearer to 2
+  const found = processed(row, { typical_p: 0.3 });
+  expect([...found.left.ids]).toEqual([0, 1]);
+  expect([1, 2].map((rank) => found.removedAt(rank)?.name)).toEqual([undefined, "typical_p"]);
+});
+
+test("a penalty changes tokens of the context only; masked tokens stay masked", () => {
+  const row = new Row(logits(50, 3));
+  const context = { prompt: [4, 9], output: [9, 11] };
+  const first = processed(row, { repetition_penalty: 1.5 }, ORDERS.hf, context);
+  const again = processed(row, { repetition_penalty: 1.5, top_k: 3 }, ORDERS.hf, context);
+  expect(first.words).toBe(50);
+  expect(again.best(3)).toEqual(first.best(3));
+  expect([...processed(row, { repetition_penalty: 1.5 }).left.ids]).toEqual([...row.ids]);
+  const counted = processed(row, { frequency_penalty: 100 }, ORDERS.hf, context);
+  expect([...counted.left.ids.slice(-2)]).toEqual([11, 9]); // Hugging Face counts generated tokens
+  const masked = new Row(Float32Array.from([1, -Infinity, 2]));
+  expect(processed(masked, { repetition_penalty: 2 }, ORDERS.hf, { prompt: [1, 2], output: [] }).words).toBe(2);
+});
+
+test("edited logits are sorted again, equal ones by id", () => {
+  const c = new Candidates(Uint32Array.from([2, 0, 1, 3]), Float64Array.from([5, 4, 3, 2]));
+  const edits = new Map([
+    [2, () => 3],
+    [3, (z: number) => z + 9],
+    [7, () => 100],
+  ]);
+  const found = c.edited(edits);
+  expect([...found.ids]).toEqual([3, 0, 1, 2]);
+  expect([...found.z]).toEqual([11, 4, 3, 3]);
+});
+
+test("the token drawn has the largest sum of logit and noise", () => {
+  const row = new Row(logits(20_000, 9));
+  for (const [position, options] of [{}, { temperature: 3 }, { top_k: 50 }, { typical_p: 0.5 }].entries()) {
+    const found = processed(row, options);
+    const noise = gumbels(3, position, row.ids.length);
+    const sums = Array.from(row.ids, (id, rank) => Math.log(found.p(rank)) + (noise[id] ?? NaN));
+    expect(found.draw(noise)).toBe(sums.indexOf(Math.max(...sums)));
+  }
+});
+
+test("tokens are sorted by logit, then id, whatever their signs", () => {
+  const z = [0, -0, 1e-40, -1e-40, 3, -3, Infinity, -Infinity, 3, -Infinity, 1e30];
+  const want = [...z.keys()].sort((a, b) => (z[b] === z[a] ? 0 : (z[b] ?? 0) > (z[a] ?? 0) ? 1 : -1) || a - b);
+  expect([...new Row(Float32Array.from(z)).ids]).toEqual(want);
+  expect([...new Row(Float64Array.from(z)).ids]).toEqual(want);
+});
+
+test("ranks, entropy and probabilities of the model's own distribution", () => {
+  const z = logits(300, 5);
+  const row = new Row(z);
+  const p = softmax([...z]);
+  expectClose([...row.probability], p);
+  expectClose([row.entropy], [entropy([...z])], 1e-10);
+  row.ids.forEach((id, rank) => expect(row.rankOf(id)).toBe(rank));
+  expect(row.rankOf(300)).toBe(-1);
+  expectClose([row.logP(7)], [Math.log(row.p(7))], 1e-12);
+});
+
+test("mirostat is refused where the library refuses it", () => {
+  const chain = (options: Partial<Options>, order: readonly StageName[] = ORDERS.hf) =>
+    activeStages({ ...NEUTRAL, ...options }, order);
+  expect(problemOf(chain({ mirostat: 2, temperature: 0.5 }))).toBeUndefined();
+  expect(problemOf(chain({ mirostat: 2, top_k: 5 }))).toEqual({ code: "mirostat_alone", stage: "top_k" });
+  const early: StageName[] = ["mirostat", ...STAGES.filter((name) => name !== "mirostat")];
+  expect(problemOf(chain({ mirostat: 1, temperature: 0.5 }, early))).toEqual({
+    code: "mirostat_last",
+    stage: "temperature",
+  });
+});
+
+test("the sampler in the words of other programs", () => {
+  const options = { ...NEUTRAL, temperature: 0.7, top_p: 0.9, xtc_probability: 0.5, frequency_penalty: 0.2 };
+  const chain = { stages: activeStages(options, ORDERS.hf), order: ORDERS.hf, seed: 3 };
+  expect(translated(chain, "huggingface")).toEqual({
+    code: "GenerationConfig(do_sample=True, top_k=0, temperature=0.7, top_p=0.9)",
+    missing: ["frequency_penalty", "xtc_probability"],
+    reordered: true,
+  });
+  expect(translated(chain, "vllm").code).toBe(
+    "SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.2, seed=3)",
+  );
+  expect(translated(chain, "llama.cpp").code).toBe(
+    "--samplers 'penalties;temperature;top_p;xtc' --top-k 0 --top-p 0.9 --min-p 0 --temp 0.7 --xtc-probability 0.5 --frequency-penalty 0.2 --seed 3",
+  );
+  expect(pythonSampler(chain).expression).toBe(
+    'lmhead.Sampler(temperature=0.7, top_p=0.9, xtc_probability=0.5, frequency_penalty=0.2, order="hf", seed=3)',
+  );
+  const own = { ...chain, order: [...STAGES].reverse(), stages: [...chain.stages].reverse() };
+  expect(commandOptions(own)).toBeUndefined();
+  expect(pythonSampler(own)).toEqual({
+    imports: ["from lmhead.sampling import CountPenalty, Temperature, TopP, XTC"],
+    expression: "lmhead.Sampler(stages=[XTC(0.5, 0.1), TopP(0.9), Temperature(0.7), CountPenalty(0.2, 0.0)], seed=3)",
+  });
+});

@@ -1,0 +1,131 @@
+"""Build the documentation site: `make docs`.
+
+    python scripts/build_docs.py           build/site; a broken link or a warning is an error
+    python scripts/build_docs.py --serve   show it while writing
+
+The pages are written for GitHub, where links lead to files of the repository. This script collects
+them in build/docs with the links that the site has: README becomes the first page, a page's Chinese
+version is chosen by the language switch, and figures come from benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "build" / "docs"
+SITE = ROOT / "build" / "site"
+RESULTS = ROOT / "benchmarks" / "results"
+
+# Files outside docs/, and the page that each becomes.
+PAGES = {
+    "README.md": "index.md",
+    "README.zh.md": "index.zh.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/README.md": "measuring.md",
+}
+
+
+def site_page(text: str, chinese: bool) -> str:
+    """Return a page with the links of the site, in the Markdown that MkDocs reads."""
+    # Another language is one click away on every page.
+    other = r"\[(?:English|中文)[^\]]*\]\((?:docs/)?[\w/]+(?:\.zh)?\.md\)"
+    text = re.sub(rf"^\*?{other}\*?\n+", "", text, flags=re.MULTILINE)
+    text = re.sub(rf" ?[(（]{other}[)）]", "", text)
+    text = re.sub(r"\]\((?:\.\./)?benchmarks/results(?:/[\w-]+)?/?\)", "](benchmarks.md)", text)
+    text = re.sub(r"\]\((?:\.\./)?benchmarks/results/", "](results/", text)
+    for name, page in PAGES.items():
+        text = re.sub(rf"\]\((?:\.\./)?{re.escape(name)}", f"]({page}", text)
+    text = re.sub(r"\]\(docs/", "](", text)
+    if chinese:
+        text = re.sub(r"(\]\([\w/]+)\.zh\.md", r"\1.md", text)
+    # A block with prompts has a highlighter of its own.
+    text = text.replace("```python\n>>>", "```pycon\n>>>")
+    # GitHub begins a list without a blank line before it.
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    item = re.compile(r"^(?!(?:[-*]|\d+\.) )(\S.*)\n(?=(?:[-*]|\d+\.) )", re.MULTILINE)
+    parts[::2] = [item.sub(r"\1\n\n", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def figures(chinese: bool) -> str:
+    """Return the page of benchmark figures, each with its conditions."""
+    lines = ["# 基准测试" if chinese else "# Benchmarks", ""]
+    for path in sorted(RESULTS.rglob("*.json")):
+        if not path.with_suffix(".svg").exists():
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
+        machine, versions = result.get("machine", {}), result.get("versions", {})
+        conditions = [
+            machine.get("processor"),
+            f"{result.get('threads', machine.get('cores', '?'))} threads",
+            *(f"{name} {versions[name]}" for name in ("lmhead", "torch") if name in versions),
+            result.get("commit") and f"commit {result['commit']}",
+            result.get("date", "")[:10],
+        ]
+        title = result.get("title") or path.stem
+        name = path.relative_to(RESULTS).with_suffix("").as_posix()
+        lines += [
+            f"## {title[0].upper()}{title[1:]}",
+            "",
+            f"{', '.join(filter(None, conditions))}. [{name}.json](results/{name}.json)",
+            "",
+            f"![{title}](results/{name}.svg)",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def collect() -> None:
+    """Fill build/docs."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", OUT)
+    shutil.copytree(RESULTS, OUT / "results")
+    for name, page in PAGES.items():
+        shutil.copy(ROOT / name, OUT / page)
+    for page in OUT.glob("*.md"):
+        chinese = page.name.endswith(".zh.md")
+        page.write_text(site_page(page.read_text("utf-8"), chinese), encoding="utf-8")
+    (OUT / "benchmarks.md").write_text(figures(chinese=False), encoding="utf-8")
+    (OUT / "benchmarks.zh.md").write_text(figures(chinese=True), encoding="utf-8")
+
+
+def finish_search() -> None:
+    """Rewrite the search index: a page without Chinese version is found once, not twice.
+
+    The copy for a site without a server was made before the index of both languages was complete.
+    """
+    folder = SITE / "search"
+    index = json.loads((folder / "search_index.json").read_text(encoding="utf-8"))
+    chinese = {f"zh/{path.name[:-6]}.html" for path in OUT.glob("*.zh.md")}
+    index["docs"] = [
+        entry
+        for entry in index["docs"]
+        if not entry["location"].startswith("zh/") or entry["location"].split("#")[0] in chinese
+    ]
+    text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
+    (folder / "search_index.json").write_text(text, encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {text}", encoding="utf-8")
+
+
+def main() -> int:
+    """Collect the pages and run MkDocs."""
+    collect()
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"
+    command = ["serve"] if "--serve" in sys.argv[1:] else ["build", "--strict", "--clean"]
+    done = subprocess.run([sys.executable, "-m", "mkdocs", *command, "-f", ROOT / "mkdocs.yml"])
+    if done.returncode == 0:
+        finish_search()
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Run the core tests with given versions of torch and transformers, in an environment of its own.
+
+    make wheel
+    python scripts/check_compatibility.py --torch 2.13.0 --transformers 5.0.0
+    python scripts/check_compatibility.py --python python3.12 --torch 2.15.0
+
+Installs the wheel of dist/ with these versions, runs TESTS against it, and prints a row of the
+table in docs/compatibility.md. A CI matrix can call it once per combination. On machines without a
+GPU give pip an index of CPU builds (PIP_INDEX_URL), or it downloads those for CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = [
+    "tests/test_minimal.py",
+    "tests/test_lazy_logits.py",
+    "tests/test_huggingface.py",
+    "tests/models",
+]
+TOOLS = ["pytest", "pytest-timeout", "hypothesis", "accelerate", "httpx"]
+
+
+def main() -> int:
+    """Install, run and print the row; return pytest's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", default=sys.executable, help="interpreter [default: this one]")
+    parser.add_argument("--torch", help="version [default: that of constraints.txt]")
+    parser.add_argument("--transformers", help="version [default: that of constraints.txt]")
+    given = parser.parse_args()
+    wanted = {"torch": given.torch, "transformers": given.transformers}
+    wheel = max((ROOT / "dist").glob("*.whl"), key=os.path.getmtime)
+    with tempfile.TemporaryDirectory(prefix="lmhead-versions-") as folder:
+        subprocess.run([given.python, "-m", "venv", folder], check=True)
+        python = f"{folder}/bin/python"
+        constraints = Path(folder) / "constraints.txt"
+        lines = (ROOT / "constraints.txt").read_text().splitlines()
+        free = {name for name, version in wanted.items() if version}
+        if free:  # other packages follow what these need
+            free |= {"tokenizers", "numpy", "accelerate", "safetensors"}
+        kept = [line for line in lines if line.split("==")[0] not in free]
+        kept += [f"{name}=={version}" for name, version in wanted.items() if version]
+        constraints.write_text("\n".join(kept) + "\n")
+        install = [python, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
+        subprocess.run([*install, f"{wheel}[models]", *TOOLS], check=True)
+        tests = subprocess.run(
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TESTS],
+            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        print(tests.stdout)
+        listed = subprocess.run(
+            [python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True
+        )
+        versions = dict(line.split("==", 1) for line in listed.stdout.splitlines() if "==" in line)
+        version = subprocess.run([python, "-V"], capture_output=True, text=True, check=True).stdout
+        summary = re.findall(r"\d+ \w+", tests.stdout.splitlines()[-1])
+    cells = [version.split()[1], versions["torch"], versions["transformers"], ", ".join(summary)]
+    print(f"| {' | '.join(cells)} |")
+    return tests.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,8 +4,11 @@
 #   make test      lint, types and tests
 #   make install   the package with all that development needs, in .venv
 #   make explorer  the page of `lmhead explore`, built into the package
+#   make docs      the documentation site in build/site
+#   make wheel     sdist and wheel in dist/, tried in an empty environment
 #   make bench     speed and memory, beside what else a user could pick
-#   make sanitize  the compiled kernels against their slow twins, watched by sanitizers
+#   make sanitize  the compiled kernels against their slow references, watched by sanitizers
+#   make fuzz      open 100,000 damaged model files of every format (CASES=..., 2 processes)
 #   make tiny      train the model that comes with lmhead, from text that it fetches
 
 PYTHON ?= python3
@@ -13,10 +16,10 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests explorer bench sanitize tiny clean
+.PHONY: help install demo test lint types tests explorer docs wheel bench sanitize fuzz tiny clean
 
 help:
-	@sed -n '3,9s/^# *//p' Makefile
+	@sed -n '3,12s/^# *//p' Makefile
 
 install: $(READY)
 
@@ -25,6 +28,7 @@ install: $(READY)
 
 PAGE := src/lmhead/explorer/dist/index.html
 PAGE_SOURCES := $(shell find explorer -path explorer/node_modules -prune -o -type f -print)
+NODE_MODULES := explorer/node_modules/.package-lock.json
 NATIVE := $(wildcard native/*.?pp native/CMakeLists.txt)
 
 $(READY): .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
@@ -39,9 +43,12 @@ demo: $(READY)
 
 test: lint types tests
 
-lint: $(READY)
+lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror native/*.?pp native/tests/*.?pp
+	$(BIN)/python scripts/check_english.py
+	explorer/with_node npm run --silent --prefix explorer lint
 
 types: $(READY)
 	$(BIN)/mypy
@@ -52,19 +59,32 @@ tests: $(READY) $(PAGE)
 # The page is built by the machine's Node if it is 20 or newer, else by the one that PyPI has.
 explorer: $(PAGE)
 
-explorer/node_modules/.package-lock.json: explorer/package-lock.json | .venv/bin/python
+$(NODE_MODULES): explorer/package-lock.json | .venv/bin/python
 	@explorer/with_node npm ci --prefix explorer --no-fund --no-audit
 
-$(PAGE): explorer/node_modules/.package-lock.json $(PAGE_SOURCES)
+$(PAGE): $(NODE_MODULES) $(PAGE_SOURCES)
 	@explorer/with_node npm run --prefix explorer test
 	@explorer/with_node npm run --prefix explorer build
 	@touch $@
 
-# cut-cross-entropy is one to compare with. It asks for a GPU's compiler, which it gets along without.
+docs: $(READY)
+	$(BIN)/python scripts/build_docs.py
+
+# The wheel is made from the sdist, which carries the built page: installing from it needs no Node.
+wheel: $(READY) $(PAGE)
+	rm -rf dist build/dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build --outdir build/dist
+	mkdir dist && mv build/dist/*.tar.gz dist
+	if [ "$$(uname)" = Linux ]; then \
+	  PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/dist/*.whl; \
+	  else mv build/dist/*.whl dist; fi
+	$(BIN)/python scripts/smoke_wheel.py dist
+
+# cut-cross-entropy is one of the peers. Its dependencies are for GPUs and not needed here.
 bench: $(READY)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
 	  cut-cross-entropy || echo "cut-cross-entropy cannot be installed; the others are compared."
-	$(BIN)/python -m benchmarks $(BENCH)
+	$(BIN)/python -m benchmarks standard $(BENCH)
 
 # AddressSanitizer and UndefinedBehaviorSanitizer; needs CMake and a compiler, but no Python.
 sanitize:
@@ -72,6 +92,12 @@ sanitize:
 	  -DCMAKE_CXX_FLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -Wall -Wextra'
 	@cmake --build build/sanitize --parallel 2
 	build/sanitize/kernel_tests
+
+# Each case in a worker process with limits of time and memory; `--seed N` repeats one.
+CASES ?= 100000
+
+fuzz: $(READY)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --cases $(CASES)
 
 # Public-domain text from PyPI and npm, a training run that goes on where it was stopped, the package.
 TINY := build/tiny

@@ -9,10 +9,6 @@ from torch import Tensor
 
 from lmhead.models import LanguageModel, load_llama2c
 
-DATA = Path(__file__).resolve().parents[1] / "../shared/data/stories260K"
-STORIES = DATA / "stories260K.bin"
-NO_STORIES = "the model stories260K is not in ../shared/data/stories260K"
-
 SIZES = {
     "dim": 16,
     "hidden_dim": 24,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import gguf_writing
+import gguf_metadata
 import numpy as np
 import torch
 import xllamacpp
@@ -81,13 +81,13 @@ class TinyLlama(nn.Module):
     def save(self, path: Path) -> Path:
         """As GGUF, in float32."""
         writer = gguf.GGUFWriter(str(path), "llama")
-        gguf_writing.add_sizes(writer, SIZES, context=CONTEXT)
+        gguf_metadata.add_sizes(writer, SIZES, context=CONTEXT)
         writer.add_rope_freq_base(SIZES.rope_theta)
         writer.add_rope_dimension_count(SIZES.head_size)
         _add_vocabulary(writer)
         for theirs, weight in self._weights().items():
             writer.add_tensor(f"{theirs}.weight", weight.detach().numpy().astype(np.float32))
-        gguf_writing.finish(writer)
+        gguf_metadata.finish(writer)
         return path
 
     def _weights(self) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from twins import backward, ids
 
 from lmhead import LMHead, linear_cross_entropy, query
-from lmhead.sweep import run
+from lmhead.sweep import run_sweep
 
 N, D, V = 96, 48, 640
 # Half of what the logits take: they must be made in pieces.
@@ -175,8 +175,8 @@ def test_gradients_are_handed_over_without_a_copy(
         made.extend(g.data_ptr() for g in gradients if g is not None)
         return value, gradients
 
-    answer_and_differentiate = run.answer_and_differentiate
-    monkeypatch.setattr(run, "answer_and_differentiate", watched)
+    answer_and_differentiate = run_sweep.answer_and_differentiate
+    monkeypatch.setattr(run_sweep, "answer_and_differentiate", watched)
     hidden, weight = leaves()
     backward(linear_cross_entropy(hidden, weight, TARGETS, grad_filter=grad_filter))
     assert hidden.grad is not None

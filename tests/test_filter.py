@@ -192,7 +192,7 @@ def test_the_report_tells_the_error_that_there_is() -> None:
     for k, error in enumerate(("hidden_error", "weight_error")):
         told = [getattr(report, error) for report in watched.reports]
         assert min(told) * 0.5 < relative(ours[k], right[k]) < max(told) * 1.5
-    assert "of the words kept" in str(watched)
+    assert "of the tokens kept" in str(watched)
 
 
 def test_a_head_carries_it_to_its_losses_and_log_probs() -> None:

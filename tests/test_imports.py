@@ -13,25 +13,30 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lmhead"
 # Top to bottom: a room may use those above it, never those below. What stands in one line is one
 # room in several files.
 ROOMS = [
+    ("lazy_exports",),
     ("errors",),
+    ("sampler_options",),
+    ("progress",),
     ("interrupt",),
+    ("user_cache",),
     ("checks",),
+    ("eager",),
     ("reference",),
+    ("scores",),
     ("sweep",),
-    ("loss",),
-    ("functional",),
-    ("logits",),
+    ("screen",),
+    ("lazy",),
     ("head",),
+    ("loss",),
+    ("linear_query",),
     ("tying",),
     ("sampling",),
-    ("screen",),
     ("vocab",),
     ("parallel",),
     ("nn",),
     ("models",),
     ("analysis",),
     ("train",),
-    ("bench",),
     ("explorer",),
     ("server",),
     ("cli",),
@@ -78,7 +83,7 @@ def rooms_used(file: Path) -> set[str]:
 def test_imports_point_upwards(file: Path) -> None:
     room = room_of(file)
     if room == "__init__":
-        assert rooms_used(file) == set(), "the public names are loaded on first use"
+        assert rooms_used(file) <= {"lazy_exports"}, "public names are imported on first use"
         return
     assert room in PLACE, f"give {room} its place in the order"
     used = rooms_used(file)

@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -83,13 +82,15 @@ def test_questions_about_the_shape_compute_nothing(case: Twins) -> None:
         _ = lazy.shape, lazy.dtype, lazy.device, lazy.requires_grad, lazy.numel(), lazy.size(-1)
 
 
-@pytest.mark.parametrize("other", [0, 1.5, None, "logits", torch.zeros(V), "another"])
-def test_equality_is_refused(case: Twins, other: Any) -> None:
-    other = case.lazy if other == "another" else other
-    with pytest.raises(TypeError, match="LazyLogits"):
-        _ = case.lazy == other
-    with pytest.raises(TypeError, match="LazyLogits"):
-        _ = case.lazy != other
+@pytest.mark.parametrize("text", ["z == 0", "z != 1.5", "z == z", "z != z", "z == torch.zeros(V)"])
+def test_equality_is_that_of_a_tensor(case: Twins, text: str) -> None:
+    ours = materialized(spelled(text)(case.lazy))
+    assert torch.equal(ours, spelled(text)(case.dense))
+
+
+def test_equality_with_something_else_is_false(case: Twins) -> None:
+    assert (case.lazy == None) is False  # noqa: E711
+    assert (case.lazy == "logits") is False
 
 
 def test_has_no_truth_value(case: Twins) -> None:

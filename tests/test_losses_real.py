@@ -1,6 +1,5 @@
 """The loss of a real model on real text: SmolLM2-135M on four windows of WikiText-2."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -8,17 +7,14 @@ import torch
 import torch.nn.functional as F
 from compare import assert_as_good_as, assert_close
 from safetensors.torch import load_file
+from shared_data import SMOLLM2_HEAD, SMOLLM2_STATES, needs
 from torch import Tensor
 
 import lmhead
 
-DATA = Path(__file__).resolve().parents[1] / "../shared/data/smollm2"
-FILES = (DATA / "wt2_hidden_2048.safetensors", DATA / "lm_head_f16.safetensors")
+FILES = (SMOLLM2_STATES, SMOLLM2_HEAD)
 
-pytestmark = pytest.mark.skipif(
-    not all(file.exists() for file in FILES),
-    reason="the SmolLM2 hidden states are not in ../shared/data/smollm2",
-)
+pytestmark = needs(*FILES)
 
 
 class Real(NamedTuple):

@@ -6,14 +6,14 @@ What is counted or chosen (rank, argmax, top-k) must be exact.
 
 from typing import Any
 
-import dense
+import dense_torch
 import numpy as np
 import oracle
 import torch
 from compare import Array, assert_as_good_as, assert_close, float64
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from problems import Leaves, Problem, problems, teacher
+from random_problems import Leaves, Problem, problems, teacher
 from torch import Tensor
 
 import lmhead
@@ -73,7 +73,7 @@ def test_answers_and_their_joint_gradient(data: st.DataObject) -> None:
         max_bytes=problem.max_bytes,
         **ours.head,
     )
-    dense_answers = dense.answers(plain.dense_logits(), ids, plain_other.dense_logits())
+    dense_answers = dense_torch.answers(plain.dense_logits(), ids, plain_other.dense_logits())
     logits, other_logits = problem.logits(), other.logits()
     truths = {
         "log_prob": reference.log_prob(logits, ids.numpy()),
@@ -93,10 +93,10 @@ def test_answers_and_their_joint_gradient(data: st.DataObject) -> None:
             truth,
             slack(problem.dtype),
             scale=size,
-            dtype=dense.result_dtype(problem.dtype),
+            dtype=dense_torch.result_dtype(problem.dtype),
             what=name,
         )
-        upstream[name] = problem.normal(*truth.shape).to(dense.result_dtype(problem.dtype))
+        upstream[name] = problem.normal(*truth.shape).to(dense_torch.result_dtype(problem.dtype))
     torch.autograd.backward([getattr(answers, n) for n in upstream], list(upstream.values()))
     torch.autograd.backward([dense_answers[n] for n in upstream], list(upstream.values()))
 
@@ -142,7 +142,7 @@ def test_order(data: st.DataObject) -> None:
         values,
         slack(problem.dtype),
         scale=condition(logits),
-        dtype=dense.result_dtype(problem.dtype),
+        dtype=dense_torch.result_dtype(problem.dtype),
         what="logits of the top k",
     )
 
@@ -174,7 +174,7 @@ def check_loss(problem: Problem, targets: Tensor, options: dict[str, Any]) -> No
     """Loss and gradients of `linear_cross_entropy` are as good as torch's."""
     reduction = options["reduction"]
     upstream = problem.normal(*(problem.rows if reduction == "none" else ()))
-    upstream = upstream.to(dense.result_dtype(problem.dtype))
+    upstream = upstream.to(dense_torch.result_dtype(problem.dtype))
     ours, plain = problem.leaves(), problem.leaves()
     loss = lmhead.linear_cross_entropy(
         ours.hidden,
@@ -184,7 +184,7 @@ def check_loss(problem: Problem, targets: Tensor, options: dict[str, Any]) -> No
         **ours.head,
         **options,
     )
-    dense_loss = dense.cross_entropy(plain.dense_logits(), targets, **options)
+    dense_loss = dense_torch.cross_entropy(plain.dense_logits(), targets, **options)
     torch.autograd.backward([loss, dense_loss], [upstream, upstream])
 
     arguments = {**problem.head, **options}
@@ -203,7 +203,7 @@ def check_loss(problem: Problem, targets: Tensor, options: dict[str, Any]) -> No
         truth,
         slack(problem.dtype),
         scale=size * (share.max(initial=0.0) if reduction == "none" else share.sum()),
-        dtype=dense.result_dtype(problem.dtype),
+        dtype=dense_torch.result_dtype(problem.dtype),
         equal_nan=reduction == "mean" and not options["num_items"] and not kept.any(),
         what="loss",
     )
@@ -238,7 +238,7 @@ def assert_gradients(
         if true is None:
             continue
         granted = slack(problem.dtype, terms) * scale
-        if problem.dtype in dense.HALF:  # may be rounded twice: once kept, once scaled
+        if problem.dtype in dense_torch.HALF:  # may be rounded twice: once kept, once scaled
             granted += 0.5 * torch.finfo(problem.dtype).eps * np.abs(true).max(initial=0.0)
         assert_as_good_as(
             getattr(ours, name).grad,
@@ -256,7 +256,7 @@ def slack(dtype: torch.dtype, terms: int = 0) -> float:
 
     A product may add up its terms in any order; equal terms are all rounded the same way.
     """
-    return (8 + terms / 8) * float(torch.finfo(dense.result_dtype(dtype)).eps)
+    return (8 + terms / 8) * float(torch.finfo(dense_torch.result_dtype(dtype)).eps)
 
 
 def condition(logits: Array) -> float:

@@ -84,7 +84,7 @@ def test_every_answer_of_one_query() -> None:
     assert answers.top_k is not None
     values, indices = answers.top_k
     assert torch.equal(values, answers.top_k.values)
-    assert torch.equal(indices[..., 0], answers.argmax)  # type: ignore[arg-type]
+    assert torch.equal(indices[..., 0], answers.argmax)
     assert answers.kl is not None
     assert answers.kl.abs().max() < 1e-6
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import lmhead
-from lmhead.sweep import Pointwise, Questions, Source, native, run, single
+from lmhead.sweep import Pointwise, Questions, Source, native, run_sweep, single_row
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="a path of the compiled core")
 
@@ -84,7 +84,7 @@ def test_what_has_no_gradient_is_asked_without(monkeypatch: pytest.MonkeyPatch) 
     def sweep(*_: object) -> None:
         pytest.fail("a sweep was made")
 
-    monkeypatch.setattr(run, "answer", sweep)
+    monkeypatch.setattr(run_sweep, "answer", sweep)
     hidden, weight = torch.randn(1, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
     best = lmhead.query(hidden, weight, argmax=True, top_k=3, rank=torch.tensor([1])).argmax
     assert best is not None
@@ -148,10 +148,10 @@ def test_masked_words_fill_up_the_top() -> None:
 def test_which_questions_go_this_way() -> None:
     hidden, weight = torch.randn(1, 8), torch.randn(50, 8)
     source = Source((hidden,), (weight,), None, Pointwise())
-    assert single.answer(Questions(source, top_k=1)) is not None
-    assert single.answer(Questions(source, top_k=1, max_bytes=1024)) is None
-    assert single.answer(Questions(source, other=source)) is None
+    assert single_row.answer(Questions(source, top_k=1)) is not None
+    assert single_row.answer(Questions(source, top_k=1, max_bytes=1024)) is None
+    assert single_row.answer(Questions(source, other=source)) is None
     two = Source((torch.randn(2, 8),), (weight,), None, Pointwise())
-    assert single.answer(Questions(two, top_k=1)) is None
+    assert single_row.answer(Questions(two, top_k=1)) is None
     wide = Source((hidden.double(),), (weight.double(),), None, Pointwise())
-    assert single.answer(Questions(wide, top_k=1)) is None
+    assert single_row.answer(Questions(wide, top_k=1)) is None

@@ -9,90 +9,69 @@ Hidden state in; loss, log-probabilities and next token out, with no logits tens
 >>> loss = torch.nn.functional.cross_entropy(logits, targets)  # one sweep over the vocabulary
 >>> loss.backward()
 
-The public names are loaded on first use, so that `lmhead --help` need not load torch.
+The public names are imported on first use, so that `lmhead --help` loads no torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lmhead.lazy_exports import lazy_exports
+
 if TYPE_CHECKING:
-    from lmhead.errors import PerformanceWarning
-    from lmhead.functional import Answers, linear_cross_entropy, query
-    from lmhead.head import LMHead
-    from lmhead.logits import LazyLogits
-    from lmhead.models import LanguageModel, open_model
-    from lmhead.sampling import Sampled, Sampler, beam_search, generate, stream_generate
-    from lmhead.screen import ScreenedHead
-    from lmhead.sweep import GradFilter
-    from lmhead.tying import TyingAdvice, advise_tying
-    from lmhead.vocab import AdaptiveEmbedding, AdaptiveHead, HierarchicalHead, SampledLoss, advise
+    from lmhead.errors import PerformanceWarning as PerformanceWarning
+    from lmhead.head import LMHead as LMHead
+    from lmhead.lazy import LazyLogits as LazyLogits
+    from lmhead.linear_query import query as query
+    from lmhead.loss import linear_cross_entropy as linear_cross_entropy
+    from lmhead.models import LanguageModel as LanguageModel
+    from lmhead.models import open_model as open_model
+    from lmhead.sampling import Sampled as Sampled
+    from lmhead.sampling import Sampler as Sampler
+    from lmhead.sampling import beam_search as beam_search
+    from lmhead.sampling import generate as generate
+    from lmhead.sampling import stream_generate as stream_generate
+    from lmhead.scores.answers import Answers as Answers
+    from lmhead.screen import ScreenedHead as ScreenedHead
+    from lmhead.sweep import GradFilter as GradFilter
+    from lmhead.tying import TyingAdvice as TyingAdvice
+    from lmhead.tying import advise_tying as advise_tying
+    from lmhead.vocab import AdaptiveEmbedding as AdaptiveEmbedding
+    from lmhead.vocab import AdaptiveHead as AdaptiveHead
+    from lmhead.vocab import HierarchicalHead as HierarchicalHead
+    from lmhead.vocab import SampledLoss as SampledLoss
+    from lmhead.vocab import advise as advise
 
     __version__: str
 
-# Each public name once, with the room it lives in.
-_ROOM = {
-    "AdaptiveEmbedding": "vocab",
-    "AdaptiveHead": "vocab",
-    "Answers": "functional",
-    "GradFilter": "sweep",
-    "HierarchicalHead": "vocab",
-    "LMHead": "head",
-    "LanguageModel": "models",
-    "LazyLogits": "logits",
-    "PerformanceWarning": "errors",
-    "Sampled": "sampling",
-    "SampledLoss": "vocab",
-    "Sampler": "sampling",
-    "ScreenedHead": "screen",
-    "TyingAdvice": "tying",
-    "advise": "vocab",
-    "advise_tying": "tying",
-    "beam_search": "sampling",
-    "generate": "sampling",
-    "linear_cross_entropy": "functional",
-    "open_model": "models",
-    "query": "functional",
-    "stream_generate": "sampling",
-}
-
-__all__ = [
-    "AdaptiveEmbedding",
-    "AdaptiveHead",
-    "Answers",
-    "GradFilter",
-    "HierarchicalHead",
-    "LMHead",
-    "LanguageModel",
-    "LazyLogits",
-    "PerformanceWarning",
-    "Sampled",
-    "SampledLoss",
-    "Sampler",
-    "ScreenedHead",
-    "TyingAdvice",
-    "__version__",
-    "advise",
-    "advise_tying",
-    "beam_search",
-    "generate",
-    "linear_cross_entropy",
-    "open_model",
-    "query",
-    "stream_generate",
-]
+_names, _load, __dir__ = lazy_exports(
+    __name__,
+    {
+        "lmhead.errors": ["PerformanceWarning"],
+        "lmhead.head": ["LMHead"],
+        "lmhead.lazy": ["LazyLogits"],
+        "lmhead.loss": ["linear_cross_entropy"],
+        "lmhead.models": ["LanguageModel", "open_model"],
+        "lmhead.sampling": ["Sampled", "Sampler", "beam_search", "generate", "stream_generate"],
+        "lmhead.linear_query": ["query"],
+        "lmhead.scores.answers": ["Answers"],
+        "lmhead.screen": ["ScreenedHead"],
+        "lmhead.sweep": ["GradFilter"],
+        "lmhead.tying": ["TyingAdvice", "advise_tying"],
+        "lmhead.vocab": [
+            "AdaptiveEmbedding",
+            "AdaptiveHead",
+            "HierarchicalHead",
+            "SampledLoss",
+            "advise",
+        ],
+    },
+)
+__all__ = [*_names, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        value = import_module("importlib.metadata").version("lmhead")
-        globals()[name] = value
-        return value
-    if name not in _ROOM:
-        raise AttributeError(f"module 'lmhead' has no attribute {name!r}")
-    value = getattr(import_module(f"lmhead.{_ROOM[name]}"), name)
-    globals()[name] = value
-    return value
+    if name != "__version__":
+        return _load(name)
+    from importlib.metadata import version  # slow to import
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    globals()[name] = version("lmhead")
+    return globals()[name]

@@ -1,4 +1,4 @@
-"""The compiled core: kernels on tiles of logits, (words, tokens). See native/kernels.hpp."""
+"""The compiled core: kernels on tiles of logits, (tokens, rows). See native/kernels.hpp."""
 
 from torch import Tensor
 
@@ -31,11 +31,11 @@ def gradient(
     mix: Tensor | None,
     mixed: Tensor | None,
     map: Map,
-    pick_words: Tensor | None,
     pick_tokens: Tensor | None,
+    pick_rows: Tensor | None,
     pick_values: Tensor | None,
-    columns: Tensor | None,
-    rows: Tensor | None,
+    token_sums: Tensor | None,
+    row_sums: Tensor | None,
     threads: int,
 ) -> None: ...
 def loss(
@@ -50,18 +50,16 @@ def loss(
     mix: Tensor | None,
     threads: int,
 ) -> float: ...
-def pairs_f32(
+def pairs(
     hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, out: Tensor, threads: int
 ) -> None: ...
-def pairs_bf16(
-    hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, out: Tensor, threads: int
-) -> None: ...
+def row_logits(hidden: Tensor, weight: Tensor, out: Tensor, threads: int) -> None: ...
 def scatter_add(into: Tensor, ids: Tensor, from_: Tensor, threads: int) -> None: ...
-def row_top(z: Tensor, max: Tensor, n: Tensor, threads: int) -> None: ...
-def row_mass(z: Tensor, betas: Tensor, max: Tensor, out: Tensor, threads: int) -> None: ...
+def row_max(z: Tensor, max: Tensor, n: Tensor, threads: int) -> None: ...
+def row_softmax_sums(z: Tensor, betas: Tensor, max: Tensor, out: Tensor, threads: int) -> None: ...
 def row_moments(z: Tensor, max: Tensor, shift: Tensor, square: Tensor, threads: int) -> None: ...
-def row_kth(z: Tensor, k: Tensor, value: Tensor, threads: int) -> None: ...
-def row_reach(
+def row_kth_largest(z: Tensor, k: Tensor, value: Tensor, threads: int) -> None: ...
+def row_mass_radius(
     z: Tensor,
     beta: Tensor,
     max: Tensor,
@@ -71,7 +69,7 @@ def row_reach(
     radius: Tensor,
     threads: int,
 ) -> None: ...
-def row_band(
+def row_range(
     z: Tensor, lo: Tensor, hi: Tensor, counts: Tensor, ids: Tensor, values: Tensor, threads: int
 ) -> None: ...
 def row_nucleus(
@@ -86,11 +84,11 @@ def row_nucleus(
     values: Tensor,
     threads: int,
 ) -> None: ...
-def row_settle(
+def row_draw(
     z: Tensor,
     lse: Tensor,
     ids: Tensor,
-    words: Tensor,
+    logits: Tensor,
     keys: Tensor,
     token: Tensor,
     log_prob: Tensor,
@@ -98,8 +96,10 @@ def row_settle(
     kept_mass: Tensor,
     threads: int,
 ) -> None: ...
-def row_race(z: Tensor, beta: Tensor, keys: Tensor, winners: Tensor, threads: int) -> None: ...
-def row_contenders(
+def row_gumbel_argmax(
+    z: Tensor, beta: Tensor, keys: Tensor, winners: Tensor, threads: int
+) -> None: ...
+def row_gumbel_above(
     z: Tensor,
     beta: Tensor,
     keys: Tensor,
@@ -117,6 +117,8 @@ def thread_runtime() -> str: ...
 
 SCREEN_BLOCK: int
 
+def prefetch() -> tuple[int, int]: ...
+def set_prefetch(whole: int, nibbles: int) -> None: ...
 def screen_prepare(
     mean: Tensor,
     basis: Tensor,
@@ -151,8 +153,8 @@ def screen_refine(
     states: Tensor,
     state_scales: Tensor,
     approx: Tensor,
-    words_e: Tensor,
-    words_n: Tensor,
+    token_e: Tensor,
+    token_n: Tensor,
     e: Tensor,
     n: Tensor,
     rows: Tensor,
@@ -161,11 +163,11 @@ def screen_refine(
     threads: int,
 ) -> None: ...
 def screen_best(approx: Tensor, block_max: Tensor, ids: Tensor, threads: int) -> None: ...
-def screen_decide_f32(
+def screen_decide(
     approx: Tensor,
     block_max: Tensor,
-    words_e: Tensor,
-    words_n: Tensor,
+    token_e: Tensor,
+    token_n: Tensor,
     block_e: Tensor,
     block_n: Tensor,
     e: Tensor,
@@ -179,14 +181,11 @@ def screen_decide_f32(
     ids: Tensor,
     threads: int,
 ) -> tuple[int, bool, bool]: ...
-
-screen_decide_bf16 = screen_decide_f32
-
 def screen_within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool: ...
 def screen_masses(
     approx: Tensor,
-    words_e: Tensor,
-    words_n: Tensor,
+    token_e: Tensor,
+    token_n: Tensor,
     e: Tensor,
     n: Tensor,
     top: Tensor,
@@ -198,8 +197,8 @@ def screen_masses(
 def screen_select(
     approx: Tensor,
     block_max: Tensor,
-    words_e: Tensor,
-    words_n: Tensor,
+    token_e: Tensor,
+    token_n: Tensor,
     block_e: Tensor,
     block_n: Tensor,
     e: Tensor,
@@ -213,30 +212,15 @@ def tree_paths(
     parent: Tensor,
     branches: Tensor,
     vocab: int,
-    words: Tensor,
+    tokens: Tensor,
     ends: Tensor,
     fork: Tensor,
     branch: Tensor,
 ) -> None: ...
-def tree_sums_f32(
+def tree_sums(
     factors: Tensor, from_: Tensor, a: Tensor, b: Tensor, to: Tensor, threads: int
 ) -> None: ...
-def tree_sums_bf16(
-    factors: Tensor, from_: Tensor, a: Tensor, b: Tensor, to: Tensor, threads: int
-) -> None: ...
-def tree_best_f32(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    start: Tensor,
-    child: Tensor,
-    vocab: int,
-    values: Tensor,
-    ids: Tensor,
-    opened: Tensor,
-    threads: int,
-) -> None: ...
-def tree_best_bf16(
+def tree_best(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,

@@ -1,4 +1,4 @@
-"""The door: what every public function checks of its arguments, once.
+"""Argument checks shared by all public functions.
 
 Each message names the argument, what it must be and what it was.
 """
@@ -10,18 +10,57 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is memory as it stands: dense, with nothing left to be applied.
+
+    A subclass (DTensor, FakeTensor), a functorch wrapper, a lazily negated, conjugated or zero
+    tensor and a sparse one are not.
+    """
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
+        and not is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Validate that the storage of a tensor holds all of its entries.
+
+    It does not after `untyped_storage().resize_(0)`, as sharded training does to free a weight.
+    Torch's own operations may crash on such a tensor.
+    """
+    if tensor._is_zerotensor():
+        raise ValueError(f"{name} must have memory; it is a ZeroTensor, which has none")
+    if not is_plain(tensor) or tensor.device.type == "meta":
+        return
+    last = tensor.storage_offset()  # the place of the last entry in the storage
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if size == 0:
+            return
+        last += (size - 1) * stride
+    held, needed = tensor.untyped_storage().nbytes(), (last + 1) * tensor.element_size()
+    if held < needed or tensor.data_ptr() == 0:
+        raise ValueError(
+            f"{name} must have memory for its shape {tuple(tensor.shape)}, {needed} bytes; its "
+            f"storage was freed, shrunk (to {held} bytes) or never allocated"
+        )
 
 
 def check_hidden_and_weight(
     hidden: Tensor, weight: Tensor, *, names: tuple[str, str] = ("hidden", "weight")
 ) -> None:
-    """hidden (..., D) and weight (V, D), floating, of one type and on one device."""
+    """Validate hidden (..., D) and weight (V, D): floating, one dtype, one device."""
     hidden_name, weight_name = names
     for name, tensor in ((hidden_name, hidden), (weight_name, weight)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}")
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be of a floating type; got {tensor.dtype}")
+        check_memory(name, tensor)
     if weight.dim() != 2 or weight.shape[0] == 0:
         raise ValueError(
             f"{weight_name} must have shape (V, D) with V > 0; got {tuple(weight.shape)}"
@@ -40,15 +79,17 @@ def check_hidden_and_weight(
 
 
 def check_hidden(hidden: Tensor, hidden_size: int, like: Tensor | None) -> None:
-    """hidden (..., D), floating; of the type and on the device of a head's parameter."""
+    """Validate hidden (..., D): floating, with the dtype and device of the head."""
     if not isinstance(hidden, Tensor):
         raise TypeError(f"hidden must be a torch.Tensor; got {type(hidden).__name__}")
     if not hidden.is_floating_point():
         raise TypeError(f"hidden must be of a floating type; got {hidden.dtype}")
     if hidden.dim() == 0 or hidden.shape[-1] != hidden_size:
         raise ValueError(f"hidden must have shape (..., {hidden_size}); got {tuple(hidden.shape)}")
+    check_memory("hidden", hidden)
     if like is None:
         return
+    check_memory("the head's weight", like)
     if hidden.dtype != like.dtype:
         raise TypeError(
             f"hidden and the head's weights must have the same dtype; "
@@ -58,7 +99,7 @@ def check_hidden(hidden: Tensor, hidden_size: int, like: Tensor | None) -> None:
 
 
 def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Two tensors on one device."""
+    """Validate that two tensors are on one device."""
     if tensor.device != other.device:
         raise ValueError(
             f"{name} and {other_name} must be on the same device; "
@@ -67,12 +108,12 @@ def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> N
 
 
 def check_vector(name: str, vector: Tensor | None, weight: Tensor) -> None:
-    """A bias or a class weight: floating, (V,)."""
+    """Validate a bias or class weight: floating, (V,)."""
     check_entries(name, vector, weight.shape[0], weight)
 
 
 def check_entries(name: str, vector: Tensor | None, size: int, like: Tensor) -> None:
-    """A floating vector with one entry per word, or None."""
+    """Validate a floating vector with one entry per token, or None."""
     if vector is None:
         return
     if not isinstance(vector, Tensor) or not vector.is_floating_point():
@@ -80,13 +121,14 @@ def check_entries(name: str, vector: Tensor | None, size: int, like: Tensor) -> 
         raise TypeError(f"{name} must be a floating tensor; got {kind}")
     if vector.shape != (size,):
         raise ValueError(
-            f"{name} must have shape ({size},), one entry per word; got {tuple(vector.shape)}"
+            f"{name} must have shape ({size},), one entry per token; got {tuple(vector.shape)}"
         )
+    check_memory(name, vector)
     check_device(name, vector, "weight", like)
 
 
 def check_ids(name: str, ids: Tensor, vocab: int, *, ignore_index: int | None = None) -> None:
-    """Word numbers: whole numbers in [0, V), or `ignore_index`."""
+    """Validate token ids: integers in [0, V), or `ignore_index`."""
     check_id_type(name, ids)
     if ids.numel() == 0 or ids.device.type == "meta" or torch._C._are_functorch_transforms_active():
         return
@@ -105,11 +147,14 @@ def check_ids(name: str, ids: Tensor, vocab: int, *, ignore_index: int | None = 
 
 
 def check_id_type(name: str, ids: Tensor) -> None:
-    """Whole numbers."""
+    """Validate that a tensor holds integers."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor of ids; got {type(ids).__name__}")
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-        raise TypeError(f"{name} must be whole numbers (torch.int64); got {ids.dtype}")
+        raise TypeError(f"{name} must be integers (torch.int64); got {ids.dtype}")
+    if ids.is_neg():  # torch's own indexing ignores the sign of these
+        raise ValueError(f"{name} must not be a lazily negated view; call resolve_neg() on it")
+    check_memory(name, ids)
 
 
 def check_number(
@@ -120,7 +165,7 @@ def check_number(
     high: float = math.inf,
     above: bool = False,
 ) -> None:
-    """A finite number in [low, high], or (low, high] if `above`."""
+    """Validate a finite number in [low, high], or (low, high] if `above`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
     inside = (low < value if above else low <= value) and value <= high and math.isfinite(value)
@@ -134,23 +179,23 @@ def check_number(
         raise ValueError(f"{name} must be {wanted}; got {value}")
 
 
-def check_whole(name: str, value: Any, *, low: int, high: int | None = None) -> None:
-    """A whole number in [low, high]."""
+def check_integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
+    """Validate an integer in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number; got {type(value).__name__}")
+        raise TypeError(f"{name} must be an integer; got {type(value).__name__}")
     if value < low or (high is not None and value > high):
         wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be {wanted}; got {value}")
 
 
 def check_map(softcap: float | None, scale: float) -> None:
-    """The elementwise map of a head."""
+    """Validate the softcap and scale of a head."""
     if softcap is not None:
         check_number("softcap", softcap, low=0.0, above=True)
     check_number("scale", scale)
 
 
 def check_max_bytes(max_bytes: int | None) -> None:
-    """The bound on temporary memory."""
+    """Validate the bound on temporary memory."""
     if max_bytes is not None:
-        check_whole("max_bytes", max_bytes, low=1)
+        check_integer("max_bytes", max_bytes, low=1)

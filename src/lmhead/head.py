@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmhead import checks
-from lmhead.functional import as_filter, autocast
-from lmhead.logits import LazyLogits, Screen
-from lmhead.sweep import GradFilter, Pointwise
-
-if TYPE_CHECKING:
-    from lmhead.screen import ScreenedHead
+from lmhead.eager import eager
+from lmhead.lazy import LazyLogits
+from lmhead.screen import ScreenedHead
+from lmhead.screen.screened_scores import Screen, ScreenedScores
+from lmhead.sweep import GradFilter, Pointwise, Source, SweptScores, as_filter, autocast
 
 
 class LMHead(nn.Module):
@@ -66,8 +64,8 @@ class LMHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.check_whole("hidden_size", hidden_size, low=1)
-        checks.check_whole("vocab_size", vocab_size, low=1)
+        checks.check_integer("hidden_size", hidden_size, low=1)
+        checks.check_integer("vocab_size", vocab_size, low=1)
         checks.check_map(softcap, scale)
         self.softcap, self.scale = softcap, scale
         self.grad_filter = as_filter(grad_filter)
@@ -148,7 +146,7 @@ class LMHead(nn.Module):
         A (rank, D) starts random, B (V, rank) at zero, so nothing changes until it is trained.
         Freeze `head.weight` to train the delta alone. Returns the head.
         """
-        checks.check_whole("rank", rank, low=1)
+        checks.check_integer("rank", rank, low=1)
         like = self.weight.detach()
         self._add("low_rank_a", like.new_empty(rank, self.hidden_size))
         self._add("low_rank_b", like.new_zeros(self.vocab_size, rank))
@@ -170,9 +168,7 @@ class LMHead(nn.Module):
         >>> bool(head(hidden).argmax(-1) == before)
         True
         """
-        # Below this room in the order of imports: loaded when it is asked for, as public names are.
-        made: ScreenedHead = import_module("lmhead.screen").ScreenedHead(self, **options)
-        return made.attach()
+        return ScreenedHead(self, **options).attach()
 
     @property
     def hidden_size(self) -> int:
@@ -194,24 +190,35 @@ class LMHead(nn.Module):
         """V, as `nn.Linear` calls it."""
         return self.vocab_size
 
+    @eager
     def forward(self, hidden: Tensor) -> LazyLogits:
-        """Logits of shape (..., V) that compute nothing until they are asked."""
+        """Return logits of shape (..., V) that compute nothing until they are queried."""
+        scores = self.scores(hidden)
+        dtype = scores.source.hiddens[0].dtype
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined, no-untyped-call]
+            return scores.dense().reshape(*hidden.shape[:-1], -1).to(dtype)  # type: ignore[return-value]
+        return LazyLogits.of(scores, hidden.shape[:-1], dtype)
+
+    def scores(self, hidden: Tensor) -> SweptScores:
+        """Return the scores of hidden states (..., D), as rows."""
         taken = autocast(hidden, self.weight)
         checks.check_hidden_and_weight(*taken)
+        for name in ("bias", "low_rank_a", "low_rank_b"):
+            if (tensor := getattr(self, name)) is not None:
+                checks.check_memory(name, tensor)
         hiddens, weights = taken[:1], taken[1:]
         if self.low_rank_a is not None and self.low_rank_b is not None:
             a, b = autocast(self.low_rank_a, self.low_rank_b)
             hiddens, weights = (*hiddens, hiddens[0] @ a.T), (*weights, b)
-        return LazyLogits(
-            hiddens,
+        source = Source(
+            tuple(h.reshape(-1, h.shape[-1]) for h in hiddens),
             weights,
             self.bias,
             Pointwise.of(softcap=self.softcap, scale=self.scale),
-            dtype=hiddens[0].dtype,
-            grad_filter=self.grad_filter,
-            max_bytes=self.max_bytes,
-            screen=self.screened,
         )
+        if self.screened is not None:
+            return ScreenedScores(source, self.grad_filter, self.max_bytes, self.screened)
+        return SweptScores(source, self.grad_filter, self.max_bytes)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows between the brackets."""

@@ -1,8 +1,8 @@
-"""How Ctrl-C ends a program that is still loading.
+"""Ctrl-C while modules are loading.
 
-An import that is interrupted leaves half a module behind, and libraries may catch the exception and
-go on with it. So while modules are loaded, Ctrl-C ends the process at once, with the code that
-shells have for it. Nothing is imported here that costs time.
+An interrupted import leaves a half-initialised module behind, and libraries may catch the exception
+and continue with it. So while modules load, Ctrl-C ends the process at once, with the exit code
+that shells use for it. Imports nothing that takes time.
 """
 
 import os
@@ -14,17 +14,17 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Within this block Ctrl-C ends the process with code 130, and no traceback.
+def exit_on_interrupt() -> Iterator[None]:
+    """End the process with code 130, without a traceback, on Ctrl-C within this block.
 
-    Where somebody else handles or ignores the signal, and in other threads, nothing changes.
+    Does nothing in other threads, and where SIGINT is ignored or has another handler.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
         yield
         return
     try:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit_now)
     except ValueError:  # not the main thread
         yield
         return
@@ -34,6 +34,6 @@ def leaving_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _leave(*_: object) -> None:
+def _exit_now(*_: object) -> None:
     os.write(2, b"\nInterrupted.\n")
     os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Should the head share its weight with the embedding? Figures first, then reasons."""
+"""Advice on weight tying: whether embedding and output layer should share their weight."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lmhead import checks
 
 @dataclass(frozen=True)
 class TyingAdvice:
-    """What tying saves, and whether to do it.
+    """What tying saves, and whether to tie.
 
     Attributes:
         tie: the recommendation.
         parameters_saved: V · D.
-        bytes_saved: of the weight alone, in the type that was given.
-        training_bytes_saved: with the gradient and Adam's two moments.
-        share: of the untied model's parameters that tying saves.
+        bytes_saved: bytes of the weight, in the given dtype.
+        training_bytes_saved: bytes of weight, gradient and Adam's two moments.
+        share: fraction of the untied model's parameters that tying saves.
         reasons: for and against, for these sizes.
     """
 
@@ -47,21 +47,21 @@ def advise_tying(
     same_vocabulary: bool = True,
     sharded: bool = False,
 ) -> TyingAdvice:
-    """Whether input embedding and output layer should be one tensor.
+    """Return whether input embedding and output layer should share their weight, and why.
 
-    A Transformer block has about 12 D² parameters, the embedding V · D. Where the two embeddings
-    are a large share of the model, tying is what small models do: fewer parameters, a regulariser,
-    every word's vector trained by both sides. Where they are a small share, untied heads fit
-    better: the input vector of a word and its output vector have different jobs.
+    A Transformer block has about 12 D² parameters, the embedding V · D. Small models, in which the
+    embeddings are a large share of the parameters, tie them: fewer parameters, regularisation, and
+    each token's vector gets gradients from both sides. In large models untied weights fit better,
+    because a token's input vector and output vector have different purposes.
 
     Args:
         vocab_size: V.
         hidden_size: D.
-        layers: Transformer blocks between embedding and head.
+        layers: number of Transformer blocks.
         bytes_per_parameter: 4 for float32, 2 for half precisions.
-        same_vocabulary: whether input and output are the same words (not so in translation with
-            two vocabularies).
-        sharded: whether embedding and head live on different machines (pipeline stages).
+        same_vocabulary: whether input and output use the same vocabulary (not so in translation
+            with two vocabularies).
+        sharded: whether embedding and head are on different machines (pipeline stages).
 
     >>> advise_tying(49152, 576, 30).tie
     True
@@ -70,24 +70,24 @@ def advise_tying(
     >>> print(advise_tying(50257, 768, 12))
     Tie: tying saves 38,597,376 parameters (24% of the model), 147 MiB of weights, ...
     """
-    checks.check_whole("vocab_size", vocab_size, low=1)
-    checks.check_whole("hidden_size", hidden_size, low=1)
-    checks.check_whole("layers", layers, low=0)
-    checks.check_whole("bytes_per_parameter", bytes_per_parameter, low=1)
+    checks.check_integer("vocab_size", vocab_size, low=1)
+    checks.check_integer("hidden_size", hidden_size, low=1)
+    checks.check_integer("layers", layers, low=0)
+    checks.check_integer("bytes_per_parameter", bytes_per_parameter, low=1)
     saved = vocab_size * hidden_size
     share = saved / (2 * saved + 12 * layers * hidden_size**2)
     reasons = []
     if not same_vocabulary:
-        reasons.append("input and output have different words: there is nothing to share")
+        reasons.append("input and output have different vocabularies: there is nothing to share")
     if share >= 0.1:
         reasons.append(
-            f"the head alone would be {share:.0%} of the model: parameters better spent on layers"
+            f"the head would be {share:.0%} of the model: parameters better spent on layers"
         )
-        reasons.append("rare words get gradients from the input side as well")
+        reasons.append("rare tokens get gradients from the input side as well")
     else:
         reasons.append(
-            f"the head is only {share:.0%} of the model: a weight of its own costs little and "
-            "is free to differ from the input vectors"
+            f"the head is only {share:.0%} of the model: a separate weight costs little and "
+            "can differ from the input vectors"
         )
     if sharded:
         reasons.append(
@@ -99,7 +99,7 @@ def advise_tying(
         tie=same_vocabulary and share >= 0.1 and not sharded,
         parameters_saved=saved,
         bytes_saved=saved * bytes_per_parameter,
-        # gradient in the same type, two Adam moments in float32
+        # gradient in the same dtype, two Adam moments in float32
         training_bytes_saved=saved * (2 * bytes_per_parameter + 8),
         share=share,
         reasons=tuple(reasons),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_models import tiny, write_model
 
-from lmhead.analysis import DifferentWords, compare_models, compare_samplers
+from lmhead.analysis import VocabularyMismatch, compare_models, compare_samplers
 from lmhead.models import LanguageModel, open_model
 from lmhead.sampling import Sampler
 
@@ -118,7 +118,7 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
     one = open_model(write_model(tmp_path / "one"))
     two = open_model(write_model(tmp_path / "two", words=["x", "y"]))
     with pytest.raises(
-        DifferentWords, match="different vocabularies: token 259 is b' ' in one"
+        VocabularyMismatch, match="different vocabularies: token id 259 is b' ' and"
     ) as e:
         compare_models(one, two, TEXT)
     assert (e.value.reason, e.value.place, e.value.found) == ("token", 259, (b" ", b"x"))
@@ -135,9 +135,9 @@ def test_it_can_be_given_up(pair: tuple[LanguageModel, LanguageModel]) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        compare_models(*pair, TEXT, between=between)
+        compare_models(*pair, TEXT, on_step=between)
     with pytest.raises(InterruptedError):
-        compare_samplers(pair[0], Sampler(), Sampler(), TEXT, between=between)
+        compare_samplers(pair[0], Sampler(), Sampler(), TEXT, on_step=between)
 
 
 def test_too_short_a_text(pair: tuple[LanguageModel, LanguageModel]) -> None:

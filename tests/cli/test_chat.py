@@ -65,10 +65,10 @@ def test_the_message_is_not_repeated(folder: str, options: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{folder}", "x", "--chat", "y"], "--chat takes the place of PROMPT"),
-        (["{folder}", "--chat", "y", "-p", "z"], "--chat takes the place of PROMPT"),
+        (["{folder}", "x", "--chat", "y"], "--chat replaces PROMPT"),
+        (["{folder}", "--chat", "y", "-p", "z"], "--chat replaces PROMPT"),
         (["{folder}", "x", "--system", "y"], "--system needs --chat"),
-        (["{folder}", "--chat", "x", "--system", "no"], "does not take this conversation: not so"),
+        (["{folder}", "--chat", "x", "--system", "no"], "not accept this conversation: not so"),
         (["{none}", "--chat", "x"], "has no chat template"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from click import unstyle
 
 from cli.asking import document, run
-from lmhead.cli import _reference
+from lmhead.cli import _commands_page
 from lmhead.cli._terminal import columns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +71,6 @@ def test_a_token_is_what_the_page_says(model: str) -> None:
 
 
 def test_the_command_reference_is_up_to_date() -> None:
-    assert _reference.PAGE.read_text(encoding="utf-8") == _reference.page(), (
-        "the help pages have changed: python -m lmhead.cli._reference"
+    assert _commands_page.PAGE.read_text(encoding="utf-8") == _commands_page.page(), (
+        "the help pages have changed: python -m lmhead.cli._commands_page"
     )

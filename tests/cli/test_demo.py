@@ -14,9 +14,10 @@ from llama2c_files import random_weights, write_checkpoint
 from tiny_models import write_model
 
 from lmhead import reference as ref
-from lmhead.cli import demo, main
+from lmhead.cli import cmd_demo as demo
+from lmhead.cli import main
 from lmhead.cli._terminal import columns, printable
-from lmhead.cli._toy import (
+from lmhead.cli._toy_demo import (
     HIDDEN,
     LEARNING_RATE,
     SEED,
@@ -190,7 +191,7 @@ def test_the_tour_of_a_model(model: str, lang: str) -> None:
         "  3.",
         "  4.",
     ]
-    assert ("the same tokens" if lang == "en" else "逐词相同") in text
+    assert ("the same tokens" if lang == "en" else "词元逐个相同") in text
     assert "NOT" not in text
     assert max(columns(line) for line in text.splitlines()) <= 80
     assert not [line for line in text.splitlines() if line != line.rstrip()]
@@ -201,10 +202,10 @@ def test_the_figures_of_the_tour_are_the_models(model: str) -> None:
     opened = open_model(model)
     tokenizer = opened.tokenizer
     assert tokenizer is not None
-    tour = demo.Tour(opened, chinese=False)
+    tour = demo.Tour(opened, tokenizer, chinese=False)
     ids = torch.tensor([tokenizer.encode(demo.PROMPT)])
     p = (opened.hidden(ids)[0][0, -1].double() @ opened.head.weight.double().T).softmax(-1)
-    shown = [float(x) for x in re.findall(r" (0\.\d{4})", "\n".join(tour.next_word()))]
+    shown = [float(x) for x in re.findall(r" (0\.\d{4})", "\n".join(tour.next_token()))]
     assert shown[:8] == pytest.approx(p.topk(8).values.tolist(), abs=1e-4)
     ids = torch.tensor([tokenizer.encode(demo.SENTENCE)])
     logits = opened.hidden(ids)[0][0, :-1].double() @ opened.head.weight.double().T

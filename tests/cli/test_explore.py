@@ -13,6 +13,7 @@ from llama2c_files import tiny_model
 
 from lmhead.cli import main
 from lmhead.models.bundled import default_model
+from lmhead.server.launch import DEFAULT_PORT
 
 
 def started(*arguments: str) -> tuple[subprocess.Popen[str], str]:
@@ -59,11 +60,25 @@ def test_without_a_model_it_opens_the_default_one(arguments: list[str], names: b
         process.communicate(timeout=20)
 
 
+def test_a_run_opens_the_training_page_and_the_port_is_the_default_or_the_next(
+    tmp_path: Path,
+) -> None:
+    processes = [started("--no-model", "--run", str(tmp_path)) for _ in range(2)]
+    try:
+        ports = [int(address.split(":")[2].split("/")[0]) for _, address in processes]
+        assert all(address.endswith("/train") for _, address in processes)
+        assert DEFAULT_PORT <= ports[0] < ports[1] < DEFAULT_PORT + 20
+    finally:
+        for process, _ in processes:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--no-model", "tiny"], 2, "tiny is one"),
-        (["--host", "0.0.0.0", "--no-model"], 1, "come with a key"),
+        (["--no-model", "tiny"], 2, "cannot be combined"),
+        (["--host", "0.0.0.0", "--no-model"], 1, "unless a key is given"),
         (["--lang", "fr"], 2, "is not one of"),
         (["--port", "70000"], 2, "65535"),
         (["/nowhere/model"], 3, "/nowhere/model"),

@@ -40,7 +40,7 @@ def test_several_prompts_and_log_probabilities(model: str) -> None:
             assert len(token["top"]) == 2
             assert token["log_prob"] == pytest.approx(token["top"][0]["log_prob"])
     table = run(*arguments).stdout
-    assert table.count("best words") == 2
+    assert table.count("best tokens") == 2
 
 
 def test_generate_stops(model: str) -> None:
@@ -91,7 +91,7 @@ def test_generate_and_what_does_not_go_together(model: str, options: list[str]) 
 def test_an_interrupted_generation_keeps_what_it_has(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lmhead.cli.generate import _Run
+    from lmhead.cli.cmd_generate import _Run
 
     seen: list[object] = []
 
@@ -107,7 +107,7 @@ def test_an_interrupted_generation_keeps_what_it_has(
 
 
 def test_a_terminal_obeys_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmhead.cli.generate import _write
+    from lmhead.cli.cmd_generate import _write
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from tiny_models import tiny, write_model
 
 from lmhead import LMHead
-from lmhead.cli import check, main
-from lmhead.cli.inspect import examine, lines
+from lmhead.cli import cmd_check as check
+from lmhead.cli import main
+from lmhead.cli.cmd_inspect import examine, lines
 from lmhead.errors import ModelError
 from lmhead.models import bundled
 from lmhead.vocab import AdaptiveHead
@@ -128,7 +129,7 @@ def test_adding_without_a_network(
 
 def test_inspect(model: str) -> None:
     shown = run("inspect", model).stdout
-    for part in ("300 words", "tied to the embedding", "float32", "8,192 tokens", "rare words"):
+    for part in ("300 tokens", "tied to the embedding", "float32", "8,192 tokens", "rare tokens"):
         assert part in shown
     found = document("inspect", model, "--tokens", "1000")
     assert (found["vocab_size"], found["hidden_size"], found["layers"]) == (300, 16, 2)
@@ -249,8 +250,8 @@ def test_a_head_of_several_weights(
     assert (facts["head"], facts["tied"], facts["bias"]) == ("TwoPartHead", False, True)
     assert "TwoPartHead" in "\n".join(lines(facts))
     for name in ("check", "demo"):
-        monkeypatch.setattr(f"lmhead.cli.{name}.open_model", lambda *_, **__: other)
+        monkeypatch.setattr(f"lmhead.cli.cmd_{name}.open_model", lambda *_, **__: other)
     for arguments in (["check", model], ["demo", "--model", model]):
         result = run(*arguments)
         assert result.exit_code == 1
-        assert "a head of several weights (TwoPartHead)" in result.stderr
+        assert "a factored head (TwoPartHead)" in result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.asking import TEXT, document, run
-from lmhead.analysis import logit_lens, next_words, score
+from lmhead.analysis import logit_lens, next_tokens, score
 from lmhead.models import open_model
 from lmhead.sampling import Sampler
 
@@ -16,7 +16,7 @@ def test_next_as_a_table(model: str) -> None:
     lines = run("next", model, "hello", "--top", "3").stdout.splitlines()
     assert "  hello ___" in lines
     head = next(i for i, line in enumerate(lines) if "logit" in line)
-    best = next_words(open_model(model), "hello", top=3)
+    best = next_tokens(open_model(model), "hello", top=3)
     for line, token in zip(lines[head + 1 :], best.tokens, strict=False):
         assert f"{token.piece.id}" in line.split()
         assert f"{token.logit:.3f}" in line
@@ -26,7 +26,7 @@ def test_next_as_a_table(model: str) -> None:
 
 def test_next_as_json(model: str) -> None:
     found = document("next", model, "hello", "--top-k", "2", "--top", "4")
-    want = next_words(open_model(model), "hello", top=4, sampler=Sampler(top_k=2, seed=0))
+    want = next_tokens(open_model(model), "hello", top=4, sampler=Sampler(top_k=2, seed=0))
     assert found["tokens"] == [t.to_json() for t in want.tokens]
     assert [t["cut_by"] for t in found["tokens"]] == [None, None, "top_k", "top_k"]
 
@@ -39,7 +39,7 @@ def test_next_counts_what_was_written(model: str) -> None:
     for length in (None, 0, 1):
         more = () if length is None else ("--prompt-length", str(length))
         found = document(*options, *more)
-        want = next_words(opened, "hello ab ab", top=300, sampler=sampler, prompt_length=length)
+        want = next_tokens(opened, "hello ab ab", top=300, sampler=sampler, prompt_length=length)
         assert found["tokens"] == json.loads(json.dumps(want.to_json()["tokens"]))
         seen.append({token["id"]: token["processed_p"] for token in found["tokens"]})
     ids = {token["id"] for token in found["prompt"]}
@@ -49,9 +49,9 @@ def test_next_counts_what_was_written(model: str) -> None:
 
 def test_next_shows_what_cut_a_word(model: str) -> None:
     text = run("next", model, "hello", "--top-p", "0.5", "--temperature", "0.7").stdout
-    assert "cut by" in text
+    assert "removed by" in text
     assert re.search(r"top_p\s*$", text, re.MULTILINE)
-    assert re.search(r"temperature\s+cuts no word", text)
+    assert re.search(r"temperature\s+removes no token", text)
 
 
 def test_score_of_a_text(model: str) -> None:
@@ -128,3 +128,45 @@ def test_lens_of_a_word(model: str) -> None:
     assert {t["text"] for t in found["targets"]} == {"el"}
     result = run("lens", model, "hello", "--target", "no such word", code=2)
     assert "--target must be one token" in result.stderr
+
+
+def test_score_to_a_file_and_again(model: str, file: str, tmp_path: Path) -> None:
+    other, out = tmp_path / "other.txt", tmp_path / "rows.jsonl"
+    other.write_text("hello cab ab\n")
+    found = document("score", model, file, str(other), "--out", str(out), "--top-k", "2")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert found["scored_tokens"] == len(rows) == sum(f["scored_tokens"] for f in found["files"])
+    assert [f["file"] for f in found["files"]] == [file, str(other)]
+    for one in found["files"]:
+        alone = document("score", model, one["file"])
+        assert {name: one[name] for name in alone if name in one} == {
+            name: value for name, value in alone.items() if name in one
+        }
+    assert found["log_prob"] == pytest.approx(sum(row["log_prob"] for row in rows))
+    again = run("score", model, file, "--out", str(out), code=2)
+    assert "exists; choose another --out" in again.stderr
+    assert "1 is not" not in run("score", model, file, "--out", str(out), "--restart").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "rows.csv"], "--out must end in .jsonl or .parquet"),
+        (["--out", "missing/rows.jsonl"], "the folder of --out must exist"),
+        (["--out", "rows.jsonl", "--tokens"], "cannot be combined"),
+        (["--top-k", "3"], "--top-k needs --out"),
+        (["--restart"], "--restart needs --out"),
+        (["--out", "rows.jsonl", "--top-k", "301"], "--top-k must be at most 300"),
+    ],
+)
+def test_mistakes_with_out(
+    options: list[str],
+    message: str,
+    model: str,
+    file: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in run("score", model, file, *options, code=2).stderr
+    assert list(tmp_path.iterdir()) == []

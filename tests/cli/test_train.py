@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from train.runs import SMALL, corpus
 
 from lmhead.cli import main
 from lmhead.models.checkpoint import load_checkpoint
-from lmhead.train.config import TrainConfig, read_toml
+from lmhead.train.train_config import TrainConfig, read_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +30,7 @@ def file_of(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_train_then_go_on(tmp_path: Path) -> None:
+def test_train_then_resume(tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = invoke(corpus(tmp_path), "--config", file_of(tmp_path), "--out", out, "--batch", 2)
     assert first.exit_code == 0, first.output
@@ -45,21 +46,47 @@ def test_train_then_go_on(tmp_path: Path) -> None:
     assert load_checkpoint(document["checkpoint"]).name == "step-00000006"
 
 
+def test_a_corpus_from_standard_input(tmp_path: Path) -> None:
+    out, text = tmp_path / "run", Path(corpus(tmp_path)).read_text()
+    settings = ["--config", str(file_of(tmp_path)), "--out", str(out)]
+    result = CliRunner().invoke(main, ["train", "-", *settings], input=text)
+    assert result.exit_code == 0, result.output
+    assert (out / "standard_input.txt").read_text() == text
+    same = tmp_path / "same"
+    assert invoke(corpus(tmp_path), *settings[:-1], same).exit_code == 0
+    for name in ("train.bin", "valid.bin"):
+        assert (out / "data" / name).read_bytes() == (same / "data" / name).read_bytes()
+    assert invoke("--resume", out, "--steps", 6).exit_code == 0
+    twice = invoke("-", "-", *settings[:-1], tmp_path / "twice")
+    assert (twice.exit_code, "can be given only once" in twice.output) == (2, True)
+
+
+def test_standard_input_that_cannot_be_read(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m lmhead train - --out {tmp_path / 'run'} --steps 1"
+    done = subprocess.run(["sh", "-c", f"{command} <&-"], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr == "Error: cannot read standard input: it is closed\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["TEXT"], 2, "Give --out FOLDER for a new run, or --resume FOLDER to go on."),
+        (["TEXT"], 2, "Give --out FOLDER for a new run, or --resume FOLDER to continue one."),
         (["TEXT", "--out", "OUT", "--resume", "."], 2, "Give --out FOLDER for a new run"),
-        (["--out", "OUT"], 2, "there is nothing to learn from"),
+        (["--out", "OUT"], 2, "no corpus: give one text file or more"),
         (["TEXT", "--out", "OUT", "--width", "30"], 2, "heads must divide width"),
+        (["TEXT", "--out", "OUT", "--learning-rate", "inf"], 2, "must be a finite number; got inf"),
+        (["TEXT", "--out", "."], 1, "is not empty and is not a training run"),
         (["TEXT", "--out", "OUT", "--dropout", "2"], 2, "dropout must be at most 0.99; got 2.0"),
         (["TEXT", "--out", "OUT", "--block", "100000"], 2, "block must be below the"),
         (["TEXT", "--out", "OUT", "--tokenizer", "morse"], 2, "'morse' is not one of"),
         (["MISSING", "--out", "OUT"], 3, "cannot read"),
-        (["BYTES", "--out", "OUT"], 3, "must be text in UTF-8"),
+        (["/dev/zero", "--out", "OUT"], 3, "/dev/zero must be a regular file"),
+        ([".", "--out", "OUT"], 3, "Is a directory"),
+        (["BYTES", "--out", "OUT"], 3, "must be UTF-8 text"),
         (["TEXT", "--out", "TEXT/run"], 1, "cannot write to"),
         (["--resume", "."], 2, "there is no run in"),
-        (["TEXT", "--resume", "."], 2, "--resume takes corpus and settings from the run."),
+        (["TEXT", "--resume", "."], 2, "--resume uses the run's own corpus and settings"),
     ],
 )
 def test_mistakes(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
@@ -78,60 +105,12 @@ def test_mistakes(tmp_path: Path, arguments: list[str], code: int, message: str)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_what_a_run_keeps_cannot_be_changed(tmp_path: Path) -> None:
+def test_fixed_settings_cannot_change_on_resume(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert invoke(corpus(tmp_path), "--config", file_of(tmp_path), "--out", out).exit_code == 0
     changed = invoke("--resume", out, "--learning-rate", 0.1)
     assert changed.exit_code == 2
-    assert "learning-rate stays as it is when a run goes on" in " ".join(changed.stderr.split())
+    assert "learning-rate cannot change when a run is resumed" in " ".join(changed.stderr.split())
     twice = invoke(corpus(tmp_path), "--config", file_of(tmp_path), "--out", out)
     assert twice.exit_code == 1
     assert "there is a run in" in twice.stderr
-
-
-def test_the_speed_benchmark_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import train_speed
-
-    options = f"--out {tmp_path}/s.json --vocab 300 --rounds 1 --steps 1 --data {corpus(tmp_path)}"
-    options += " --way lmhead --way fused"
-    monkeypatch.setattr(sys, "argv", ["train_speed.py", *options.split()])
-    train_speed.main()
-    document = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
-    assert [run["vocab"] for run in document["runs"]] == [25, 300]
-    for run in document["runs"]:
-        assert [row["name"] for row in run["results"]] == ["lmhead", "plain", "fused"]
-        assert not any(row["wrong"] for row in run["results"])
-    assert "x plain" in capsys.readouterr().out
-
-
-def test_the_shakespeare_benchmark_runs_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import shakespeare
-
-    options = f"--out {tmp_path}/s.json --work {tmp_path}/work --steps 2 --data {corpus(tmp_path)}"
-    for variants in ("--variant exact", "--variant exact --variant dense"):
-        monkeypatch.setattr(sys, "argv", ["shakespeare.py", *options.split(), *variants.split()])
-        shakespeare.main()
-    document = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
-    assert list(document["curves"]) == ["exact", "dense"]
-    assert [goal["met"] for goal in document["goals"]] == [False, True]
-    assert "exact from dense, all steps" in capsys.readouterr().out
-
-
-def test_goals_are_judged_by_the_worst_step() -> None:
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.shakespeare import judge
-
-    sys.path.remove(str(ROOT))
-
-    def made(*losses: float) -> dict[str, Any]:
-        return {"train": [[1, losses[0]]], "valid": [[1, loss] for loss in losses]}
-
-    curves = {"exact": made(2.0, 1.5), "dense": made(2.01, 1.5), "filter": made(3.0, 1.501)}
-    assert [goal["met"] for goal in judge(curves)] == [True, False, True]
-    assert judge(curves)[1]["value"] == pytest.approx(1 - 2 / 2.01)

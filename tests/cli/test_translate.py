@@ -52,7 +52,7 @@ def test_a_sentence_of_the_command(run: Path) -> None:
     assert found.stdout == "四二\n一七\n"
 
 
-def test_lines_out_are_lines_in(run: Path) -> None:
+def test_one_output_line_per_input_line(run: Path) -> None:
     found = call(run, input="42\n\n17\n")
     assert found.stdout == "四二\n\n一七\n"
     assert call(run, "-", input="42\r\n").stdout == "四二\n"
@@ -102,7 +102,7 @@ def test_bleu_of_a_file(run: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["x", "--n-best", "5"], "--n-best must be at most --beams, 4; got 5"),
-        (["x", "--bleu", "pairs.tsv"], "--bleu takes the sentences from its file"),
+        (["x", "--bleu", "pairs.tsv"], "--bleu reads the sentences from its file"),
         (["x", "--beams", "0"], "0 is not in the range"),
     ],
 )

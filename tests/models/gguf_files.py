@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_writing
+import gguf_metadata
 import numpy as np
 import pytest
 
@@ -48,7 +48,7 @@ def write(
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, **changes}
     model = hf_folders.make(arch, **sizes)
     config, writer = model.config, gguf.GGUFWriter(path, arch)
-    gguf_writing.add_sizes(writer, config, context=64)
+    gguf_metadata.add_sizes(writer, config, context=64)
     tokens = words()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -77,7 +77,7 @@ def write(
             writer.add_tensor(_name(name), packed, raw_dtype=kind)
         else:
             writer.add_tensor(_name(name), array)
-    gguf_writing.finish(writer)
+    gguf_metadata.finish(writer)
     return model
 
 

@@ -83,7 +83,7 @@ def test_no_template(tmp_path: Path) -> None:
 
 def test_a_conversation_that_the_model_does_not_take(tmp_path: Path) -> None:
     chat = chat_of(make(tmp_path, WITH_ALL))
-    with pytest.raises(ValueError, match="does not take this conversation: no clowns"):
+    with pytest.raises(ValueError, match="does not accept this conversation: no clowns"):
         chat.render([{"role": "clown", "content": "Ha"}])
 
 
@@ -108,7 +108,7 @@ def test_damaged_and_hostile_templates(tmp_path: Path, template: str) -> None:
 
 
 def test_what_is_no_template(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="chat_template must be a text; got int"):
+    with pytest.raises(ModelError, match="chat_template must be a string; got 7"):
         make(tmp_path, 7)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelError, match=r"chat_template.jinja cannot be read"):

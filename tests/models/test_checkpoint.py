@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train.runs import TEXT, small
+from train.runs import TEXT, quiet, small
 
 import lmhead
 from lmhead.errors import ModelError
 from lmhead.models.checkpoint import checkpoint_of, is_checkpoint, load_checkpoint, steps_of
 from lmhead.train import train
-from lmhead.train.progress import Silence
-from lmhead.train.text import TextTask
+from lmhead.train.text_task import TextTask
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    train(small(folder), folder / "run", progress=Silence())
+    train(small(folder), folder / "run", progress=quiet())
     return folder / "run"
 
 
@@ -41,14 +40,14 @@ def test_the_same_hidden_states_logits_and_words(
     tmp_path: Path, tokenizer: str, tied: bool
 ) -> None:
     config = small(tmp_path, tokenizer=tokenizer, vocab_size=300, tied=tied, steps=2, bias=True)
-    result = train(config, tmp_path / "run", progress=Silence())
+    result = train(config, tmp_path / "run", progress=quiet())
     task = TextTask(config, tmp_path / "run", lambda _: None)
     task.model.load_state_dict(_all_names(result.checkpoint, task))
     task.model.eval()
     model = load_checkpoint(result.checkpoint)
     assert model.tokenizer is not None
     ids = model.tokenizer.encode("The old")
-    assert ids == task.tokens.vocabulary.encode("The old").ids
+    assert ids == task.tokens.tokenizer.encode("The old").ids
     assert model.tokenizer.decode(ids) == "The old"
     assert b"".join(map(model.tokenizer.token_bytes, ids)) == b"The old"
     with torch.no_grad():
@@ -146,7 +145,7 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[P
     ("damage", "message"),
     [
         (_config(format="other"), r"config.json: format must be 'lmhead'; got 'other'"),
-        (_config(version=2), r"config.json: version must be 1; got 2. A newer lmhead"),
+        (_config(version=2), r"config.json: version must be 1; got 2. Upgrade lmhead"),
         (_config(kind="encoder-decoder"), "which `lmhead translate` opens"),
         (_config(kind="cat"), "kind must be 'decoder', a language model; got 'cat'"),
         (_config(model={}), r"config.json must describe a model of lmhead; .*missing"),
@@ -156,9 +155,9 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[P
         (_config(model__hidden_size=32), "must have shape"),
         (_config(model__num_hidden_layers=2), "the tensor body.blocks.1.* is missing"),
         (_config(model__tied=False), "the tensor head.weight is missing"),
-        (_tensors(lambda t: t.update(extra=torch.zeros(1))), "extra has no place in the model"),
-        (_cut("config.json"), "config.json is no JSON"),
-        (_cut("model.safetensors"), "model.safetensors does not hold this model"),
+        (_tensors(lambda t: t.update(extra=torch.zeros(1))), "extra is not part of the model"),
+        (_cut("config.json"), "config.json is not valid JSON"),
+        (_cut("model.safetensors"), "model.safetensors is not a complete"),
         (_cut("tokenizer.json"), "tokenizer.json must be a tokenizer"),
         (_drop("config.json"), "there is no config.json"),
         (_drop("model.safetensors"), "model.safetensors is missing"),
@@ -176,5 +175,5 @@ def test_a_vocabulary_of_another_size(checkpoint: Path) -> None:
     content = json.loads(path.read_text())
     content["model"]["vocab"]["猫"] = len(content["model"]["vocab"])
     path.write_text(json.dumps(content))
-    with pytest.raises(ModelError, match=r"must have 25 words, as the model has; got 26"):
+    with pytest.raises(ModelError, match=r"must have 25 tokens, as the model has; got 26"):
         load_checkpoint(checkpoint)

@@ -121,12 +121,12 @@ def test_the_head_stands_on_the_models_own_weight(pair: Pair) -> None:
 
 
 def test_what_bends_the_logits_is_read_from_the_configuration() -> None:
-    from lmhead.models.huggingface import read_map
+    from lmhead.models.huggingface import read_softcap_and_scale as read
 
-    found = {family: read_map(hf_folders.make(family).config) for family in ("gemma2", "cohere")}
+    found = {family: read(hf_folders.make(family).config) for family in ("gemma2", "cohere")}
     assert found == {"gemma2": (0.2, 1.0), "cohere": (None, 0.25)}
-    assert read_map(hf_folders.make("granite").config) == (None, 1 / 8)
-    assert read_map(hf_folders.make("minicpm3").config) == (None, 4 / 16)
+    assert read(hf_folders.make("granite").config) == (None, 1 / 8)
+    assert read(hf_folders.make("minicpm3").config) == (None, 4 / 16)
 
 
 def test_greedy_generation_is_that_of_transformers(pair: Pair) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_data import SMOLLM2_TOKENIZER, needs
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -19,7 +20,6 @@ from lmhead.errors import ModelError
 from lmhead.models import JsonTokenizer
 from models import hf_folders
 
-DATA = Path(__file__).resolve().parents[2] / "../shared/data/smollm2/tokenizer.json"
 TEXTS = [
     "hello world",
     " hello",
@@ -201,10 +201,10 @@ def test_no_file_and_no_tokenizer(tmp_path: Path) -> None:
         JsonTokenizer(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="no tokenizer of SmolLM2 in ../shared/data")
+@needs(SMOLLM2_TOKENIZER)
 def test_every_token_of_smollm2() -> None:
-    tokenizer = JsonTokenizer(DATA)
-    theirs: Any = Tokenizer.from_file(str(DATA))
+    tokenizer = JsonTokenizer(SMOLLM2_TOKENIZER)
+    theirs: Any = Tokenizer.from_file(str(SMOLLM2_TOKENIZER))
     assert len(tokenizer) == 49152
     for id in range(0, 49152, 7):
         expected = theirs.decode([id], skip_special_tokens=True)

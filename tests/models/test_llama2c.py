@@ -9,8 +9,6 @@ import pytest
 import torch
 from compare import assert_close
 from llama2c_files import (
-    NO_STORIES,
-    STORIES,
     WORDS,
     random_weights,
     tiny_model,
@@ -18,13 +16,15 @@ from llama2c_files import (
     write_checkpoint,
     write_vocabulary,
 )
+from shared_data import STORIES, needs
 from torch import Tensor
 
 from lmhead import LMHead
+from lmhead.errors import ModelError
 from lmhead.models import LanguageModel, Llama2cTokenizer, load_llama2c
 from lmhead.nn import LlamaBody
 
-with_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
+with_stories = needs(STORIES)
 
 
 def plain_llama(weights: dict[str, Tensor], ids: list[int], heads: int, groups: int) -> Tensor:
@@ -143,25 +143,25 @@ def test_a_wrong_header_is_refused(tmp_path: Path, header: tuple[int, ...], mess
     path.write_bytes(b"short")
     with pytest.raises(ValueError, match="got 5 bytes"):
         load_llama2c(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ModelError, match="is missing"):
         load_llama2c(tmp_path / "nothing.bin")
 
 
 def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "tiny.bin", random_weights())
     path = write_vocabulary(tmp_path / "words", vocabulary(WORDS, 299))
-    with pytest.raises(ValueError, match=r"must have 300 pieces.*got 299"):
+    with pytest.raises(ValueError, match=r"must have 300 tokens.*got 299"):
         load_llama2c(model, path)
     data = path.read_bytes()
     for cut in (len(data) - 1, 4 + 8 + 5 + 3, 10):
         path.write_bytes(data[:cut])
-        with pytest.raises(ValueError, match="cut off"):
+        with pytest.raises(ValueError, match="truncated"):
             Llama2cTokenizer(path)
     path.write_bytes(b"ab")
     with pytest.raises(ValueError, match="got 2 bytes"):
         Llama2cTokenizer(path)
     write_vocabulary(path, vocabulary(WORDS)[:200])
-    with pytest.raises(ValueError, match="got 197 of them"):
+    with pytest.raises(ValueError, match="got 197"):
         Llama2cTokenizer(path)
 
 

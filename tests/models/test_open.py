@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzz import corpus
 from llama2c_files import WORDS, random_weights, vocabulary, write_checkpoint, write_vocabulary
 
 from lmhead.errors import ModelError
@@ -49,7 +50,7 @@ def test_layers_end_in_what_hidden_gives(checkpoint: Path) -> None:
 def test_a_body_without_layers_says_so(checkpoint: Path) -> None:
     opened = open_model(checkpoint)
     model = LanguageModel(opened.hidden, opened.head, name="closed")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"body of closed must have layers\(ids\)"):
+    with pytest.raises(TypeError, match=r"body of closed must have a method layers\(ids\)"):
         model.layers(torch.tensor([[1]]))
 
 
@@ -109,7 +110,7 @@ def test_a_folder_with_the_name_of_a_model_is_reached_by_its_path(
 def test_only_a_part_of_a_model(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(100))
-    with pytest.raises(ModelError, match=r"only a part of a model: name its folder"):
+    with pytest.raises(ModelError, match=r"only a part of a model: give its folder"):
         open_model(path)
 
 
@@ -120,18 +121,18 @@ def test_a_folder_of_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     open_model(tmp_path)
     assert opened == [tmp_path / "one.gguf"]
     (tmp_path / "two.gguf").touch()
-    with pytest.raises(ModelError, match=r"2 GGUF files: name one"):
+    with pytest.raises(ModelError, match=r"2 GGUF files: give one"):
         open_model(tmp_path)
 
 
-def test_nothing_is_fetched_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_downloaded_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[str] = []
 
     def fetch(name: str) -> Path:
         fetched.append(name)
         raise ModelError("no network")
 
-    monkeypatch.setattr("lmhead.models.open._fetch", fetch)
+    monkeypatch.setattr("lmhead.models.open._download", fetch)
     with pytest.raises(ModelError, match=r"no model 'some/model'.*--download"):
         open_model("some/model")
     assert fetched == []
@@ -140,6 +141,21 @@ def test_nothing_is_fetched_unless_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fetched == ["some/model"]
     with pytest.raises(ModelError, match="no such file or folder"):
         open_model("/some/where/else", download=True)  # no name of the hub
+
+
+def test_a_model_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    corpus.write_llama(snapshot)
+    assert open_model("some/model").name == "some/model"
+    for name in ("some/other", "some--/model", "some/.."):
+        with pytest.raises(ModelError, match="no such file or folder"):
+            open_model(name)
 
 
 def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import lmhead
-from lmhead.analysis import next_words, score
+from lmhead.analysis import next_tokens, score
 from lmhead.models import LanguageModel, bundled, open_model
 from lmhead.sampling import Sampler
 
@@ -127,5 +127,5 @@ def test_chinese_is_gone_on_with_in_chinese_phrases(model: LanguageModel) -> Non
     [("And it came to", " pass"), ("the children of", " Israel"), ("浣溪沙", "\n")],
 )
 def test_knows_what_always_follows(model: LanguageModel, prompt: str, word: str) -> None:
-    found = next_words(model, prompt)
+    found = next_tokens(model, prompt)
     assert found.tokens[0].piece.text == word

@@ -108,7 +108,7 @@ def test_gradients_of_entropy(max_bytes: int | None) -> None:
     )
     assert found.entropy is not None
     assert found.log_prob is not None
-    (found.entropy + found.log_prob).sum().backward()  # type: ignore[no-untyped-call]
+    (found.entropy + found.log_prob).sum().backward()
     logits = oracle.head_logits(hidden, weight, bias=bias)
     ones = np.ones(len(targets))
     grad_logits = reference.entropy_backward(ones, logits)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lmhead import Sampler
 from lmhead import reference as ref
-from lmhead.sampling import noise, rows
-from lmhead.sampling.cuts import TopP, Typical
-from lmhead.sampling.distribution import Whole
+from lmhead.sampling import noise, row_kernels
+from lmhead.sampling.distribution import FullDistribution
+from lmhead.sampling.truncation_stages import TopP, Typical
 from lmhead.sweep import native
 from native.conftest import Twin
 
@@ -33,7 +33,7 @@ def isa(request: pytest.FixtureRequest, core: ModuleType) -> Iterator[str]:
 
 
 def logits(batch: int, vocab: int, scale: float = 3.0) -> Tensor:
-    """Between two rows that no kernel may read; a tenth of the words masked."""
+    """Between two rows that no kernel may read; a tenth of the tokens masked."""
     random = torch.Generator().manual_seed(batch * 100_003 + vocab)
     guarded = torch.full((batch + 2, vocab), POISON)
     z = guarded[1:-1]
@@ -53,8 +53,8 @@ SUMS = ("max", "mass", "weighted", "n", "shift", "square")
 def sums(core: ModuleType, z: Tensor, beta: Tensor, threads: int) -> Tensor:
     """What three kernels tell of each row: (B, 6)."""
     out = torch.full((6, len(z)), torch.nan, dtype=torch.float64)
-    core.row_top(z, out[0], out[3], threads)
-    core.row_mass(z, beta[None], out[0], out[1:3, None], threads)
+    core.row_max(z, out[0], out[3], threads)
+    core.row_softmax_sums(z, beta[None], out[0], out[1:3, None], threads)
     core.row_moments(z, out[0], out[4], out[5], threads)
     return out.T
 
@@ -117,7 +117,7 @@ def test_reach(core: ModuleType, isa: str, batch: int, vocab: int, middle: bool)
     for share in (0.0, 1e-3, 0.5, 0.9, 1.0, 1.5):
         limit = torch.tensor(mass.sum(1) * share * (1 - 1e-9))
         radius = torch.full_like(beta, torch.nan)
-        core.row_reach(z, beta, top, centre, width, limit, radius, 2)
+        core.row_mass_radius(z, beta, top, centre, width, limit, radius, 2)
         r = float64(radius)[:, None]
         inside = (mass * (distance <= r)).sum(1)
         found = np.isfinite(r[:, 0])
@@ -139,7 +139,7 @@ def test_band(core: ModuleType, isa: str, batch: int, vocab: int) -> None:
     z = logits(batch, vocab)
     for lo, hi in ((-torch.inf, torch.inf), (-1.0, 2.0), (0.5, 0.5), (3.0, torch.inf), (2.0, 1.0)):
         lows, highs = torch.full((batch,), lo), torch.full((batch,), hi)
-        lows[-1] = z[-1, 0]  # a border that is exactly a word
+        lows[-1] = z[-1, 0]  # a border that is exactly a token
         x = z.numpy()
         inside = (x >= lows.numpy()[:, None]) & (x <= highs.numpy()[:, None]) & (x > -np.inf)
         most = int(inside.sum(1).max())
@@ -147,7 +147,7 @@ def test_band(core: ModuleType, isa: str, batch: int, vocab: int) -> None:
             counts = torch.full((batch,), -1)
             ids = torch.full((batch, width), -7)
             values = torch.full((batch, width), torch.nan, dtype=torch.float64)
-            core.row_band(z, lows, highs, counts, ids, values, 2)
+            core.row_range(z, lows, highs, counts, ids, values, 2)
             assert counts.tolist() == inside.sum(1).tolist(), isa
             for row in range(batch):
                 want = np.flatnonzero(inside[row])
@@ -181,17 +181,17 @@ def test_race(core: ModuleType, isa: str, batch: int, vocab: int, scale: float) 
         beta = torch.full((batch,), b, dtype=torch.float64)
         for threads in (1, 3):
             winners = torch.full((batch,), -5)
-            core.row_race(z, beta, keys, winners, threads)
+            core.row_gumbel_argmax(z, beta, keys, winners, threads)
             score = float64(z) * b + g
             assert winners.tolist() == score.argmax(1).tolist(), isa
 
 
-def test_race_of_masked_words_has_no_winner(core: ModuleType, isa: str) -> None:
+def test_gumbel_argmax_of_masked_tokens_has_no_winner(core: ModuleType, isa: str) -> None:
     z = torch.full((2, 40_000), -torch.inf)
     z[1, 39_999] = -1e30
     keys = noise.make_keys([1, 1], torch.tensor([0, 0]))
     winners = torch.zeros(2, dtype=torch.int64)
-    core.row_race(z, torch.ones(2, dtype=torch.float64), keys, winners, 2)
+    core.row_gumbel_argmax(z, torch.ones(2, dtype=torch.float64), keys, winners, 2)
     assert winners.tolist() == [-1, 39_999], isa
 
 
@@ -212,23 +212,28 @@ def test_rows_without_the_core(without: Twin[Tensor], batch: int, vocab: int) ->
     """The torch operations that serve in its place give the same, or a bound as good."""
     z, beta = logits(batch, vocab), per_row(batch, 0.2, 3.0)
     keys = noise.make_keys(list(range(batch)), torch.arange(batch))
-    ours, theirs = rows.race(z, beta, keys), without(lambda: rows.race(z, beta, keys))
+    ours, theirs = (
+        row_kernels.gumbel_argmax(z, beta, keys),
+        without(lambda: row_kernels.gumbel_argmax(z, beta, keys)),
+    )
     assert torch.equal(ours, theirs)
 
     def numbers() -> Tensor:
-        largest, n = rows.top(z)
+        largest, n = row_kernels.row_max(z)
         k = torch.arange(1, batch + 1).double() * 3
-        least = rows.kth_largest(z, k).nan_to_num(neginf=-1e30)
-        found = rows.contenders(z, beta, keys, beta * largest, 64)[0]
-        masses = rows.mass(z, torch.stack([beta, torch.ones_like(beta)]), largest)
-        sums = (*masses.flatten(0, 1), *rows.moments(z, largest))
+        least = row_kernels.kth_largest(z, k).nan_to_num(neginf=-1e30)
+        found = row_kernels.gumbel_above(z, beta, keys, beta * largest, 64)[0]
+        masses = row_kernels.softmax_sums(z, torch.stack([beta, torch.ones_like(beta)]), largest)
+        sums = (*masses.flatten(0, 1), *row_kernels.moments(z, largest))
         return torch.stack([largest, n, least, found.double(), *sums])
 
     assert_close(numbers(), without(numbers), rtol=1e-12, atol=1e-12)
     lo, hi = torch.full_like(beta, -1.0), torch.full_like(beta, 2.0)
-    ids, values = rows.band(z, beta, lo, hi)
+    ids, values = row_kernels.tokens_in_range(z, beta, lo, hi)
     real = values > -torch.inf
-    assert torch.equal(ids[real], without(lambda: rows.band(z, beta, lo, hi)[0])[real])
+    assert torch.equal(
+        ids[real], without(lambda: row_kernels.tokens_in_range(z, beta, lo, hi)[0])[real]
+    )
     assert torch.equal(values[real], (z.gather(1, ids).double() * beta[:, None])[real])
 
 
@@ -238,11 +243,11 @@ def test_the_nucleus_is_what_the_definition_keeps(batch: int, vocab: int) -> Non
     sampler = Sampler(seed=0)
     for z in (logits(batch, vocab), logits(batch, vocab).round()):  # and with many ties
         call = sampler.call(z, None, None, None, None, None, None)
-        whole = Whole.of(z.contiguous()).scaled(per_row(batch, 0.4, 2.0))
+        whole = FullDistribution.of(z.contiguous()).scaled(per_row(batch, 0.4, 2.0))
         for cut in (TopP(0.7), TopP(0.95, min_tokens_to_keep=3), Typical(0.3), Typical(0.8)):
-            few = cut.find(whole, call)
-            want = few.keep(cut.stays(few, whole, call))
-            quick = cut.quick(whole, call)
+            few = cut.find_candidates(whole, call)
+            want = few.keep(cut.keep_mask(few, whole, call))
+            quick = cut.find_kept(whole, call)
             if quick is not None:
                 assert torch.equal(quick.n, want.n)
                 real = want.z > -torch.inf

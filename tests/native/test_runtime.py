@@ -39,7 +39,7 @@ def everything(pointwise: str) -> dict[str, Tensor]:
     running, (top, rank) = p.start(), p.watchers()
     tile = torch.randn(700, 300, generator=torch.Generator().manual_seed(1)) * 3
     scratch = torch.empty_like(tile), torch.empty_like(tile)
-    kernels.absorb_(tile, 0, None, p.source.pointwise, running, scratch, top, rank)
+    kernels.update_answers_(tile, 0, None, p.source.pointwise, running, scratch, top, rank)
     results |= {"logits": tile, "m": running.m, "s": running.s, "values": top.values}
     assert running.t is not None
     results["t"] = running.t

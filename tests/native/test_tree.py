@@ -54,8 +54,8 @@ BAD_BEST: dict[str, tuple[dict[str, Any], str]] = {
     "bias": ({"bias": torch.zeros(VOCAB)}, "bias must have one entry per row"),
     "vocab": ({"vocab": VOCAB + 1}, "one branch less than nodes"),
     "no start": ({"start": torch.empty(0, dtype=torch.int64)}, "start must have an entry"),
-    "a cycle": ({"child": TREE.child.clamp(max=VOCAB)}, "every word once"),
-    "far off": ({"child": TREE.child + 1000}, "every word once"),
+    "a cycle": ({"child": TREE.child.clamp(max=VOCAB)}, "every token once"),
+    "far off": ({"child": TREE.child + 1000}, "every token once"),
 }
 
 
@@ -64,7 +64,7 @@ def paths_arguments() -> dict[str, Any]:
         "parent": TREE.parent,
         "branches": TREE.branch,
         "vocab": VOCAB,
-        "words": torch.tensor([0, 5]),
+        "tokens": torch.tensor([0, 5]),
         "ends": TREE.depth[[0, 5]].cumsum(0),
         "fork": torch.empty(int(TREE.depth[[0, 5]].sum()), dtype=torch.int64),
         "branch": torch.empty(int(TREE.depth[[0, 5]].sum()), dtype=torch.int64),
@@ -74,12 +74,12 @@ def paths_arguments() -> dict[str, Any]:
 BAD_PATHS: dict[str, tuple[dict[str, Any], str]] = {
     "branches": ({"branches": TREE.branch[1:]}, "one entry per node"),
     "vocab": ({"vocab": 100}, "one entry per node"),
-    "one end per word": ({"words": torch.tensor([0])}, "one end per word"),
-    "word": ({"words": torch.tensor([0, VOCAB])}, "words must be in the vocabulary"),
+    "one end per token": ({"tokens": torch.tensor([0])}, "one end per token"),
+    "token": ({"tokens": torch.tensor([0, VOCAB])}, "tokens must be in the vocabulary"),
     "falling": ({"ends": TREE.depth[[0, 5]].cumsum(0).flip(0)}, "ends must not fall"),
     "lengths": ({"fork": torch.empty(1, dtype=torch.int64)}, "of one length"),
     "too short": ({"ends": TREE.depth[[0, 5]].cumsum(0) - 1}, "one entry per decision"),
-    "another word": ({"words": torch.tensor([5, 0])}, "as long as ends says"),
+    "another token": ({"tokens": torch.tensor([5, 0])}, "as long as ends says"),
     "no fork": ({"parent": TREE.parent + 1000}, "as long as ends says"),
 }
 
@@ -95,26 +95,28 @@ def test_sums_refuse(core: ModuleType, change: dict[str, Any], message: str) -> 
     arguments = sums_arguments() | change
     before = arguments["to"].clone()
     with pytest.raises(ValueError, match=message):
-        core.tree_sums_f32(**arguments)
+        core.tree_sums(**arguments)
     assert torch.equal(arguments["to"], before)
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_BEST.values(), ids=BAD_BEST)
 def test_best_refuses(core: ModuleType, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        core.tree_best_f32(**best_arguments() | change)
+        core.tree_best(**best_arguments() | change)
 
 
 @pytest.mark.parametrize("name", ["from_", "to", "factors", "a"])
 def test_sums_take_no_other_type(core: ModuleType, name: str) -> None:
     arguments = sums_arguments()
-    arguments[name] = arguments[name].half() if name != "a" else arguments[name].int()
+    arguments[name] = arguments[name].double() if name != "a" else arguments[name].int()
+    if name == "factors":
+        arguments[name] = arguments[name].float()
     with pytest.raises(TypeError):
-        core.tree_sums_f32(**arguments)
+        core.tree_sums(**arguments)
     arguments = sums_arguments()
     arguments["from_"] = torch.randn(WIDTH, ROWS).T
     with pytest.raises(TypeError):
-        core.tree_sums_f32(**arguments)
+        core.tree_sums(**arguments)
 
 
 def test_threads_change_nothing(core: ModuleType) -> None:
@@ -122,8 +124,8 @@ def test_threads_change_nothing(core: ModuleType) -> None:
     for threads in (1, 2, 5):
         torch.manual_seed(0)
         sums, best = sums_arguments(), best_arguments()
-        core.tree_sums_f32(**sums | {"threads": threads})
-        core.tree_best_f32(**best | {"threads": threads})
+        core.tree_sums(**sums | {"threads": threads})
+        core.tree_best(**best | {"threads": threads})
         found.append((sums["to"], best["values"], best["ids"], best["opened"]))
     for other in found[1:]:
         assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
@@ -134,5 +136,5 @@ def test_the_search_opens_few_forks_of_a_peaked_tree(core: ModuleType) -> None:
     hidden, weight = torch.randn(8, 32), torch.randn(4999, 32)
     values, ids = torch.empty(8, 1, dtype=torch.float64), torch.empty(8, 1, dtype=torch.int64)
     opened = torch.empty(8, dtype=torch.int64)
-    core.tree_best_f32(hidden, weight, None, tree.start, tree.child, 5000, values, ids, opened, 1)
+    core.tree_best(hidden, weight, None, tree.start, tree.child, 5000, values, ids, opened, 1)
     assert int(opened.max()) < 500

@@ -30,7 +30,7 @@ def absorb(p: Problem, *, entropy: bool = True) -> Absorbed:
         )
         scratch = torch.empty_like(z), torch.empty_like(z)
         bias = source.bias_tile(lo, hi)
-        kernels.absorb_(z, lo, bias, source.pointwise, running, scratch, top, rank)
+        kernels.update_answers_(z, lo, bias, source.pointwise, running, scratch, top, rank)
     values, ids = top.answer(running.lse)
     return Absorbed(z, *running, values, ids, rank.answer(running.lse))
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmhead.sweep.exact import Rank, TopK
+from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.kernels import Softmax
 from lmhead.sweep.pointwise import Pointwise
 from lmhead.sweep.source import Source
@@ -56,7 +56,7 @@ def problem(
     hidden = torch.randn(tokens, 12, generator=random)
     weight = torch.randn(words, 12, generator=random)
     bias = torch.randn(words, generator=random)
-    if ties:  # small whole numbers: many logits are equal
+    if ties:  # small integers: many logits are equal
         hidden, weight, bias = hidden.round(), weight.round(), bias.round()
     if masked and pointwise.scale > 0:
         bias[9::10] = -torch.inf

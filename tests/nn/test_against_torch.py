@@ -7,7 +7,7 @@ import torch
 from compare import assert_close
 from torch import Tensor, nn
 
-from lmhead.nn import EncoderDecoder, EncoderDecoderConfig, Look
+from lmhead.nn import AttentionMask, EncoderDecoder, EncoderDecoderConfig
 
 VOCAB, SIZE, HEADS, INNER = 37, 24, 3, 40
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
@@ -159,9 +159,11 @@ def test_one_block_each(norm_first: bool) -> None:
     model: Any = ours(norm_first, "relu")
     other: Any = theirs(model)
     x, memory = torch.randn(2, 5, SIZE).double(), torch.randn(2, 4, SIZE).double()
-    out, _ = model.encoder.blocks[1](x, Look())
+    out, _ = model.encoder.blocks[1](x, AttentionMask())
     assert_close(out, other.encoder.layers[1](x), atol=1e-11)
     block = model.decoder.blocks[2]
-    out, _ = block(x, Look(causal=True), None, (block.cross.read(memory), Look()))
+    out, _ = block(
+        x, AttentionMask(causal=True), None, (block.cross.project(memory), AttentionMask())
+    )
     causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     assert_close(out, other.decoder.layers[2](x, memory, tgt_mask=causal), atol=1e-11)

@@ -181,7 +181,7 @@ def test_other_types(dtype: torch.dtype) -> None:
     [
         ({"num_key_value_heads": 3}, "multiple of num_key_value_heads, 3; got 4"),
         ({"hidden_size": 18}, "hidden_size must be a multiple of num_attention_heads, 4; got 18"),
-        ({"hidden_size": 12}, "head_dim must be even, to be turned in pairs; got 3"),
+        ({"hidden_size": 12}, "head_dim must be even for rotary positions; got 3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1; got 0"),
         ({"rotary": "spiral"}, "rotary must be 'half' or 'interleaved'; got 'spiral'"),
     ],

@@ -9,10 +9,10 @@ from compare import assert_close
 from torch import Tensor
 
 from lmhead import reference
-from lmhead.nn import Attention, Block, FeedForward, Look, TransformerConfig
-from lmhead.nn.attention import look_back
+from lmhead.nn import Attention, AttentionMask, Block, FeedForward, TransformerConfig
 from lmhead.nn.block import make_norm
-from lmhead.nn.embedding import rotate, turn_of
+from lmhead.nn.multi_head_attention import causal_attention_mask
+from lmhead.nn.position_embedding import rotary_angles, rotate
 
 
 def config(**changes: Any) -> TransformerConfig:
@@ -39,9 +39,9 @@ def split(x: Tensor, heads: int) -> "np.ndarray[Any, Any]":
 
 def textbook(attention: Any, x: Tensor, source: Tensor, mask: Any) -> "np.ndarray[Any, Any]":
     query = split(attention.query(x), attention.heads)
-    share = attention.heads // attention.groups
+    share = attention.heads // attention.key_heads
     key, value = (
-        np.repeat(split(part(source), attention.groups), share, axis=1)
+        np.repeat(split(part(source), attention.key_heads), share, axis=1)
         for part in (attention.key, attention.value)
     )
     heard = reference.attention(query, key, value, mask)
@@ -57,23 +57,23 @@ def test_attention_is_the_textbooks(groups: int, head_dim: int | None, length: i
     attention = filled(Attention(config(num_key_value_heads=groups, head_dim=head_dim, bias=True)))
     x, source = numbers(3, length, 12), numbers(3, 5, 12)
     causal = reference.causal_mask(length)
-    found, _ = attention(x, look_back(0, length, None))
+    found, _ = attention(x, causal_attention_mask(0, length, None))
     assert_close(found, textbook(attention, x, x, causal), atol=1e-12)
-    found, _ = attention(x, Look())
+    found, _ = attention(x, AttentionMask())
     assert_close(found, textbook(attention, x, x, None), atol=1e-12)
     mask = torch.arange(5) < torch.tensor([[5], [1], [3]])
-    found = attention.ask(x, attention.read(source), Look(mask[:, None, None]))
+    found = attention.attend(x, attention.project(source), AttentionMask(mask[:, None, None]))
     expected = textbook(attention, x, source, mask[:, None, None].numpy())
     assert_close(found, expected, atol=1e-12)
 
 
 def test_who_sees_whom() -> None:
-    assert look_back(0, 4, None) == Look(None, True)
-    assert look_back(5, 1, None) == Look(None, False)
-    more = look_back(1, 2, None)
+    assert causal_attention_mask(0, 4, None) == AttentionMask(None, True)
+    assert causal_attention_mask(5, 1, None) == AttentionMask(None, False)
+    more = causal_attention_mask(1, 2, None)
     assert more.mask is not None
     assert more.mask[0, 0].tolist() == [[True, True, False], [True, True, True]]
-    padded = look_back(0, 3, torch.tensor([[False, True, True]]))
+    padded = causal_attention_mask(0, 3, torch.tensor([[False, True, True]]))
     assert padded.mask is not None
     # Padding sees itself, so that its softmax has something to sum; nobody else sees it.
     assert padded.mask[0, 0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
@@ -124,11 +124,11 @@ def test_add_and_norm_are_the_textbooks(norm_first: bool) -> None:
 
     after = x.numpy()
     for norm, part in (
-        (block.attention_norm, lambda y: block.attention(y, Look(causal=True))[0]),
+        (block.attention_norm, lambda y: block.attention(y, AttentionMask(causal=True))[0]),
         (block.feed_forward_norm, block.feed_forward),
     ):
         after = add(after, sublayer(part), norm.weight.numpy(), norm.bias.numpy())
-    assert_close(block(x, Look(causal=True))[0], after, atol=1e-12)
+    assert_close(block(x, AttentionMask(causal=True))[0], after, atol=1e-12)
 
 
 @pytest.mark.parametrize("rotary", ["half", "interleaved"])
@@ -138,7 +138,7 @@ def test_turned_heads_know_their_distance_alone(rotary: str) -> None:
     def score(at: int, of: int) -> float:
         places = (torch.tensor([[place]]) for place in (at, of))
         turned = (
-            rotate(x, turn_of(place, 8, 10000.0, torch.float64), rotary)
+            rotate(x, rotary_angles(place, 8, 10000.0, torch.float64), rotary)
             for x, place in zip((query, key), places, strict=True)
         )
         a, b = turned
@@ -150,7 +150,7 @@ def test_turned_heads_know_their_distance_alone(rotary: str) -> None:
 
 
 def test_a_turn_is_exact_far_into_a_text() -> None:
-    cos, sin = turn_of(torch.tensor([[1_000_001]]), 4, 10000.0, torch.float32)
+    cos, sin = rotary_angles(torch.tensor([[1_000_001]]), 4, 10000.0, torch.float32)
     expected = np.array([1_000_001.0, 10_000.01])
     assert_close(cos.flatten().double(), np.cos(expected), atol=1e-7)
     assert_close(sin.flatten().double(), np.sin(expected), atol=1e-7)

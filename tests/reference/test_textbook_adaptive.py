@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from compare import assert_close, float64
-from numeric import assert_gradient
+from finite_differences import assert_gradient
 
 from lmhead import reference as ref
 

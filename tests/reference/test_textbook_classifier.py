@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from compare import assert_close
-from numeric import assert_gradient
+from finite_differences import assert_gradient
 from sklearn.datasets import load_iris, load_wine
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler

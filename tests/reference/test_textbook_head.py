@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from compare import Array, assert_close
-from numeric import assert_gradient, autograd
+from finite_differences import assert_gradient, autograd
 
 from lmhead import reference as ref
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from compare import assert_close
+from finite_differences import assert_gradient
 from hypothesis import given
 from hypothesis import strategies as st
-from numeric import assert_gradient
 
 from lmhead import reference as ref
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from compare import Array, assert_close, float64
-from numeric import assert_gradient, autograd
+from finite_differences import assert_gradient, autograd
 from torch import nn
 from torch.nn import functional as F
 

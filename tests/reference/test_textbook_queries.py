@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from compare import Array, assert_close, float64
+from finite_differences import assert_gradient, autograd
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numeric import assert_gradient, autograd
 from torch.distributions import Categorical, kl_divergence
 
 from lmhead import reference as ref

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from compare import Array, assert_close
+from finite_differences import assert_gradient, autograd, numerical_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numeric import assert_gradient, autograd, numerical_gradient
 
 from lmhead import reference as ref
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from hf_wrap import FAMILIES, Wrapped, random_model, transformers
+from huggingface_models import FAMILIES, Wrapped, random_model, transformers
 from torch import Tensor
 
 from lmhead.sampling.beam import Beams, beam_search

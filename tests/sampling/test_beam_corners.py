@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from chains import Chain, LazyChain
 from guard import no_tensor_of
+from markov_models import Chain, LazyChain
 from torch import Tensor
 
 from lmhead.sampling.beam import beam_search
@@ -122,7 +122,7 @@ def test_a_broken_processor_is_an_error(result: Any, message: str) -> None:
     ("change", "error", "message"),
     [
         ({"num_beams": 0}, ValueError, "num_beams must be at least 1; got 0"),
-        ({"num_beams": 2.0}, TypeError, "num_beams must be a whole number; got float"),
+        ({"num_beams": 2.0}, TypeError, "num_beams must be an integer; got float"),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1; got 0"),
         ({"length_penalty": math.nan}, ValueError, "length_penalty must be finite; got nan"),
         ({"early_stopping": "always"}, ValueError, "early_stopping must be False, True or 'never'"),
@@ -137,14 +137,14 @@ def test_a_broken_processor_is_an_error(result: Any, message: str) -> None:
         ({"diversity_penalty": 1.0}, ValueError, "diversity_penalty must be 0, with num_beam_gro"),
         ({"diversity_penalty": -1.0}, ValueError, "diversity_penalty must be at least 0"),
         ({"eos_token_id": -1}, ValueError, "eos_token_id must be at least 0; got -1"),
-        ({"eos_token_id": [1.5]}, TypeError, "eos_token_id must be a whole number"),
+        ({"eos_token_id": [1.5]}, TypeError, "eos_token_id must be an integer"),
         ({"pad_token_id": -1}, ValueError, "pad_token_id must be at least 0"),
         ({"processor": 3}, TypeError, "processor must have a method process; got int"),
         ({"prompt": [1, 2]}, TypeError, "prompt must be a tensor"),
         ({"prompt": []}, TypeError, "prompt must be a tensor"),
         ({"prompt": [[1], []]}, ValueError, "prompt must hold no empty list; got one at index 1"),
-        ({"prompt": [[0.5]]}, TypeError, "prompt must be whole numbers"),
-        ({"prompt": torch.zeros(2, 2)}, TypeError, "prompt must be whole numbers"),
+        ({"prompt": [[0.5]]}, TypeError, "prompt must be integers"),
+        ({"prompt": torch.zeros(2, 2)}, TypeError, "prompt must be integers"),
         ({"prompt": torch.tensor([1])}, ValueError, r"prompt must have shape \(B, L\)"),
         (
             {"prompt": torch.tensor([[1, 2], [2, 2]]), "pad_token_id": 2},

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_wrap import Wrapped, random_model, transformers, written_model
+from huggingface_models import Wrapped, random_model, transformers, written_model
 from torch import Tensor
 
 from lmhead.sampling.beam import beam_search

@@ -10,7 +10,8 @@ import pytest
 import torch
 from compare import assert_close
 from guard import no_tensor_of
-from llama2c_files import NO_STORIES, STORIES, tiny_model
+from llama2c_files import tiny_model
+from shared_data import STORIES, needs
 from torch import Tensor
 
 from lmhead import LMHead
@@ -19,7 +20,7 @@ from lmhead.nn import LlamaBody, LlamaConfig
 from lmhead.sampling.events import TokenEvent
 from lmhead.sampling.generation import generate, stream_generate
 
-with_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
+with_stories = needs(STORIES)
 
 
 @pytest.fixture(scope="module")
@@ -318,14 +319,14 @@ def test_a_sampler_is_told_where_it_is(tiny: LanguageModel, seeds: tuple[int, ..
         ({"prompt": [[1], []]}, ValueError, "prompt must have at least one token"),
         ({"prompt": 5}, TypeError, "prompt must be text, a list of ids.*got int"),
         ({"prompt": [1, -2]}, ValueError, "an id of prompt must be at least 0; got -2"),
-        ({"prompt": [1, 2.0]}, TypeError, "an id of prompt must be a whole number; got float"),
-        ({"prompt": [1, "a"]}, TypeError, "an id of prompt must be a whole number; got str"),
+        ({"prompt": [1, 2.0]}, TypeError, "an id of prompt must be an integer; got float"),
+        ({"prompt": [1, "a"]}, TypeError, "an id of prompt must be an integer; got str"),
         ({"prompt": ["a", 1]}, TypeError, "prompt must be a list of ids; got int"),
         ({"prompt": torch.zeros(0, 3)}, ValueError, r"not empty; got \(0, 3\)"),
-        ({"prompt": torch.ones(3)}, TypeError, "prompt must be whole numbers"),
+        ({"prompt": torch.ones(3)}, TypeError, "prompt must be integers"),
         ({"prompt": [300]}, ValueError, r"ids must be in \[0, 300\); got 300"),
         ({"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0; got -1"),
-        ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be a whole number"),
+        ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be an integer"),
         ({"logprobs": -1}, ValueError, "logprobs must be at least 0; got -1"),
         ({"logprobs": 301}, ValueError, "logprobs must be at most 300, .*got 301"),
         ({"stop": ""}, ValueError, "stop must hold no empty string"),
@@ -371,7 +372,7 @@ def test_logits_without_a_largest_one_are_an_error(
         eos_token_ids=(),
         tokenizer=None,
     )
-    with pytest.raises(ValueError, match=r"logits must hold a largest one.*behind \[1, 5\]"):
+    with pytest.raises(ValueError, match=r"logits must have a finite maximum.*after \[1, 5\]"):
         generate(model, [1, 5], max_new_tokens=2)
 
 

@@ -17,7 +17,7 @@ import torch
 from compare import assert_close
 from torch import Tensor
 
-from lmhead.sampling import Sampler, cuts, temperature
+from lmhead.sampling import Sampler, temperature, truncation_stages
 
 pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: no llama.cpp to compare with")
 pytest.importorskip("gguf", reason="gguf is not installed: no model for llama.cpp can be written")
@@ -216,11 +216,11 @@ def test_any_sequence_of_cuts(peer: Peer) -> None:
         k, p, m, t = r.choice([3, 20, 100]), r.random(), 0.1 * r.random(), 0.3 + 2 * r.random()
         typical, likely = 0.5 + r.random() / 2, 0.2 * r.random()
         stages = {
-            "top_k": cuts.TopK(k),
-            "top_p": cuts.TopP(p),
-            "min_p": cuts.MinP(m),
-            "typ_p": cuts.Typical(typical),
-            "xtc": cuts.XTC(1.0, likely),
+            "top_k": truncation_stages.TopK(k),
+            "top_p": truncation_stages.TopP(p),
+            "min_p": truncation_stages.MinP(m),
+            "typ_p": truncation_stages.Typical(typical),
+            "xtc": truncation_stages.XTC(1.0, likely),
             "temperature": temperature.Temperature(t),
         }
         names = r.sample(list(stages), r.randint(2, 6))

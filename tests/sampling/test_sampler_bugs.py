@@ -173,9 +173,9 @@ def test_all_words_masked_names_the_stage(options: dict[str, Any], stage: str, l
     logits = torch.zeros(2, 3)
     said = [[0, 1, 2], [2, 1, 0]]
     given = LMHead(4, 3)(torch.ones(2, 4)) if lazy else logits
-    with pytest.raises(ValueError, match=f"^{stage} removed the last word of row 0"):
+    with pytest.raises(ValueError, match=f"^{stage} removed the last token of row 0"):
         sampler(given, said)
-    with pytest.raises(ValueError, match=f"^{stage} removed the last word"):
+    with pytest.raises(ValueError, match=f"^{stage} removed the last token"):
         sampler.explain(logits, said)
 
 
@@ -261,7 +261,7 @@ def test_words_of_probability_zero_never_come(served_by: str) -> None:
 
 
 def test_more_than_2_to_the_24_words() -> None:
-    """(torch 2576), where float32 has no more whole numbers."""
+    """(torch 2576), where float32 has no more integers."""
     vocab = 2**24 + 3
     z = torch.full((1, vocab), -math.inf)
     ids = np.array([5, vocab - 2, vocab - 1])

@@ -114,7 +114,7 @@ def test_the_table() -> None:
     text = str(Sampler(seed=0, temperature=0.5, top_k=2).explain(z))
     lines = text.splitlines()
     assert lines[0].startswith("row 0, token ")
-    assert " ".join(lines[1].split()) == "stage words mass cut cut mass entropy best p(best)"
+    assert " ".join(lines[1].split()) == "stage tokens mass cut cut mass entropy best p(best)"
     assert lines[2].split() == ["logits", "4", "1.0000", "0", "0.0000", "0.948", "0", "0.6439"]
     assert lines[3].split() == ["temperature", "4", "1.0000", "0", "0.0000", "0.455", "0", "0.8650"]
     assert lines[4].split() == ["top_k", "2", "0.8808", "2", "0.0180", "0.365", "0", "0.8808"]

@@ -37,7 +37,7 @@ def check(
     sampler = Sampler(seed=1, ties=ties, **options)
     more: dict[str, Any] = {"prompt_length": prompt, "unconditional": unconditional}
     if not bool(want.amax(1).isfinite().all()):
-        with pytest.raises(ValueError, match="removed the last word"):
+        with pytest.raises(ValueError, match="removed the last token"):
             sampler(logits, context, **more)
         return False
     got = sampler.process(logits, context, **more)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from lmhead.sampling.cuts import TopP
-from lmhead.sampling.distribution import Few, Top
+from lmhead.sampling.distribution import TopCandidates, TopWithTotal
 from lmhead.sampling.sampler import Sampler
-from lmhead.screen import kernels
+from lmhead.sampling.truncation_stages import TopP
+from lmhead.screen import screen_kernels
 from lmhead.screen.candidates import Candidates
 from lmhead.screen.copy import BLOCK, Copy, build
 from lmhead.screen.decide import decide
@@ -80,7 +80,7 @@ def test_the_best_of_the_approximate_ones(rows: int) -> None:
     padded = torch.nn.functional.pad(approx, (0, BLOCK - 3), value=-math.inf)
     top = padded.view(rows, -1, BLOCK).amax(2).contiguous()
     for k in (1, 2, 6):
-        ids = kernels.best(approx, top, k)
+        ids = screen_kernels.best(approx, top, k)
         assert ids.shape == (rows, k)
         assert bool((ids.diff(dim=1) > 0).all())
         chosen = approx.gather(1, ids).sort(descending=True).values
@@ -95,13 +95,13 @@ def test_masses_hold_every_value_within_the_bounds(width: float, factor: float) 
     weight = heads.plain(3 * BLOCK + 1, 16, random)
     copy = build(weight)
     states = States.of(copy, heads.states(1, weight, random))
-    approx, _ = kernels.products(copy, states, None)
+    approx, _ = screen_kernels.products(copy, states, None)
     approx[0, 11] = -torch.inf
     unit = float((states.e * copy.first_e + states.n * copy.n).max())
     object.__setattr__(states, "e", states.e * width / unit)
     object.__setattr__(states, "n", states.n * width / unit)
     factors = torch.tensor([factor, 1.0], dtype=torch.float64)
-    low, high = kernels.masses(copy, approx, approx.amax(1), states, factors)
+    low, high = screen_kernels.masses(copy, approx, approx.amax(1), states, factors)
     radius = states.e * copy.first_e + states.n * copy.n
     real = approx[0] > -torch.inf
     for sign, ours in ((-1, low), (1, high)):
@@ -119,8 +119,8 @@ def test_the_count_of_a_nucleus_is_that_of_its_mask(p: float, least: int) -> Non
     total = z.logsumexp(1) + 0.1
     call = Sampler(seed=0).call(z, None, None, None, None, None, None)
     cut = TopP(p, min_tokens_to_keep=least)
-    words: Any = Top(torch.arange(40)[None], z, total)
-    mask = cut.stays(Few(words.ids, z), words, call)
+    words: Any = TopWithTotal(torch.arange(40)[None], z, total)
+    mask = cut.keep_mask(TopCandidates(words.ids, z), words, call)
     assert cut.count(z[0].tolist(), float(total), call) == int(mask.sum())
 
 

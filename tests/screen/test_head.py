@@ -118,7 +118,7 @@ def test_progress_and_size(weight: Tensor) -> None:
 def test_errors_name_the_argument(weight: Tensor, hidden: Tensor) -> None:
     head = heads.head_of(weight)
     with pytest.raises(TypeError, match="head must be an LMHead; got Linear"):
-        ScreenedHead(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+        ScreenedHead(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r'bits must be 8 or "4\+4"; got 4'):
         ScreenedHead(head, bits=4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"calibration must have shape \(\.\.\., 96\)"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmhead.screen import kernels
+from lmhead.screen import screen_kernels
 from lmhead.screen.candidates import Pairs
 from lmhead.screen.copy import BLOCK, build, pack, unpack
 from lmhead.screen.rotation import Rotation
@@ -51,28 +51,35 @@ def test_both_give_the_same(
     states = States.of(copy, heads.states(rows, weight, random))
     bias = heads.normal(vocab, random=random).double()
     bias[0] = -torch.inf
-    wanted, wanted_top = on_torch(monkeypatch, kernels.products, copy, states, bias)
+    wanted, wanted_top = on_torch(monkeypatch, screen_kernels.products, copy, states, bias)
     limits = wanted.quantile(0.6, dim=1).double().nan_to_num(neginf=-1.0)
     monkeypatch.setattr(native, "threads", lambda: threads)
     for name in core.instruction_sets():
         core.use(name)
-        approx, top = kernels.products(copy, states, bias)
+        approx, top = screen_kernels.products(copy, states, bias)
         # A product and a sum may be one instruction: the last bit of float32 may differ.
         torch.testing.assert_close(approx, wanted, rtol=2e-7, atol=1e-30)
         torch.testing.assert_close(top, wanted_top, rtol=2e-7, atol=1e-30)
-        found = kernels.select(copy, wanted, wanted_top, states.e, states.n, limits)
+        found = screen_kernels.select(copy, wanted, wanted_top, states.e, states.n, limits)
         for ours, theirs in zip(
             found,
             on_torch(
-                monkeypatch, kernels.select, copy, wanted, wanted_top, states.e, states.n, limits
+                monkeypatch,
+                screen_kernels.select,
+                copy,
+                wanted,
+                wanted_top,
+                states.e,
+                states.n,
+                limits,
             ),
             strict=True,
         ):
             assert torch.equal(ours, theirs)
         pairs = Pairs(*found)
         given = (copy, states, wanted, pairs.rows, pairs.ids)
-        refined = on_torch(monkeypatch, kernels.refine, *given)
-        torch.testing.assert_close(kernels.refine(*given), refined, rtol=1e-14, atol=1e-9)
+        refined = on_torch(monkeypatch, screen_kernels.refine, *given)
+        torch.testing.assert_close(screen_kernels.refine(*given), refined, rtol=1e-14, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [1, 3, 64, 200, 576, 1000, 2048])
@@ -89,7 +96,7 @@ def test_states_are_prepared_alike(
         core.use(name)
         ours = States.of(copy, hidden)
         for field in ("main", "lead"):
-            # A rounding to the nearest whole number may go either way at a half.
+            # A rounding to the nearest integer may go either way at a half.
             off = (getattr(ours, field).int() - getattr(wanted, field).int()).abs()
             assert off.numel() == 0 or int(off.max()) <= 1
         for field in ("scales", "lead_scales", "base", "e"):
@@ -110,8 +117,8 @@ def test_whole_number_products_do_not_overflow(monkeypatch: pytest.MonkeyPatch) 
     object.__setattr__(copy, "rotation", Rotation(torch.ones(size, dtype=torch.int8), _identity()))
     states = States.of(copy, torch.ones(2, size))
     assert int(states.main.double().sum(1).max()) * 127 < 2**31
-    wanted, _ = on_torch(monkeypatch, kernels.products, copy, states, None)
-    assert torch.equal(kernels.products(copy, states, None)[0], wanted)
+    wanted, _ = on_torch(monkeypatch, screen_kernels.products, copy, states, None)
+    assert torch.equal(screen_kernels.products(copy, states, None)[0], wanted)
 
 
 def _identity() -> tuple[torch.Tensor, ...]:
@@ -122,10 +129,10 @@ def test_nothing_found_and_everything_found() -> None:
     weight = heads.plain(300, 10, torch.Generator().manual_seed(0))
     copy = build(weight)
     states = States.of(copy, weight[:2])
-    approx, top = kernels.products(copy, states, None)
+    approx, top = screen_kernels.products(copy, states, None)
     for limit, count in ((1e9, 0), (-torch.inf, 300)):
         limits = torch.full((2,), limit, dtype=torch.float64)
-        counts, ids = kernels.select(copy, approx, top, states.e, states.n, limits)
+        counts, ids = screen_kernels.select(copy, approx, top, states.e, states.n, limits)
         assert counts.tolist() == [count, count]
         assert ids.tolist() == [*range(count)] * 2
 
@@ -134,7 +141,7 @@ def test_the_core_refuses_what_does_not_fit(core: ModuleType) -> None:
     weight = heads.plain(300, 10, torch.Generator().manual_seed(0))
     copy = build(weight)
     states = States.of(copy, weight[:2])
-    approx, top = kernels.products(copy, states, None)
+    approx, top = screen_kernels.products(copy, states, None)
     codes = (copy.whole, None, copy.lead, copy.scales, copy.lead_scales, None)
     given = (states.main, states.lead, states.scales, states.lead_scales)
     with pytest.raises(ValueError, match="approx must be"):

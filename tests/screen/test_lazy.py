@@ -36,6 +36,9 @@ class Asked:
         self.answered += found is not None
         return found
 
+    def serves(self, source: Any) -> Any:
+        return self.inside.serves(source)
+
 
 @pytest.fixture
 def asked(head: LMHead) -> Asked:

@@ -1,24 +1,20 @@
 """A real head and real hidden states: SmolLM2-135M on four windows of WikiText-2."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from shared_data import SMOLLM2_HEAD, SMOLLM2_STATES, needs
 from torch import Tensor
 
 from lmhead import LMHead, Sampler
 from lmhead.screen import ScreenedHead
 from screen import heads
 
-DATA = Path(__file__).resolve().parents[2] / "../shared/data/smollm2"
-FILES = (DATA / "wt2_hidden_2048.safetensors", DATA / "lm_head_f16.safetensors")
+FILES = (SMOLLM2_STATES, SMOLLM2_HEAD)
 
-pytestmark = pytest.mark.skipif(
-    not all(file.exists() for file in FILES),
-    reason="the SmolLM2 hidden states are not in ../shared/data/smollm2",
-)
+pytestmark = needs(*FILES)
 
 
 class Real(NamedTuple):

@@ -39,7 +39,7 @@ CHAINS: dict[str, dict[str, Any]] = {
 
 
 def exact_logits(head: LMHead, hidden: Tensor) -> Tensor:
-    source = head(hidden).source()
+    source = head.scores(hidden).source
     every = torch.arange(source.vocab)
     rows = [
         source.pairs(torch.full_like(every, row), every, max_bytes=2**24)
@@ -150,10 +150,10 @@ def test_errors() -> None:
     head = LMHead(8, 20)
     screened = ScreenedHead(head)
     with pytest.raises(TypeError, match="sampler must be a Sampler; got str"):
-        screened.sample(torch.randn(1, 8), "greedy")  # type: ignore[arg-type]
+        screened.sample(torch.randn(1, 8), "greedy")
     with pytest.raises(ValueError, match=r"context ids must be in \[0, 20\); got 20 in row 0"):
         screened.sample(torch.randn(1, 8), Sampler(), context=[[20]])
     with pytest.raises(ValueError, match="mirostat needs its state"):
         screened.sample(torch.randn(1, 8), Sampler(mirostat=2))
-    with pytest.raises(ValueError, match="suppress_tokens removed the last word"):
+    with pytest.raises(ValueError, match="suppress_tokens removed the last token"):
         screened.sample(torch.randn(1, 8), Sampler(suppress_tokens=list(range(20))))

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +13,8 @@ import uvicorn
 from llama2c_files import tiny_model
 
 from lmhead.models import LanguageModel
-from lmhead.server import create_app
-from lmhead.server.launch import bind
+from lmhead.server import Limits, create_app
+from lmhead.server.launch import bind, server_config
 
 HOST = "127.0.0.1:8000"
 
@@ -57,10 +57,18 @@ def ask(app: Any, method: str, path: str, **options: Any) -> httpx.Response:
 @contextmanager
 def running(page: Path, **options: Any) -> Iterator[int]:
     """A server on a socket, in a thread of its own; gives its port."""
+    with listening(lambda hosts: make_app(page, hosts=hosts, **options), **options) as port:
+        yield port
+
+
+@contextmanager
+def listening(
+    make: Callable[[set[str]], Any], *, limits: Limits | None = None, **_: Any
+) -> Iterator[int]:
+    """Any application on a socket, in a thread of its own; gives its port."""
     listener = bind("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
-    app = make_app(page, hosts={f"127.0.0.1:{port}"}, **options)
-    config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+    config = server_config(make({f"127.0.0.1:{port}"}), limits)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llama2c_files import tiny_model
 
 import lmhead
-from lmhead.analysis.reading import read_hidden
+from lmhead.analysis.text_to_ids import hidden_states
 from lmhead.models import LanguageModel, open_model
 from lmhead.server import Limits
 from server.asking import ask, make_app, write_page
@@ -43,7 +43,7 @@ def next_row(app: Any, **asked: Any) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def test_models_are_listed_without_paths(app: Any) -> None:
-    sizes = {"vocab_size": 300, "hidden_size": 16, "max_length": 64}
+    sizes = {"vocab_size": 300, "hidden_size": 16, "max_length": 64, "parameters": 8720}
     speech = {"eos_token_ids": [1, 2], "text": True, "speaks": ["en"]}
     assert ask(app, "GET", "/api/models").json() == {
         "lmhead": lmhead.__version__,
@@ -62,7 +62,7 @@ def test_the_row_is_the_model_s_own(app: Any, model: LanguageModel) -> None:
     assert model.tokenizer is not None
     ids = model.tokenizer.encode("hello 你")
     assert [token["id"] for token in said["prompt"]] == ids
-    want = (read_hidden(model, ids)[-1] @ model.head.weight.T).detach()
+    want = (hidden_states(model, ids)[-1] @ model.head.weight.T).detach()
     assert_close(torch.from_numpy(row.copy()), want, atol=1e-6)
     again, same = next_row(app, model="tiny", ids=ids)
     assert again == said
@@ -97,12 +97,12 @@ def test_the_vocabulary_has_a_text_for_every_id(app: Any) -> None:
         (b'{"model": "tiny", "prompt": "a", "ids": [1]}', 400, "prompt or ids"),
         (b'{"model": "tiny", "prompt": 3}', 400, "must be text"),
         (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "UTF-8"),
-        (b'{"model": "tiny", "ids": []}', 400, "from 1 to 40 tokens here; got 0"),
+        (b'{"model": "tiny", "ids": []}', 400, "from 1 to 40 tokens; got 0"),
         (b'{"model": "tiny", "ids": [300]}', 400, "300"),
         (b'{"model": "tiny", "ids": [-1]}', 400, "ids of the model"),
         (b'{"model": "tiny", "ids": [99999999999999999999]}', 400, "ids of the model"),
-        (b'{"model": "tiny", "ids": [true]}', 400, "whole numbers"),
-        (b'{"model": "tiny", "ids": [1.0]}', 400, "whole numbers"),
+        (b'{"model": "tiny", "ids": [true]}', 400, "integers"),
+        (b'{"model": "tiny", "ids": [1.0]}', 400, "integers"),
         (b'{"model": "tiny", "prompt": "a", "more": 3}', 400, "more must be a list"),
         (b'{"model": "tiny", "prompt": "a", "more": [300]}', 400, "300"),
     ],
@@ -120,9 +120,10 @@ def test_a_malformed_question_is_told_what_is_wrong(
 def test_a_long_prompt_is_refused(app: Any) -> None:
     answer = ask(app, "POST", "/api/next", json={"model": "tiny", "ids": [5] * 41})
     assert answer.status_code == 400
-    message = "ids must have from 1 to 40 tokens here; got 41"
-    said = {"code": "wrong_length", "message": message, "least": 1, "most": 40, "got": 41}
-    assert answer.json() == {"error": said}
+    message = "ids must have from 1 to 40 tokens; got 41"
+    error = {"message": message, "type": "invalid_request_error", "param": None}
+    facts = {"code": "wrong_length", "least": 1, "most": 40, "got": 41}
+    assert answer.json() == {"error": error | facts}
 
 
 def test_no_such_model(app: Any) -> None:
@@ -175,3 +176,28 @@ def test_a_mistake_of_ours_tells_nothing(page: Path, model: LanguageModel) -> No
     answer = ask(app, "POST", "/api/next", json={"model": "broken", "ids": [1]})
     assert answer.status_code == 500
     assert "secret" not in answer.text
+
+
+def test_products_add_up_to_the_logits(app: Any) -> None:
+    ids = [1, 5, 9, 12]
+    _, logits = next_row(app, model="tiny", ids=ids)
+    asked = {"model": "tiny", "ids": ids, "tokens": [3, 299]}
+    found = ask(app, "POST", "/api/products", json=asked).json()
+    assert found["bias"] is None
+    assert (found["scale"], found["softcap"]) == (1.0, None)
+    sums = np.array(found["weights"]) @ np.array(found["hidden"])
+    np.testing.assert_allclose(sums, logits[[3, 299]], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [[], [300], [-1], ["a"], list(range(17)), None])
+def test_products_of_tokens_that_there_are_not(app: Any, tokens: Any) -> None:
+    asked = {"model": "tiny", "ids": [1], "tokens": tokens}
+    assert ask(app, "POST", "/api/products", json=asked).status_code == 400
+
+
+def test_an_unknown_address_is_a_page_for_browsers_and_json_for_programs(app: Any) -> None:
+    page = ask(app, "GET", "/nowhere", headers={"accept": "text/html,*/*"})
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert ask(app, "GET", "/nowhere").json()["error"]["code"] == "not_found"
+    file = ask(app, "GET", "/assets/no.js", headers={"accept": "text/html,*/*"})
+    assert file.json()["error"]["code"] == "not_found"

@@ -150,7 +150,9 @@ def test_the_address_with_the_key_sets_a_cookie_that_scripts_cannot_read(page: P
 
 
 def test_a_host_that_others_reach_needs_a_key() -> None:
-    with pytest.raises(ValueError, match=r"host must be a loopback address .* or come with a key"):
+    with pytest.raises(
+        ValueError, match=r"host must be a loopback address .* unless a key is given"
+    ):
         serve({}, host="0.0.0.0")
 
 
@@ -161,10 +163,28 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"127.0.0.1:{port} is not"):
+        with pytest.raises(ValueError, match=f"127.0.0.1:{port}: Address already in use"):
             serve({}, port=port)
 
 
 def test_own_names_hold_the_port() -> None:
     assert own_names("127.0.0.1", 9) == {"127.0.0.1:9", "localhost:9"}
     assert own_names("::1", 9) == {"[::1]:9", "localhost:9"}
+
+
+def test_the_log_has_neither_prompt_nor_key(page: Path) -> None:
+    lines: list[str] = []
+    app = make_app(page, key="secret-key", log=lambda record: lines.append(str(record)))
+    ask(app, "GET", "/?key=secret-key")
+    headers = {"authorization": "Bearer secret-key"}
+    asked = {"model": "tiny", "prompt": "secret prompt"}
+    ask(app, "POST", "/api/next", json=asked, headers=headers)
+    ask(app, "POST", "/api/next", json=asked)
+    ask(app, "GET", "/a%0ab", headers=headers)
+    assert [line.split()[1:4] for line in lines] == [
+        ["GET", "/", "303"],
+        ["POST", "/api/next", "200"],
+        ["POST", "/api/next", "401"],
+        ["GET", "/a\\nb", "404"],
+    ]
+    assert "secret" not in "".join(lines)

@@ -15,8 +15,8 @@ from llama2c_files import tiny_model
 from lmhead.analysis import logit_lens
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
-from lmhead.server.endpoints import lens
-from lmhead.server.work import Gone
+from lmhead.server.endpoints import api_lens as lens
+from lmhead.server.worker import Cancelled
 from server.asking import ask, finish, make_app, write_page
 
 
@@ -50,11 +50,11 @@ def test_ids_and_a_target_of_ones_own(app: Any, model: LanguageModel) -> None:
         ({"model": "other", "prompt": "a"}, 404, "no model"),
         ({"model": "tiny"}, 400, "prompt or ids"),
         ({"model": "tiny", "ids": []}, 400, "from 1 to"),
-        ({"model": "tiny", "ids": [5] * 21}, 400, "from 1 to 20 tokens here; got 21"),
+        ({"model": "tiny", "ids": [5] * 21}, 400, "from 1 to 20 tokens; got 21"),
         (
             {"model": "tiny", "prompt": "a", "top": 0},
             400,
-            "top must be a whole number from 1 to 20",
+            "top must be an integer from 1 to 20",
         ),
         ({"model": "tiny", "prompt": "a", "top": 21}, 400, "top must be"),
         ({"model": "tiny", "prompt": "a", "top": True}, 400, "top must be"),
@@ -106,17 +106,17 @@ def test_who_leaves_stops_the_work_between_two_layers(
     reached, left, ended = threading.Event(), threading.Event(), threading.Event()
     layers = 0
 
-    def watched(*args: Any, between: Any, **options: Any) -> Any:
+    def watched(*args: Any, on_step: Any, **options: Any) -> Any:
         def look() -> None:
             nonlocal layers
-            between()
+            on_step()
             layers += 1
             reached.set()
             left.wait(5)
 
         try:
-            return logit_lens(*args, between=look, **options)
-        except Gone:
+            return logit_lens(*args, on_step=look, **options)
+        except Cancelled:
             ended.set()
             raise
 

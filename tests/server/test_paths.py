@@ -12,6 +12,7 @@ from llama2c_files import tiny_model
 
 from lmhead import Sampler, beam_search, generate
 from lmhead.models import LanguageModel
+from lmhead.sampling import Temperature, TopP, stream_generate
 from lmhead.server import Limits
 from server.asking import ask, make_app, write_page
 
@@ -93,15 +94,15 @@ def test_there_is_no_more_than_the_model_can_see(app: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"tokens": 31}, "tokens must be a whole number from 1 to 30"),
+        ({"tokens": 31}, "tokens must be an integer from 1 to 30"),
         ({"tokens": True}, "tokens must be"),
-        ({"beams": 5}, "beams must be a whole number from 1 to 4"),
+        ({"beams": 5}, "beams must be an integer from 1 to 4"),
         ({"beams": 0}, "beams must be"),
         ({"sampler": []}, "object of options"),
-        ({"sampler": {"temperature": 0}}, "sampler.temperature must be a number from 0.01"),
+        ({"sampler": {"temperature": -1}}, "sampler: temperature must be a number from 0"),
         ({"sampler": {"temperature": [1.0]}}, "sampler.temperature"),
-        ({"sampler": {"top_k": 1.5}}, "sampler.top_k must be a whole number"),
-        ({"sampler": {"seed": -1}}, "sampler.seed"),
+        ({"sampler": {"top_k": 1.5}}, "sampler: top_k must be an integer"),
+        ({"sampler": {"seed": 1.5}}, "sampler: seed must be an integer"),
         ({"sampler": {"order": ["hf"]}}, "sampler.order must be"),
         ({"sampler": {"logit_bias": {}}}, "'logit_bias'"),
         ({"more": [300]}, "300"),
@@ -131,3 +132,28 @@ def test_no_settings_break_it(app: Any, asked: dict[str, Any], sampler: dict[str
     headers = {"content-type": "application/json"}
     answer = ask(app, "POST", "/api/paths", content=body.encode(), headers=headers)
     assert answer.status_code in (200, 400), answer.text
+
+
+def test_the_stages_of_a_sampler_can_come_in_any_order(app: Any, model: LanguageModel) -> None:
+    options = {"temperature": 0.5, "top_p": 0.7, "seed": 3}
+    stages = ["top_p", "temperature"]
+    asked = {"model": "tiny", "ids": [1, 5], "tokens": 8, "sampler": {**options, "stages": stages}}
+    found = ask(app, "POST", "/api/paths", json=asked).json()["paths"][1]
+    sampler = Sampler(stages=[TopP(0.7), Temperature(0.5)], seed=3)
+    want = [event.token for event in stream_generate(model, [1, 5], sampler, max_new_tokens=8)]
+    assert [token["id"] for token in found["tokens"]] == want
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {"top_p": 0.5, "stages": []},
+        {"top_p": 0.5, "stages": ["top_k"]},
+        {"stages": "top_p"},
+        {"mirostat": 2, "top_k": 5},
+        {"dry_base": 0.5},
+    ],
+)
+def test_a_chain_that_makes_no_sense_is_refused(app: Any, sampler: dict[str, Any]) -> None:
+    asked = {"model": "tiny", "ids": [1, 5], "sampler": sampler}
+    assert ask(app, "POST", "/api/paths", json=asked).status_code == 400

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmhead.train.config import TrainConfig
-from lmhead.train.follow import MOST_BYTES, follow
-from lmhead.train.log import Log
+from lmhead.train.train_config import TrainConfig
+from lmhead.train.training_log import MAX_BYTES, TrainingLog, follow
 from server.asking import ask, make_app
 
 
@@ -59,7 +58,7 @@ def test_a_run_that_has_not_begun(app: Any, run: Path) -> None:
 
 def test_only_new_lines_are_sent_and_only_whole_ones(app: Any, run: Path) -> None:
     path = begin(run)
-    with Log(path, 0) as log:
+    with TrainingLog(path, 0) as log:
         log.write(step=10, loss=4.0, rate=1e-3, norm=2.0, tokens=640, tokens_per_second=9.5)
         log.write(step=20, sample="Es war einmal 你好\n")
         first = look(app)
@@ -81,11 +80,11 @@ def test_only_new_lines_are_sent_and_only_whole_ones(app: Any, run: Path) -> Non
 
 def test_a_run_that_goes_on_from_a_checkpoint_starts_over(app: Any, run: Path) -> None:
     path = begin(run)
-    with Log(path, 0) as log:
+    with TrainingLog(path, 0) as log:
         for step in range(10, 200, 10):
             log.write(step=step, loss=5.0 - step / 100, seconds=step * 1.7)
     news = look(app)
-    with Log(path, 100) as log:
+    with TrainingLog(path, 100) as log:
         assert (look(app, news)["start"], steps(look(app, news))[-1]) == (0, 100)
         for step in range(110, 400, 10):  # longer than it was, with other times
             log.write(step=step, loss=5.0 - step / 100, seconds=step * 1.9)
@@ -130,7 +129,7 @@ def test_what_is_no_line_of_a_log_is_passed_over(app: Any, run: Path) -> None:
 
 
 def test_a_long_log_comes_in_pieces(app: Any, run: Path) -> None:
-    count = MOST_BYTES // 20
+    count = MAX_BYTES // 20
     text = "".join(f'{{"step": {step}, "loss": 2.5}}\n' for step in range(1, count))
     begin(run).write_text(text)
     seen, news = [], None
@@ -144,7 +143,7 @@ def test_a_long_log_comes_in_pieces(app: Any, run: Path) -> None:
 
 def test_a_line_without_end_is_passed_over(run: Path) -> None:
     path = run / "log.jsonl"
-    path.write_bytes(b"x" * (2 * MOST_BYTES + 5) + b'\n{"step": 7}\n')
+    path.write_bytes(b"x" * (2 * MAX_BYTES + 5) + b'\n{"step": 7}\n')
     news, seen = follow(path), []
     for _ in range(4):
         news = follow(path, news.end, news.mark)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,53 @@ def test_two_hundred_clients_at_once(port: int, slow: SlowBody) -> None:
     assert set(seen) == {200, 429}
     assert seen[200] >= 201
     assert httpx.get(f"http://127.0.0.1:{port}/api/models").status_code == 200
+
+
+def test_a_header_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    page, limits = write_page(tmp_path / "page"), Limits(header_seconds=0.2)
+    with running(page, models={}, limits=limits) as port:
+        address = ("127.0.0.1", port)
+        request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+        for before, start in ((b"", b""), (b"", request[:20]), (request, request[:20])):
+            with socket.create_connection(address, timeout=5) as sock:
+                sock.sendall(before)
+                if before:
+                    assert status(sock) == 200
+                sock.sendall(start)
+                began = time.monotonic()
+                with suppress(ConnectionResetError):
+                    while sock.recv(1 << 16):
+                        pass
+                assert 0.1 < time.monotonic() - began < 3
+
+
+def test_a_slow_answer_outlives_the_deadline_of_headers(slow: SlowBody, tmp_path: Path) -> None:
+    model = LanguageModel(slow, slow.model.head, tokenizer=slow.model.tokenizer, max_length=64)
+    limits = Limits(header_seconds=0.1)
+    with running(write_page(tmp_path / "page"), models={"slow": model}, limits=limits) as port:
+        threading.Timer(0.5, slow.go.set).start()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            for _ in range(2):  # the second one on the same connection, after a pause
+                assert client.post("/api/next", json=QUESTION).status_code == 200
+                time.sleep(0.3)
+
+
+def test_connections_without_a_request_shut_no_one_out(tmp_path: Path) -> None:
+    limits = Limits(connections=40, incomplete=20)
+    with (
+        running(write_page(tmp_path / "page"), models={}, limits=limits) as port,
+        ExitStack() as opened,
+    ):
+        for _ in range(60):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        time.sleep(1.1)
+        opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        time.sleep(0.1)
+        assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+
+
+def test_too_many_header_lines(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/api/models"
+    for count, status_code in ((90, 200), (101, 431)):
+        headers = [(f"x-{i}", "1") for i in range(count)]
+        assert httpx.get(url, headers=headers).status_code == status_code

@@ -12,9 +12,9 @@ from llama2c_files import tiny_model
 from lmhead.analysis import score
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
-from lmhead.server.desk import Desk
-from lmhead.server.endpoints.text import _scored
-from lmhead.server.work import Gone, Ticket, Worker
+from lmhead.server.api_context import ApiContext
+from lmhead.server.endpoints.api_text import _scored
+from lmhead.server.worker import Cancellation, Cancelled, Worker
 from server.asking import ask, make_app, write_page
 
 
@@ -37,7 +37,7 @@ def scored(app: Any, **asked: Any) -> Any:
 def test_the_numbers_are_the_library_s(app: Any, model: LanguageModel, text: str) -> None:
     said = scored(app, text=text).json()
     tokens: list[dict[str, Any]] = []
-    want = score(model, text, each=lambda token: tokens.append(token.to_json()))
+    want = score(model, text, on_token=lambda token: tokens.append(token.to_json()))
     assert want.tokens == len(tokens) >= 5
     assert said.pop("tokens") == tokens
     assert said.pop("first") == {"id": 1, "text": "<bos>", "bytes": []}
@@ -50,8 +50,8 @@ def test_the_numbers_are_the_library_s(app: Any, model: LanguageModel, text: str
         ({}, 400, "text must be text"),
         ({"text": 3}, 400, "text must be text"),
         ({"text": ["a"]}, 400, "text must be text"),
-        ({"text": ""}, 400, "from 2 to 400 tokens here; got 1"),
-        ({"text": "ab" * 401}, 400, "from 2 to 400 tokens here; got 403"),
+        ({"text": ""}, 400, "from 2 to 400 tokens; got 1"),
+        ({"text": "ab" * 401}, 400, "from 2 to 400 tokens; got 403"),
         ({"text": "a", "path": "/etc/passwd"}, 400, "'path'"),
         ({"text": "a", "model": "other"}, 404, "no model"),
     ],
@@ -89,7 +89,7 @@ def test_no_text_breaks_it(app: Any, text: str) -> None:
 def test_a_client_who_leaves_stops_the_work(model: LanguageModel) -> None:
     """The first window is read, the second is not."""
     limits = Limits()
-    ticket = Ticket(60)
+    cancellation = Cancellation(60)
     windows: list[int] = []
 
     class Watched:
@@ -98,12 +98,12 @@ def test_a_client_who_leaves_stops_the_work(model: LanguageModel) -> None:
 
         def hidden(self, ids: torch.Tensor) -> Any:
             windows.append(ids.shape[-1])
-            ticket.cancel()
+            cancellation.cancel()
             return model.hidden(ids)
 
-    desk = Desk({}, Worker(limits), limits)
-    with pytest.raises(Gone):
-        _scored(desk, Watched(), "ab" * 100, ticket)  # type: ignore[arg-type]
+    api = ApiContext({}, Worker(limits), limits)
+    with pytest.raises(Cancelled):
+        _scored(api, Watched(), "ab" * 100, cancellation)  # type: ignore[arg-type]
     assert windows == [16]
 
 

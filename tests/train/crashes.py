@@ -1,10 +1,10 @@
-"""Die at the n-th operation on files, then go on; for `test_kill.py`, which starts this program.
+"""Crash at the n-th file operation, then resume; for `test_kill.py`, which starts this program.
 
     python crashes.py FOLDER all | N
 
-The process ends, as by kill -9 with nothing cleaned up, before its n-th fsync, rename, unlink,
-mkdir or write of tensors, the latter with half of a file written. The run then goes on to its end,
-and must have the bytes of an undisturbed run. `all` tries every n, a number so many, spread evenly.
+The process ends, as by kill -9 without any cleanup, before its n-th fsync, rename, unlink, mkdir or
+write of tensors; the latter with half of a file written. Then the run is resumed to its end, and
+must have the bytes of an uninterrupted run. `all` tries every n, a number that many, spread evenly.
 It forks, so that torch is loaded once.
 """
 
@@ -18,22 +18,20 @@ from typing import Any
 
 import safetensors.torch
 
-from lmhead.train import files, resume, train
-from lmhead.train.checkpoints import latest
-from lmhead.train.progress import Silence
-from train.runs import fingerprint, history, small
+from lmhead.train import resume, run_files, train
+from train.runs import fingerprint, history, latest, quiet, small
 
-DEAD = 77
+CRASHED = 77
 
 
-class Clock:
-    """Counts operations, and dies when the time has come."""
+class Crash:
+    """Counts file operations and ends the process at one of them."""
 
     def __init__(self, end: int | None) -> None:
         self.now, self.end = 0, end
         for name in ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir"):
             setattr(os, name, self.ticking(getattr(os, name)))
-        vars(files)["save_file"] = self.tearing
+        vars(run_files)["save_file"] = self.tearing
 
     def tick(self) -> bool:
         self.now += 1
@@ -42,7 +40,7 @@ class Clock:
     def ticking(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if self.tick():
-                os._exit(DEAD)
+                os._exit(CRASHED)
             return function(*arguments, **options)
 
         return call
@@ -51,12 +49,12 @@ class Clock:
         if self.tick():
             content = safetensors.torch.save(tensors)
             path.write_bytes(content[: len(content) // 2])
-            os._exit(DEAD)
+            os._exit(CRASHED)
         safetensors.torch.save_file(tensors, path)
 
 
 def forked(work: Callable[[], int]) -> int:
-    """Do it in a process of its own; its exit code."""
+    """Run it in a forked process; return the exit code."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -69,40 +67,38 @@ def forked(work: Callable[[], int]) -> int:
 
 
 def run(folder: Path, out: Path, end: int | None) -> int:
-    clock = Clock(end)
+    crash = Crash(end)
     if (out / "config.toml").exists():
-        resume(out, progress=Silence())
+        resume(out, progress=quiet())
     else:
-        train(small(folder, steps=7, eval_every=2, keep=1), out, progress=Silence())
-    (folder / "operations").write_text(str(clock.now))
+        train(small(folder, steps=7, eval_every=2, keep=1), out, progress=quiet())
+    (folder / "operations").write_text(str(crash.now))
     return 0
 
 
 def main(folder: Path, tries: str) -> None:
-    # What is imported on first use is imported here, once for all forks.
-    train(small(folder, steps=2), folder / "warm", progress=Silence())
+    # Import once, for all forks, what is imported on first use.
+    train(small(folder, steps=2), folder / "warm", progress=quiet())
     whole = folder / "whole"
     assert forked(lambda: run(folder, whole, None)) == 0
     operations = int((folder / "operations").read_text())
     number = operations if tries == "all" else int(tries)
     ends = sorted({1 + i * operations // number for i in range(number)})
     expected = latest(whole)
-    assert expected is not None
     for end in ends:
         out = folder / f"run-{end}"
         code = forked(lambda out=out, end=end: run(folder, out, end))  # type: ignore[misc]
-        assert code == DEAD, f"{end}: ended with {code}"
+        assert code == CRASHED, f"{end}: ended with {code}"
         assert forked(lambda out=out: run(folder, out, None)) == 0, end  # type: ignore[misc]
         last = latest(out)
-        assert last is not None
         assert last.name == expected.name
         assert fingerprint(last) == fingerprint(expected), end
         assert history(out) == history(whole), end
-        assert not list(out.rglob(".*.part")), end
+        assert not list(out.rglob(".*-part")), end
         assert {p.name for p in (out / "checkpoints").iterdir()} == {
             p.name for p in (whole / "checkpoints").iterdir()
         }, end
-    print(f"died {len(ends)} times at {operations} operations")
+    print(f"crashed {len(ends)} times at {operations} operations")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from pathlib import Path
 from typing import Any
 
+from lmhead.models.checkpoint import checkpoint_of, steps_of
+from lmhead.progress import Progress
 from lmhead.train import TrainConfig
-from lmhead.train.log import read_log
+from lmhead.train.training_log import read_log
 
 TEXT = "".join(f"The {a} {b} {c}.\n" for a in ("big", "old") for b in "xyz" for c in range(20))
 
@@ -32,14 +35,24 @@ SMALL: dict[str, Any] = {
 }
 
 
+def quiet() -> Progress:
+    return Progress(io.StringIO())
+
+
 def corpus(folder: Path) -> str:
     path = folder / "corpus.txt"
-    path.write_text(TEXT, encoding="utf-8")
+    if not path.exists():  # several ranks may call this at once
+        path.write_text(TEXT, encoding="utf-8")
     return str(path)
 
 
 def small(folder: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(**{**SMALL, "corpus": [corpus(folder)], **changes})
+
+
+def latest(run: Path) -> Path:
+    """The last checkpoint of a run."""
+    return checkpoint_of(run, steps_of(run)[-1])
 
 
 def fingerprint(checkpoint: Path) -> dict[str, str]:

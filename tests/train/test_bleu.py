@@ -26,7 +26,7 @@ def test_the_score_by_hand() -> None:
 
 
 def test_as_many_translations_as_references() -> None:
-    with pytest.raises(ValueError, match=r"translations must be as many as.*got 1 and 2"):
+    with pytest.raises(ValueError, match=r"as many translations as references.*got 1 and 2"):
         bleu(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="at least 1; got 0 and 0"):
         bleu([], [])

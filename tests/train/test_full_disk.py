@@ -1,8 +1,9 @@
-"""A full disk, a folder that cannot be written: a clear message, the last checkpoint whole."""
+"""Full disk or folder not writable: a clear message, and the last checkpoint is complete."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
 import subprocess
@@ -12,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from lmhead.train import TrainError, files, resume, train
-from lmhead.train.checkpoints import latest
-from lmhead.train.progress import Silence
-from train.runs import SMALL, corpus, fingerprint, small
+from lmhead.progress import Progress
+from lmhead.train import TrainError, resume, run_files, train
+from train.runs import SMALL, corpus, fingerprint, latest, quiet, small
 from train.test_kill import TESTS
 
 
@@ -25,54 +25,53 @@ def full(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(files, "save_file"), (files, "put_text"), (os, "fsync"), (os, "rename")],
+    [(run_files, "save_file"), (run_files, "put_text"), (os, "fsync"), (os, "rename")],
 )
 def test_no_space_for_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
     out = tmp_path / "run"
-    train(small(tmp_path), out, progress=Silence())
+    train(small(tmp_path), out, progress=quiet())
     before = latest(out)
-    assert before is not None
     bytes_before = fingerprint(before)
 
-    class FillsUp(Silence):
-        def step(self, step: int, *_: float) -> None:
-            if step == 14:
+    class FillsUp(Progress):
+        def __call__(self, status: str) -> None:
+            if status.startswith("step 14/"):
                 monkeypatch.setattr(place, name, full)
 
     message = (
         r"cannot write the checkpoint of step 15 in .*: No space left on device. The last "
-        r"checkpoint, of step 12, is whole. Go on with: lmhead train --resume"
+        r"checkpoint, of step 12, is complete. Continue with: lmhead train --resume"
     )
     with pytest.raises(TrainError, match=message):
-        resume(out, {"steps": 18}, progress=FillsUp())
+        resume(out, {"steps": 18}, progress=FillsUp(io.StringIO()))
     monkeypatch.undo()
     assert latest(out) == before
     assert fingerprint(before) == bytes_before
-    assert not list((out / "checkpoints").glob("*.part"))
-    assert resume(out, progress=Silence()).step == 18
+    assert not list((out / "checkpoints").glob("*-part"))
+    assert resume(out, progress=quiet()).step == 18
 
 
 def test_no_space_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmhead.train.log.Log.write", full)
+    monkeypatch.setattr("lmhead.train.training_log.TrainingLog.write", full)
     with pytest.raises(
         TrainError, match=r"cannot write the log in .*: No space left.* no checkpoint"
     ):
-        train(small(tmp_path), tmp_path / "run", progress=Silence())
+        train(small(tmp_path), tmp_path / "run", progress=quiet())
 
 
 def test_no_space_for_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmhead.train.tokens.write_tokens", full)
+    monkeypatch.setattr("lmhead.train.token_data.write_tokens", full)
     with pytest.raises(TrainError, match=r"cannot write the token files to .*: No space left"):
-        train(small(tmp_path), tmp_path / "run", progress=Silence())
+        train(small(tmp_path), tmp_path / "run", progress=quiet())
     assert not (tmp_path / "run" / "data").exists()
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(TrainError, match=r"cannot write to .*run: File exists"):
-        train(small(tmp_path), tmp_path / "run", progress=Silence())
+        train(small(tmp_path), tmp_path / "run", progress=quiet())
 
 
 def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +80,7 @@ def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(TrainError, match=r"cannot write to .*run: Permission denied"):
-        train(small(tmp_path), tmp_path / "run", progress=Silence())
+        train(small(tmp_path), tmp_path / "run", progress=quiet())
 
 
 def test_a_real_limit_on_the_size_of_files(tmp_path: Path) -> None:

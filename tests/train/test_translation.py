@@ -1,4 +1,4 @@
-"""The task of translation: batches, loss, resuming bit by bit, and a language it learns."""
+"""The translation task: batches, loss, resuming bit for bit, and a language that it learns."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from compare import assert_close
 
 from lmhead.train import TrainConfig, bleu, resume, train
-from lmhead.train.translation import IGNORED, TranslationTask
+from lmhead.train.translation_task import IGNORED, TranslationTask
 from train.runs import fingerprint, history
 
 DIGITS = "零一二三四五六七八九"
@@ -45,7 +45,8 @@ def pairs_file(folder: Path) -> Path:
     numbers = [*range(10, 100), *range(100, 1000, 7)]
     lines = [f"{n}\t{''.join(DIGITS[int(digit)] for digit in str(n))}\n" for n in numbers]
     path = folder / "pairs.tsv"
-    path.write_text("".join(lines), encoding="utf-8")
+    if not path.exists():  # several ranks may call this at once
+        path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
@@ -57,7 +58,7 @@ def task(folder: Path, **changes: Any) -> TranslationTask:
     return TranslationTask(small(folder, **changes), folder / "run", lambda _: None)
 
 
-def test_a_pass_sees_every_pair_once(tmp_path: Path) -> None:
+def test_an_epoch_has_every_pair_once(tmp_path: Path) -> None:
     made = task(tmp_path)
     count = len(made.cuts)
     for epoch in range(2):
@@ -103,7 +104,7 @@ def test_the_loss_is_that_of_each_pair_alone(tmp_path: Path) -> None:
     assert float(made.loss(batch, 5).detach()) == pytest.approx(total / 5, rel=1e-5)
 
 
-def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     config = small(tmp_path, keep=9, block=12)
     result = train(config, whole)

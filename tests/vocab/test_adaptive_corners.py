@@ -63,7 +63,7 @@ def test_a_checkpoint_brings_the_order_of_words(hidden: Tensor) -> None:
     again = copy.deepcopy(trained)
     assert_close(again(hidden)[..., 17], trained(hidden)[..., 17], atol=1e-12)
     broken = trained.state_dict() | {"word_at": torch.zeros(VOCAB, dtype=torch.int64)}
-    with pytest.raises(ValueError, match="word_at must hold each of 47 words once"):
+    with pytest.raises(ValueError, match="word_at must hold each of 47 tokens once"):
         make().load_state_dict(broken)
 
 
@@ -96,11 +96,11 @@ def test_the_embedding_shares_the_weights(tied: bool) -> None:
         ({"cutoffs": [6, 6]}, "ascending order"),
         ({"cutoffs": [6, 47]}, r"in \[1, 46\]; got 47"),
         ({"cutoffs": [0]}, r"in \[1, 46\]; got 0"),
-        ({"cutoffs": [6.5]}, "whole number"),
-        ({"cutoffs": 6}, "list of whole numbers"),
+        ({"cutoffs": [6.5]}, "integer"),
+        ({"cutoffs": 6}, "list of integers"),
         ({"frequencies": torch.zeros(VOCAB)}, "must not all be 0"),
-        ({"frequencies": torch.ones(VOCAB - 1)}, r"one entry per word, \(47,\)"),
-        ({"frequencies": -torch.ones(VOCAB)}, "at least 0; got -1.0 for word 0"),
+        ({"frequencies": torch.ones(VOCAB - 1)}, r"one entry per token, \(47,\)"),
+        ({"frequencies": -torch.ones(VOCAB)}, "at least 0; got -1.0 for token 0"),
         ({"frequencies": [math.nan] * VOCAB}, "finite"),
         ({"frequencies": 3}, "tensor or a list"),
         ({"div_value": 0.5}, "div_value must be at least 1"),

@@ -60,7 +60,7 @@ def test_recommendations() -> None:
 def test_it_prints_and_serialises() -> None:
     advice = advise(33_278, 256, layers=2)
     lines = str(advice).splitlines()
-    start = "Heads for 33,278 words, D 256, 1,024 tokens a step; estimated on this machine"
+    start = "Heads for V 33,278, D 256, 1,024 tokens a step; estimated on this machine"
     assert lines[0].startswith(start)
     assert [line.split()[0] for line in lines[2:7]] == KINDS
     assert lines[7] == f"Take: {advice.recommendation}"
@@ -70,7 +70,7 @@ def test_it_prints_and_serialises() -> None:
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="vocab_size must be at least 1"):
         advise(0, 8)
-    with pytest.raises(ValueError, match="one entry per word"):
+    with pytest.raises(ValueError, match="one entry per token"):
         advise(10, 8, frequencies=[1, 2])
     with pytest.raises(ValueError, match="layers must be at least 0"):
         advise(10, 8, layers=-1)

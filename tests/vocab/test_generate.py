@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from chains import Chain
 from compare import assert_close
+from markov_models import Chain
 from torch import Tensor
 
 from lmhead import Sampler, beam_search, generate

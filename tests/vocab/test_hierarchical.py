@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmhead import Sampler
 from lmhead.vocab import HierarchicalHead, Tree, balanced, huffman
-from lmhead.vocab.paths import Forks
+from lmhead.vocab.tree_paths import Forks
 
 VOCAB, DIM, TOKENS = 50, 8, 12
 ZIPF = 1 / torch.arange(1, VOCAB + 1).double()
@@ -284,11 +284,11 @@ def test_looks() -> None:
     head = make(**KINDS["huffman"])
     assert repr(head) == "HierarchicalHead(8, 50, arity=2, depth=8, bias=True)"
     text = head.explain()
-    assert "Tree(50 words, 49 forks, paths of 2 to 8 decisions)" in text
+    assert "Tree(50 tokens, 49 forks, paths of 2 to 8 decisions)" in text
     mean = float((head.tree.depths * ZIPF).sum() / ZIPF.sum())
     assert head.expected_path == pytest.approx(mean)
     assert f"{mean:.1f} rows of 64 bytes a token" in text
-    assert head(given()[0]).explain().startswith("FactoredLogits(shape=(12, 50)")
+    assert head(given()[0]).explain().startswith("LazyLogits(shape=(12, 50)")
     even = make(tree="balanced", arity=8)
     assert even.expected_path == pytest.approx(7 + 7 * 48 / 56, abs=1)
 
@@ -303,11 +303,11 @@ def test_what_it_is_given() -> None:
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no frequencies": ({}, ValueError, "frequencies must be given for tree='huffman'"),
-    "too few": ({"frequencies": [1.0]}, ValueError, r"one entry per word, \(50,\); got \(1,\)"),
+    "too few": ({"frequencies": [1.0]}, ValueError, r"one entry per token, \(50,\); got \(1,\)"),
     "nan": ({"frequencies": [math.nan] * VOCAB}, ValueError, "finite and at least 0; got nan"),
     "all zero": ({"frequencies": [0] * VOCAB}, ValueError, "must not all be 0"),
     "unknown tree": ({"tree": "splay"}, ValueError, "'balanced', or a file that is there"),
-    "tree of others": ({"tree": balanced(49)}, ValueError, "over 50 words; got one over 49"),
+    "tree of others": ({"tree": balanced(49)}, ValueError, "over 50 tokens; got one over 49"),
     "not a tree": ({"tree": [0, 1]}, ValueError, "it misses 48, the first is 2"),
     "arity": ({"tree": "balanced", "arity": 1}, ValueError, "arity must be at least 2; got 1"),
     "arity and a tree": ({"tree": balanced(50), "arity": 3}, ValueError, "got 3 with a given tree"),

@@ -10,12 +10,12 @@ from compare import assert_close
 from torch import Tensor
 
 from lmhead import reference as ref
-from lmhead.vocab.pairs import pair_products, row_sums
-from lmhead.vocab.paths import Forks
+from lmhead.vocab.row_pairs import pair_products, row_sums
 from lmhead.vocab.tree import Tree
 from lmhead.vocab.tree_files import read_tree
 from lmhead.vocab.tree_makers import balanced, huffman
-from lmhead.vocab.tree_search import best_words
+from lmhead.vocab.tree_paths import Forks
+from lmhead.vocab.tree_search import best_tokens
 from vocab.trees import branches, chain, rows
 
 TREES: dict[str, Tree] = {
@@ -56,7 +56,7 @@ def pairs(tree: Tree) -> tuple[Tensor, Tensor]:
 def test_log_prob_and_gradients_are_the_textbooks(tree: Tree) -> None:
     hidden, weight, bias = parameters(tree)
     token, words = pairs(tree)
-    log_p = Forks(weight, bias, tree).word_log_prob(hidden, token, words)
+    log_p = Forks(weight, bias, tree).token_log_prob(hidden, token, words)
     upstream = torch.randn(len(words), dtype=torch.float64)
     (log_p * upstream).sum().backward()  # type: ignore[no-untyped-call]
     arrays = tuple(t.detach().numpy() for t in (hidden, weight, bias))
@@ -82,7 +82,7 @@ def test_first_and_second_derivatives(tree: Tree) -> None:
     token, words = torch.tensor([0, 1, 1, 3]), torch.tensor([0, tree.vocab - 1, 0, tree.vocab // 2])
 
     def log_prob(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return Forks(weight, bias, tree).word_log_prob(hidden, token, words)
+        return Forks(weight, bias, tree).token_log_prob(hidden, token, words)
 
     if tree.vocab <= 12:
         assert torch.autograd.gradgradcheck(log_prob, parameters(tree, 2))
@@ -94,7 +94,7 @@ def test_first_and_second_derivatives(tree: Tree) -> None:
 def test_all_words_are_the_words_one_by_one(tree: Tree, exact: bool) -> None:
     hidden, weight, bias = parameters(tree)
     forks = Forks(weight, bias, tree)
-    single = forks.word_log_prob(hidden, *pairs(tree)).reshape(4, tree.vocab)
+    single = forks.token_log_prob(hidden, *pairs(tree)).reshape(4, tree.vocab)
     every = forks.all_log_probs(hidden, exact=exact)
     assert_close(every, single, atol=1e-13)
     if exact:
@@ -178,7 +178,7 @@ def test_the_search_finds_what_a_sort_finds(tree: Tree, dtype: torch.dtype) -> N
     forks = Forks(weight, bias, tree)
     values, ids = forks.all_log_probs(hidden, exact=True).sort(dim=1, descending=True, stable=True)
     for k in {1, min(3, tree.vocab), tree.vocab}:
-        found = best_words(forks, hidden, k)
+        found = best_tokens(forks, hidden, k)
         assert torch.equal(found[1], ids[:, :k])
         assert_close(found[0], values[:, :k], atol=1e-12, dtype=torch.float64)
 
@@ -193,19 +193,19 @@ def test_a_thousand_states(size: float) -> None:
     weight = size * torch.randn(299, 16, generator=random)
     forks = Forks(weight, None, tree)
     ids = forks.all_log_probs(hidden, exact=True).sort(dim=1, descending=True, stable=True)[1]
-    assert torch.equal(best_words(forks, hidden, 10)[1], ids[:, :10])
+    assert torch.equal(best_tokens(forks, hidden, 10)[1], ids[:, :10])
 
 
 @pytest.mark.both_cores
 def test_ties_go_to_the_lowest_id_also_across_subtrees() -> None:
     tree = read_tree([[7, 6, 5], [[4, 3], [2, 1, 0]]], 8)
     forks = Forks(torch.zeros(7, 2), None, tree)
-    values, ids = best_words(forks, torch.ones(1, 2), 8)
+    values, ids = best_tokens(forks, torch.ones(1, 2), 8)
     assert ids.tolist() == [[5, 6, 7, 3, 4, 0, 1, 2]]
     bias = torch.tensor([0.0] * 7)
     # All words at 1/8: the order of ids, though no subtree holds neighbours.
     even = read_tree([[[7, 0], [3, 5]], [[1, 6], [2, 4]]], 8)
-    assert best_words(Forks(torch.zeros(7, 2), bias, even), torch.ones(1, 2), 3)[1].tolist() == [
+    assert best_tokens(Forks(torch.zeros(7, 2), bias, even), torch.ones(1, 2), 3)[1].tolist() == [
         [0, 1, 2]
     ]
     assert_close(values[0, 0], math.log(1 / 6), atol=1e-12)
@@ -215,7 +215,7 @@ def test_ties_go_to_the_lowest_id_also_across_subtrees() -> None:
 def test_words_of_probability_0_come_last_in_the_order_of_ids() -> None:
     tree = balanced(8)
     bias = torch.tensor([-math.inf, *[0.0] * 6])  # the first branch of the root is closed
-    values, ids = best_words(Forks(torch.zeros(7, 2), bias, tree), torch.ones(1, 2), 8)
+    values, ids = best_tokens(Forks(torch.zeros(7, 2), bias, tree), torch.ones(1, 2), 8)
     assert ids.tolist() == [[4, 5, 6, 7, 0, 1, 2, 3]]
     assert_close(values.exp(), torch.tensor([[0.25] * 4 + [0.0] * 4]), atol=1e-15)
 
@@ -226,11 +226,11 @@ def test_a_nan_is_no_word(tree: Tree) -> None:
     hidden = torch.ones(3, 4)
     hidden[1, 2] = math.nan
     forks = Forks(torch.randn(8, 4), None, tree)
-    values, ids = best_words(forks, hidden, 2)
+    values, ids = best_tokens(forks, hidden, 2)
     assert ids[1].tolist() == [-1, -1]
     assert values[1].isnan().all()
     assert (ids[[0, 2]] >= 0).all()
-    log_p = forks.word_log_prob(hidden, torch.arange(3), torch.tensor([4, 4, 4]))
+    log_p = forks.token_log_prob(hidden, torch.arange(3), torch.tensor([4, 4, 4]))
     assert log_p.isnan().tolist() == [False, True, False]
     assert forks.all_log_probs(hidden).isnan().all(1).tolist() == [False, True, False]
 
@@ -238,7 +238,7 @@ def test_a_nan_is_no_word(tree: Tree) -> None:
 @pytest.mark.both_cores
 def test_a_nan_is_no_word_even_where_there_is_one() -> None:
     forks = Forks(torch.empty(0, 2), None, balanced(1))
-    values, ids = best_words(forks, torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), 1)
+    values, ids = best_tokens(forks, torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), 1)
     assert ids.tolist() == [[0], [-1]]
     assert_close(values, torch.tensor([[0.0], [math.nan]]), equal_nan=True)
 
@@ -247,7 +247,7 @@ def test_a_nan_is_no_word_even_where_there_is_one() -> None:
 def test_far_from_0_without_overflow(tree: Tree) -> None:
     hidden = torch.tensor([[1e4]], requires_grad=True)
     weight = torch.tensor([[1e4], [-1e4]], requires_grad=True)
-    log_p = Forks(weight, None, tree).word_log_prob(
+    log_p = Forks(weight, None, tree).token_log_prob(
         hidden, torch.zeros(3, dtype=torch.long), torch.arange(3)
     )
     assert log_p.isfinite().all()
@@ -269,13 +269,13 @@ def test_deep_chains() -> None:
     log_p = forks.all_log_probs(hidden)
     assert_close(log_p.exp().sum(1), torch.ones(3), atol=1e-5)
     words = torch.tensor([0, 1000, 1999])
-    single = forks.word_log_prob(hidden, torch.arange(3), words)
+    single = forks.token_log_prob(hidden, torch.arange(3), words)
     assert_close(single, log_p.double().gather(1, words[:, None])[:, 0], rtol=1e-5)
     single.sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
     ids = forks.all_log_probs(hidden, exact=True).sort(dim=1, descending=True, stable=True)[1]
-    assert torch.equal(best_words(forks, hidden, 5)[1], ids[:, :5])
+    assert torch.equal(best_tokens(forks, hidden, 5)[1], ids[:, :5])
 
 
 @pytest.mark.parametrize("arity", [2, 10])
@@ -292,7 +292,7 @@ def test_functional_transforms(tree: Tree) -> None:
     token, words = torch.arange(4), torch.tensor([0, tree.vocab - 1, 0, tree.vocab // 2])
 
     def loss(w: Tensor) -> Tensor:
-        return Forks(w, bias.detach(), tree).word_log_prob(hidden.detach(), token, words).sum()
+        return Forks(w, bias.detach(), tree).token_log_prob(hidden.detach(), token, words).sum()
 
     (expected,) = torch.autograd.grad(loss(weight), weight)
     assert_close(torch.func.grad(loss)(weight.detach()), expected, atol=1e-12)

@@ -82,7 +82,7 @@ def test_every_part_of_the_head_counts(hidden: Tensor) -> None:
         assert loss.head.low_rank_b is not None
         loss.head.low_rank_b.normal_()
     targets = torch.arange(N)
-    rows = loss.rows(loss.head(hidden).source(), targets, torch.arange(VOCAB))
+    rows = loss.rows(loss.head.scores(hidden).source, targets, torch.arange(VOCAB))
     assert_close(rows, F.cross_entropy(loss.head(hidden), targets, reduction="none"), rtol=1e-10)
 
 
@@ -132,7 +132,7 @@ def test_only_hits(hidden: Tensor) -> None:
     """Where every negative is the target there is nothing to learn: 0, and no NaN."""
     loss = make(num_samples=1)
     leaf = hidden.clone().requires_grad_()
-    rows = loss.rows(loss.head(leaf).source(), torch.full((N,), 4), torch.tensor([4]))
+    rows = loss.rows(loss.head.scores(leaf).source, torch.full((N,), 4), torch.tensor([4]))
     rows.sum().backward()  # type: ignore[no-untyped-call]
     assert not rows.any()
     assert leaf.grad is not None
@@ -189,8 +189,8 @@ def test_bad_input(hidden: Tensor) -> None:
         ({"proposal": "zipf"}, "proposal must be one of log_uniform, unigram, uniform"),
         ({"method": "softmax"}, "method must be one of sampled_softmax, nce"),
         ({"proposal": "unigram"}, "frequencies must be given"),
-        ({"frequencies": torch.ones(3)}, "one entry per word"),
-        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"frequencies": torch.ones(3)}, "one entry per token"),
+        ({"seed": 1.5}, "seed must be an integer"),
     ):
         given: Any = options
         with pytest.raises((ValueError, TypeError), match=message):

@@ -82,7 +82,7 @@ def test_a_single_word_needs_no_fork() -> None:
         assert tree.forks == 0
         assert tree.depths.tolist() == [0]
         assert len(tree.paths(torch.tensor([0, 0])).fork) == 0
-        assert repr(tree) == "Tree(1 word, no forks)"
+        assert repr(tree) == "Tree(1 token, no forks)"
 
 
 @pytest.mark.both_cores
@@ -117,27 +117,27 @@ LOOP.append(LOOP)
 SHARED: list[Any] = [0, 1]
 
 BAD: dict[str, tuple[Any, str]] = {
-    "missing word": ([[0, 1], 3], r"every word of \[0, 4\); it misses 1, the first is 2"),
-    "word twice": ([[0, 1], [2, 3, 1]], "every word once; 1 is there 2 times"),
-    "id too large": ([[0, 1], [2, 4]], r"a word in \[0, 4\); got 4"),
-    "negative id": ([[0, 1], [2, -3]], r"a word in \[0, 4\); got -3"),
+    "missing word": ([[0, 1], 3], r"every token of \[0, 4\); it misses 1, the first is 2"),
+    "word twice": ([[0, 1], [2, 3, 1]], "every token once; 1 is there 2 times"),
+    "id too large": ([[0, 1], [2, 4]], r"a token in \[0, 4\); got 4"),
+    "negative id": ([[0, 1], [2, -3]], r"a token in \[0, 4\); got -3"),
     "one branch": ([[0, 1], [2, [3]]], "at least 2 branches; fork 3 has 1"),
     "no branch": ([[0, 1], 2, 3, []], "at least 2 branches; fork 2 has 0"),
     "a list in itself": (LOOP, "same list is a branch of two forks, or of itself"),
     "a list twice": ([SHARED, SHARED], "same list is a branch of two forks"),
-    "a word alone": (0, "single word must be 0 of 1; got 0 of 4"),
+    "a word alone": (0, "single token must be 0 of 1; got 0 of 4"),
     "other keys": ({"tree": []}, "key \"forks\" alone; got .'tree'."),
-    "no forks": ({"forks": []}, "must have forks for 4 words"),
+    "no forks": ({"forks": []}, "must have forks for 4 tokens"),
     "fork twice": ({"forks": [[-1, -1], [0, 1, 2, 3]]}, "fork 1 is a branch of 2 forks"),
     "fork nowhere": ({"forks": [[0, 1], [2, 3]]}, "fork 1 is a branch of 0 forks"),
     "cycle": ({"forks": [[0, 1], [-2, 2], [-1, 3]]}, "fork 1 is on a cycle"),
     "fork too large": ({"forks": [[-2, 0], [1, 2, 3]]}, r"or fork -1 to -1; got -2"),
     "no file": ("hufman", "'huffman', 'balanced', or a file that is there; got 'hufman'"),
-    "another vocabulary": (balanced(5), "over 4 words; got one over 5"),
+    "another vocabulary": (balanced(5), "over 4 tokens; got one over 5"),
 }
 BAD_TYPES: dict[str, tuple[Any, str]] = {
-    "a word as text": ([[0, "one"], [2, 3]], "word's id or a list; got str"),
-    "a bool": ([[0, True], [2, 3]], "word's id or a list; got bool"),
+    "a word as text": ([[0, "one"], [2, 3]], "token's id or a list; got str"),
+    "a bool": ([[0, True], [2, 3]], "token's id or a list; got bool"),
     "a number": (1.5, "nested lists.*got float"),
     "forks not in lists": ({"forks": [0, 1]}, "list of lists"),
 }
@@ -169,14 +169,18 @@ def test_a_folder_is_no_tree(tmp_path: Path) -> None:
 
 
 FREQUENCIES: dict[str, tuple[Any, type[Exception], str]] = {
-    "negative": ([1.0, -1.0], ValueError, "at least 0; got -1.0 for word 1"),
-    "nan": ([float("nan"), 1.0], ValueError, "finite and at least 0; got nan for word 0"),
-    "inf": ([1.0, float("inf")], ValueError, "finite and at least 0; got inf for word 1"),
+    "negative": ([1.0, -1.0], ValueError, "at least 0; got -1.0 for token 1"),
+    "nan": ([float("nan"), 1.0], ValueError, "finite and at least 0; got nan for token 0"),
+    "inf": ([1.0, float("inf")], ValueError, "finite and at least 0; got inf for token 1"),
     "all zero": ([0, 0], ValueError, "must not all be 0"),
     "none": ([], ValueError, "number of frequencies must be at least 1; got 0"),
-    "a matrix": (torch.ones(2, 2), ValueError, r"one entry per word, \(2,\); got \(2, 2\)"),
-    "words": (["a", "b"], TypeError, "must be numbers, one per word; got 'a' for word 0"),
-    "one is missing": ([1, None], TypeError, "must be numbers, one per word; got None for word 1"),
+    "a matrix": (torch.ones(2, 2), ValueError, r"one entry per token, \(2,\); got \(2, 2\)"),
+    "words": (["a", "b"], TypeError, "must be numbers, one per token; got 'a' for token 0"),
+    "one is missing": (
+        [1, None],
+        TypeError,
+        "must be numbers, one per token; got None for token 1",
+    ),
 }
 
 
@@ -193,8 +197,8 @@ def test_arity_is_checked(arity: Any) -> None:
 
 
 PARENTS: dict[str, tuple[Any, str]] = {
-    "shape": (torch.zeros(7), r"shape \(words and forks, 2\)"),
-    "too few": (torch.zeros(3, 2), "for 4 words"),
+    "shape": (torch.zeros(7), r"shape \(tokens and forks, 2\)"),
+    "too few": (torch.zeros(3, 2), "for 4 tokens"),
     "no root": (torch.zeros(7, 2), "one root, a fork; got 0"),
     "two roots": (torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1], [-1, 0], [-1, 0]]), "got 2"),
     "no such fork": (torch.tensor([[0, 0], [0, 1], [9, 0], [1, 1], [-1, 0], [0, 2]]), "got 9"),

@@ -1,45 +1,42 @@
-"""Looking at a model through its head: what a page, a script or a command wants to show.
+"""Analyses of a model through its head, as shown by the commands and the web page.
 
 In:  a `LanguageModel`, and text or ids.
 Out: dataclasses with `.to_json()`.
 
-    reading     text to ids to hidden states; long texts portion by portion
-    tokens      a token as people and programs see it
-    next_words  the next-word distribution, and what a sampler makes of it
-    score       how well a model expects a text
-    lens        what the head would say after each layer
-    compare     two models, or two samplers, along a text
-    comparison  what that finds, place by place and in all
-    same_words  whether two models can be compared at all
-    screened    generation through certified decode, with its report
+    text_to_ids      text to ids to hidden states; long texts in portions
+    token_text       text and bytes of a token
+    next_tokens      the next-token distribution, and what a sampler makes of it
+    score            log-probability, rank and entropy of every token of a text
+    score_file       the same for many texts, into a file
+    lens             logit lens: the head applied after each layer
+    comparison       two models, or two samplers, along a text
+    same_vocabulary  check that two models have the same tokens
 """
 
-from lmhead.analysis.compare import compare_models, compare_samplers
-from lmhead.analysis.comparison import Comparison, Difference
+from lmhead.analysis.comparison import Comparison, Difference, compare_models, compare_samplers
 from lmhead.analysis.lens import Cell, Lens, logit_lens
-from lmhead.analysis.next_words import NextWords, Processed, next_words
-from lmhead.analysis.same_words import DifferentWords
+from lmhead.analysis.next_tokens import NextTokens, Processed, next_tokens
+from lmhead.analysis.same_vocabulary import VocabularyMismatch
 from lmhead.analysis.score import Score, ScoredToken, score
-from lmhead.analysis.screened import ScreenedSampler, ScreenReport
-from lmhead.analysis.tokens import Piece, Token
+from lmhead.analysis.score_file import score_files
+from lmhead.analysis.token_text import Piece, Token
 
 __all__ = [
     "Cell",
     "Comparison",
     "Difference",
-    "DifferentWords",
     "Lens",
-    "NextWords",
+    "NextTokens",
     "Piece",
     "Processed",
     "Score",
     "ScoredToken",
-    "ScreenReport",
-    "ScreenedSampler",
     "Token",
+    "VocabularyMismatch",
     "compare_models",
     "compare_samplers",
     "logit_lens",
-    "next_words",
+    "next_tokens",
     "score",
+    "score_files",
 ]

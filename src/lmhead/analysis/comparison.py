@@ -1,37 +1,44 @@
-"""What a comparison finds: `Difference` at one place of a text, `Comparison` of the whole.
+"""`compare_models`, `compare_samplers`: how far apart two next-token distributions are on a text.
 
-In:  divergences and best words, portion by portion, into a `Tally`.
-Out: sums, and the places where both sides are furthest apart.
+In:  two models with one vocabulary, or one model and two samplers; a text.
+Out: `Comparison`: divergence, agreement, and the positions that differ most (`Difference`).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.analysis.tokens import Piece, finite, piece_of
+from lmhead.analysis.same_vocabulary import check_same_tokenization, check_same_vocabulary
+from lmhead.analysis.score import WINDOW, windows
+from lmhead.analysis.text_to_ids import hidden_states, stream_ids
+from lmhead.analysis.token_text import Piece, finite, piece_of
+from lmhead.lazy import LazyLogits
 from lmhead.models import LanguageModel
+from lmhead.sampling import Sampler
 
-_CONTEXT = 12  # tokens that are kept to show where a difference is
+_CONTEXT = 12  # tokens kept to show where a difference is
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A place in the text, and what both sides expect there.
+    """A position of the text, and what both sides predict there.
 
     Attributes:
-        position: the number of the token that comes next.
-        before: the tokens before it, the last few.
-        token: what the text has there.
-        log_prob: of that token, for each side; -inf where a sampler rules it out.
+        position: index of the predicted token in the text, from 0.
+        before: the last few tokens before it.
+        token: the token of the text.
+        log_prob: of that token, for each side; -inf where a sampler removes it.
         kl: KL(a ‖ b) in nats.
-        total_variation: ½ Σ |a - b|; None for two models, whose logits it would take.
-        best: the most probable word of each side, with its probability.
+        total_variation: ½ Σ |a - b|; None for two models, since it would need all logits.
+        best: the most probable token of each side, with its probability.
     """
 
     position: int
@@ -43,7 +50,7 @@ class Difference:
     best: tuple[tuple[Piece, float], tuple[Piece, float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Every attribute, `log_prob` and `best` for each side; null for what is infinite."""
+        """Return every attribute, `log_prob` and `best` per side; null for infinite values."""
         a, b = ({**piece.to_json(), "p": p} for piece, p in self.best)
         return {
             "position": self.position,
@@ -63,14 +70,13 @@ class Comparison:
     """Two distributions at every position of a text.
 
     Attributes:
-        positions: how many were compared.
-        kl: the mean of KL(a ‖ b) in nats; inf where b rules out a word of a's.
+        positions: number of positions compared.
+        kl: mean of KL(a ‖ b) in nats; inf where b removes a token that a keeps.
         max_kl: the largest.
-        total_variation: the mean of ½ Σ |a - b|, from 0 to 1; None for two models, whose logits it
-            would take.
-        agreement: how often both hold the same word most probable.
+        total_variation: mean of ½ Σ |a - b|, from 0 to 1; None for two models.
+        agreement: share of positions where both have the same most probable token.
         perplexity: of the text, for a and for b; None for samplers.
-        differences: where they are furthest apart, worst first.
+        differences: the positions that differ most, worst first.
     """
 
     positions: int
@@ -82,7 +88,7 @@ class Comparison:
     differences: tuple[Difference, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Every attribute; null for what is infinite, or was not measured."""
+        """Return every attribute; null for what is infinite or was not measured."""
         perplexity = None if self.perplexity is None else [finite(p) for p in self.perplexity]
         return {
             "positions": self.positions,
@@ -95,19 +101,137 @@ class Comparison:
         }
 
 
-class Side(NamedTuple):
-    """What one of two expects at N positions: the best word, its probability, the text's word."""
+@torch.no_grad()
+def compare_models(
+    a: LanguageModel,
+    b: LanguageModel,
+    text: str | Iterable[str],
+    *,
+    window: int | None = None,
+    worst: int = 5,
+    on_step: Callable[[], object] | None = None,
+) -> Comparison:
+    """Measure how far two models' next-token distributions are apart along a text.
+
+    Equivalent to: F.kl_div(log q, log p, log_target=True) per position, and argmax == argmax
+
+    Args:
+        a: a model.
+        b: another model with the same vocabulary.
+        text: the text, or an iterable of pieces of it.
+        window: tokens per window, without overlap; None for 1024 or the models' context.
+        worst: number of largest differences to keep.
+        on_step: called before each model reads a window; may raise to stop the work.
+
+    Raises:
+        VocabularyMismatch: the models have different tokens.
+    """
+    check_same_vocabulary(a, b)
+    sums = _Sums(a, worst)
+    for ids, new in _windows((a, b), text, window):
+        p, q = (_logits(model, ids, new, on_step).double() for model in (a, b))
+        targets = torch.tensor(ids[-new:])
+        answers: Any = p.ask(top_k=1, logsumexp=True, log_prob=targets, kl_to=q)  # type: ignore[attr-defined]
+        other: Any = q.ask(top_k=1, logsumexp=True, log_prob=targets)  # type: ignore[attr-defined]
+        sums.add(ids, answers.kl.clamp(min=0.0), _predictions(answers), _predictions(other))
+    return sums.result(samplers=False)
+
+
+@torch.no_grad()
+def compare_samplers(
+    model: LanguageModel,
+    a: Sampler,
+    b: Sampler,
+    text: str | Iterable[str],
+    *,
+    window: int | None = None,
+    worst: int = 5,
+    on_step: Callable[[], object] | None = None,
+) -> Comparison:
+    """Measure how far apart the distributions are that two samplers draw from, along a text.
+
+    Equivalent to: KL and total variation of softmax(a.process(logits)) and softmax(b.process(...))
+
+    Args:
+        model: a model.
+        a: a sampler.
+        b: another sampler.
+        text: the text, or an iterable of pieces of it.
+        window: tokens per window, without overlap; None for 1024 or the model's context.
+        worst: number of largest differences to keep.
+        on_step: called before each position; may raise to stop the work.
+    """
+    sums = _Sums(model, worst)
+    for ids, new in _windows((model,), text, window):
+        rows = _logits(model, ids, new, on_step).scores()
+        for row in range(new):
+            if on_step is not None:
+                on_step()
+            part = ids[: len(ids) - new + row + 1]
+            z = rows.select(slice(row, row + 1)).row_logits().double()
+            p, q = (_processed(sampler, z, part[:-1]) for sampler in (a, b))
+            kl = torch.special.xlogy(p, p) - torch.special.xlogy(p, q)
+            sides = [
+                _Predictions(s.argmax(-1), s.max(-1).values, s[:, part[-1]].log()) for s in (p, q)
+            ]
+            variation = (p - q).abs().sum(-1) / 2
+            sums.add(part, kl.nansum(-1).clamp(min=0.0), sides[0], sides[1], variation)
+    return sums.result(samplers=True)
+
+
+def _logits(
+    model: LanguageModel, ids: list[int], new: int, on_step: Callable[[], object] | None
+) -> LazyLogits:
+    """Return the logits that predict the last `new` of ids."""
+    if on_step is not None:
+        on_step()
+    logits: LazyLogits = model.head(hidden_states(model, ids[:-1])[-new:])
+    return logits
+
+
+def _windows(
+    models: tuple[LanguageModel, ...], text: str | Iterable[str], window: int | None
+) -> Iterator[tuple[list[int], int]]:
+    most = min((m.max_length for m in models if m.max_length is not None), default=None)
+    window = min(WINDOW, most or WINDOW) if window is None else window
+    checks.check_integer("window", window, low=1, high=most)
+    portions = stream_ids(models[0], [text] if isinstance(text, str) else text)
+    if len(models) > 1:
+        portions = check_same_tokenization(models[1], portions)
+    empty = True
+    for ids, new in windows(portions, window, window):
+        empty = False
+        yield ids, new
+    if empty:
+        raise ValueError("text must have at least two tokens; the first one is not predicted")
+
+
+def _processed(sampler: Sampler, z: Tensor, context: list[int]) -> Tensor:
+    """Return the probabilities that a sampler draws from, (1, V)."""
+    if sampler.is_greedy:
+        token = sampler(z, [context]).token
+        return torch.nn.functional.one_hot(token, z.shape[-1]).double()
+    return sampler.process(z, [context]).softmax(-1)
+
+
+class _Predictions(NamedTuple):
+    """What one side predicts at N positions."""
 
     best: Tensor  # (N,), ids
     best_p: Tensor  # (N,)
-    log_prob: Tensor  # (N,), of what the text has
+    log_prob: Tensor  # (N,), of the text's tokens
 
 
-class Tally:
-    """Sums over positions, and the worst of them."""
+def _predictions(answers: Any) -> _Predictions:
+    values, ids = answers.top_k
+    return _Predictions(ids[:, 0], (values[:, 0] - answers.logsumexp).exp(), answers.log_prob)
+
+
+class _Sums:
+    """Running sums over positions, and the worst positions."""
 
     def __init__(self, model: LanguageModel, worst: int) -> None:
-        checks.check_whole("worst", worst, low=0)
+        checks.check_integer("worst", worst, low=0)
         self.model, self.worst = model, worst
         self.positions, self.agreed, self.kl, self.max_kl = 0, 0, 0.0, 0.0
         self.variation = 0.0
@@ -115,24 +239,31 @@ class Tally:
         self._worst: list[tuple[float, int, Difference]] = []
 
     def add(
-        self, ids: list[int], kl: Tensor, a: Side, b: Side, variation: Tensor | None = None
+        self,
+        ids: list[int],
+        kl: Tensor,
+        a: _Predictions,
+        b: _Predictions,
+        variation: Tensor | None = None,
     ) -> None:
-        """The last N of ids: divergence (N,), what each side expects, total variation (N,)."""
+        """Add the last N of ids: divergence (N,), both predictions, total variation (N,)."""
         values = kl.double().tolist()
-        varied = [None] * len(values) if variation is None else variation.double().tolist()
+        variations = [None] * len(values) if variation is None else variation.double().tolist()
         self.agreed += int((a.best == b.best).sum())
         self.kl += math.fsum(values)
         self.max_kl = max(self.max_kl, *values)
-        self.variation += math.fsum(v for v in varied if v is not None)
+        self.variation += math.fsum(v for v in variations if v is not None)
         for side, found in enumerate((a, b)):
             self.log_probs[side] += float(found.log_prob.double().sum())
         for i, value in enumerate(values):
             full = len(self._worst) >= self.worst
             if self.worst and not (full and value <= self._worst[0][0]):
                 at = len(ids) - len(values) + i
-                place = self._difference(ids, at, self.positions + i + 1, i, a, b, value, varied[i])
+                difference = self._difference(
+                    ids, at, self.positions + i + 1, i, a, b, value, variations[i]
+                )
                 push = heapq.heapreplace if full else heapq.heappush
-                push(self._worst, (value, -place.position, place))
+                push(self._worst, (value, -difference.position, difference))
         self.positions += len(values)
 
     def _difference(
@@ -141,8 +272,8 @@ class Tally:
         at: int,
         position: int,
         i: int,
-        a: Side,
-        b: Side,
+        a: _Predictions,
+        b: _Predictions,
         kl: float,
         variation: float | None,
     ) -> Difference:
@@ -164,7 +295,7 @@ class Tally:
         )
 
     def result(self, *, samplers: bool) -> Comparison:
-        """Means; what is told of samplers alone, or of models alone, is None for the others."""
+        """Return the means; total variation for samplers only, perplexity for models only."""
         n = self.positions
         a, b = (math.exp(min(-x / n, 700.0)) for x in self.log_probs)
         return Comparison(

@@ -1,8 +1,8 @@
-"""`logit_lens`: what the head would say after each layer, at each position.
+"""`logit_lens`: what the head predicts after each layer, at each position.
 
 In:  a model, a prompt.
-Out: `Lens`: a grid of layers x positions, in each cell the best words, where the target stands, and
-     how far the layer still is from what the model says in the end.
+Out: `Lens`: a grid of layers x positions; each cell has the best tokens, the rank of the target,
+     and the divergence from the model's output.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.analysis.reading import Text, prompt_ids
-from lmhead.analysis.tokens import Piece, finite, piece_of, pieces_of
+from lmhead.analysis.text_to_ids import Text, prompt_ids
+from lmhead.analysis.token_text import Piece, finite, piece_of, pieces_of
 from lmhead.models import LanguageModel
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What the head says after one layer, at one position.
+    """What the head predicts after one layer, at one position.
 
     Attributes:
-        best: the most probable words with their probabilities, best first.
+        best: the most probable tokens with their probabilities, best first.
         entropy: of the distribution, in nats.
         target_p: the probability of the target.
-        target_rank: how many words come before the target; 0 if it is the best one.
+        target_rank: rank of the target, from 0 (the most probable token).
         kl: KL(this layer ‖ the last one) in nats; 0 in the last layer.
     """
 
@@ -40,7 +40,7 @@ class Cell:
     kl: float
 
     def to_json(self) -> dict[str, Any]:
-        """`best`, `entropy`, `target_p`, `target_rank`, `kl`."""
+        """Return `best`, `entropy`, `target_p`, `target_rank`, `kl`."""
         return {
             "best": [{**piece.to_json(), "p": p} for piece, p in self.best],
             "entropy": finite(self.entropy),
@@ -56,9 +56,9 @@ class Lens:
 
     Attributes:
         prompt: its tokens, one per position.
-        targets: for each position the word that is looked for: the next token of the prompt, and
-            at the last position the model's own answer; or the one that was asked for.
-        cells: one list per layer, with one cell per position; layer 0 is the embedding, the last
+        targets: for each position the token whose rank is given: the next token of the prompt, and
+            at the last position the model's own prediction; or the requested target.
+        cells: one tuple per layer, with one cell per position; layer 0 is the embedding, the last
             one is the model's output.
     """
 
@@ -67,7 +67,7 @@ class Lens:
     cells: tuple[tuple[Cell, ...], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """`prompt`, `targets`, and `layers`: per layer its number and a cell per position."""
+        """Return `prompt`, `targets`, and `layers`: number and cells of each."""
         layers = [
             {"layer": number, "cells": [cell.to_json() for cell in row]}
             for number, row in enumerate(self.cells)
@@ -86,23 +86,23 @@ def logit_lens(
     *,
     top: int = 1,
     target: int | None = None,
-    between: Callable[[], object] | None = None,
+    on_step: Callable[[], object] | None = None,
 ) -> Lens:
-    """Read the hidden states of every layer with the head, as if each were the last.
+    """Apply the head to the hidden states of every layer, as if each were the last.
 
     Equivalent to: [model.head(layer).softmax(-1).topk(top) for layer in model.layers(ids)]
 
     Args:
         model: a `LanguageModel` whose body has layers.
         prompt: text, or ids.
-        top: how many words per cell.
-        target: the id of the word whose rank is asked for everywhere; None for the next token of
-            the prompt, and the model's own answer at the end.
-        between: called before each layer is read with the head; what it raises ends the work.
+        top: number of tokens per cell.
+        target: id of the token whose rank is given everywhere; None for the next token of the
+            prompt, and the model's own prediction at the end.
+        on_step: called before the head is applied to each layer; may raise to stop the work.
     """
-    checks.check_whole("top", top, low=1, high=model.head.vocab_size)
+    checks.check_integer("top", top, low=1, high=model.head.vocab_size)
     if target is not None:
-        checks.check_whole("target", target, low=0, high=model.head.vocab_size - 1)
+        checks.check_integer("target", target, low=0, high=model.head.vocab_size - 1)
     ids = prompt_ids(model, prompt)
     layers = model.layers(torch.tensor([ids]))
     if target is None:
@@ -112,8 +112,8 @@ def logit_lens(
     goal = torch.tensor(wanted)
     cells = []
     for layer in layers:
-        if between is not None:
-            between()
+        if on_step is not None:
+            on_step()
         cells.append(_cells(model, layer[0], layers[-1][0], ids, goal, top))
     return Lens(
         prompt=tuple(pieces_of(model, ids)),
@@ -130,26 +130,19 @@ def _cells(
     goal: Tensor,
     top: int,
 ) -> tuple[Cell, ...]:
-    """A row of the grid: the head on one layer's states (T, D), and on those of the last layer."""
+    """Return one row of the grid from one layer's states (T, D) and those of the last layer."""
     final = model.head(last).double()
-    answers = (
-        model.head(hidden)
-        .double()
-        .ask(top_k=top, logsumexp=True, entropy=True, log_prob=goal, rank=goal, kl_to=final)
+    logits = model.head(hidden).double()
+    answers: Any = logits.ask(
+        top_k=top, logsumexp=True, entropy=True, log_prob=goal, rank=goal, kl_to=final
     )
-    assert answers.top_k is not None
-    assert answers.logsumexp is not None
-    assert answers.entropy is not None
-    assert answers.log_prob is not None
-    assert answers.rank is not None
-    assert answers.kl is not None
     p = (answers.top_k.values - answers.logsumexp[:, None]).exp().tolist()
-    words = answers.top_k.indices.tolist()
+    best = answers.top_k.indices.tolist()
     return tuple(
         Cell(
             best=tuple(
-                (piece_of(model, word, ids[i]), share)
-                for word, share in zip(words[i], p[i], strict=True)
+                (piece_of(model, id, ids[i]), probability)
+                for id, probability in zip(best[i], p[i], strict=True)
             ),
             entropy=float(answers.entropy[i]),
             target_p=math.exp(float(answers.log_prob[i])),

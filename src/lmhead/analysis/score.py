@@ -1,70 +1,81 @@
-"""`score`: how well a model expects a text, token by token, in bounded memory.
+"""`score`: log-probability, rank and entropy of every token of a text, in bounded memory.
 
 In:  a model, and a text of any length, whole or in pieces.
-Out: `Score`; each `ScoredToken` as it comes, for those who want them.
+Out: `Score`; optionally every `ScoredToken`, through a callback.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from lmhead import checks
-from lmhead.analysis.reading import read_hidden, stream_ids
-from lmhead.analysis.tokens import Piece, Token, finite, piece_of
+from lmhead.analysis.text_to_ids import hidden_states, stream_ids
+from lmhead.analysis.token_text import Piece, Token, finite, piece_of
 from lmhead.models import LanguageModel
 
-WINDOW = 1024  # tokens that are read at once, if the model can see as many
+WINDOW = 1024  # default tokens per window, if the model's context allows
+
+
+class TextTooShort(ValueError):  # noqa: N818
+    """A text of fewer than two tokens: there is nothing to score."""
 
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token of a text, and what the model thought of it before it came.
+    """A token of a text and how well the model predicted it.
 
     Attributes:
-        position: its number in the text, from 0.
-        token: its figures.
-        entropy: of the distribution that it came from, in nats.
+        position: its index in the text, from 0.
+        token: its text, log-probability and rank.
+        entropy: of the predicted distribution, in nats.
+        top: the `top_k` most probable tokens, as (id, log-probability), best first.
     """
 
     position: int
     token: Token
     entropy: float
+    top: tuple[tuple[int, float], ...] = ()
 
     @property
     def bits(self) -> float:
-        """How surprising it was."""
+        """Surprisal, -log₂ p."""
         return -self.token.log_prob / math.log(2)
 
     def to_json(self) -> dict[str, Any]:
-        """The token with `position`, `entropy` and `bits`."""
+        """Return the token with `position`, `entropy` and `bits`."""
         more = {"position": self.position, "entropy": self.entropy, "bits": finite(self.bits)}
         return {**self.token.to_json(), **more}
 
 
 @dataclass
 class Score:
-    """What a text comes to. The figures count the tokens that were scored.
+    """Totals of a scored text.
 
     Attributes:
-        window: how many tokens the model saw at once.
-        stride: how far apart windows begin.
-        tokens: how many were scored: all but the first one, which nothing comes before.
-        bytes: how many bytes of the text they make, in UTF-8.
-        log_prob: of all of them together, in nats.
-        entropy_sum: of all distributions, in nats.
-        first_choices: how many were what the model held most likely.
-        in_top_10: how many were among the ten most likely words.
+        window: tokens the model sees at once.
+        stride: tokens between the starts of two windows.
+        tokens: number of scored tokens: all but the first, which has no context.
+        bytes: length of their text in UTF-8.
+        words: number of words of the text, separated by white space.
+        bos: whether the tokenizer put a special token before the text; if not, the first token of
+            the text is not scored.
+        log_prob: sum over all scored tokens, in nats.
+        entropy_sum: sum of the entropies, in nats.
+        first_choices: number of tokens with rank 0.
+        in_top_10: number of tokens with rank 0 to 9.
     """
 
     window: int
     stride: int
     tokens: int = 0
     bytes: int = 0
+    words: int = 0
+    bos: bool = False
     log_prob: float = 0.0
     entropy_sum: float = field(default=0.0, repr=False)
     first_choices: int = 0
@@ -78,21 +89,40 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """-log₂ p of the text, by its length in bytes: does not depend on the tokenizer."""
+        """-log₂ p of the text per byte: does not depend on the tokenizer."""
         return -self.log_prob / math.log(2) / self.bytes if self.bytes else math.inf
 
     @property
+    def word_perplexity(self) -> float:
+        """exp(-log_prob / words), as in lm-evaluation-harness."""
+        mean = -self.log_prob / self.words if self.words else math.inf
+        return math.exp(mean) if mean < 700 else math.inf
+
+    @property
     def bits_per_token(self) -> float:
-        """-log₂ p of the text, by its tokens."""
+        """-log₂ p of the text per token."""
         return -self.log_prob / math.log(2) / self.tokens
 
     @property
     def entropy(self) -> float:
-        """The mean entropy of the distributions, in nats: how unsure the model was."""
+        """Mean entropy of the predicted distributions, in nats."""
         return self.entropy_sum / self.tokens
 
+    def __add__(self, other: Score) -> Score:
+        """Return the totals of two texts, scored with the same window and stride."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)[2:]}
+        return Score(self.window, self.stride, **{**sums, "bos": self.bos or other.bos})
+
+    def add(self, log_prob: float, entropy: float, rank: int) -> None:
+        """Count one more token."""
+        self.tokens += 1
+        self.log_prob += log_prob
+        self.entropy_sum += entropy
+        self.first_choices += rank == 0
+        self.in_top_10 += 0 <= rank < 10
+
     def to_json(self) -> dict[str, Any]:
-        """Sums and means; null for what is infinite."""
+        """Return sums and means; null for infinite values."""
         return {
             "perplexity": finite(self.perplexity),
             "bits_per_byte": finite(self.bits_per_byte),
@@ -114,53 +144,63 @@ def score(
     *,
     window: int | None = None,
     stride: int | None = None,
-    each: Callable[[ScoredToken], object] | None = None,
+    top_k: int = 0,
+    skip: int = 0,
+    on_token: Callable[[ScoredToken], object] | None = None,
 ) -> Score:
-    """The log-probability of a text under a model, with a sliding window.
+    """Return the log-probability of a text under a model, with a sliding window.
 
     Equivalent to: -F.cross_entropy(logits, ids[1:], reduction="sum"), in windows
 
-    The model reads the tokens [0, window), then [stride, stride + window), and so on. In each
-    window only those predictions count that the one before did not have: every token but the first
-    is scored once, from the second window on behind more than `window - stride` others. Each window
-    asks the head once, for everything. Nothing of the text is kept: memory is that of one window,
-    however long the text is.
+    The model reads the tokens [0, window), then [stride, stride + window), and so on. Every token
+    but the first is scored once, in the first window that contains it; from the second window on it
+    has more than `window - stride` tokens of context. No special token is put before a window. Each
+    window queries the head once. Memory is that of one window, however long the text is.
 
     Args:
         model: any `LanguageModel` with a tokenizer.
         text: the text, or an iterable of pieces of it.
-        window: how many tokens the model sees at once; None for 1024, or less if it can see less.
-        stride: how far apart windows begin; None for half a window.
-        each: called with every `ScoredToken`, in the order of the text.
+        window: tokens the model sees at once; None for 1024 or the model's context.
+        stride: tokens between the starts of two windows; None for half a window.
+        top_k: number of most probable tokens to return with each token.
+        skip: number of tokens that were scored before, not counting the first; they are not scored
+            again and not counted, except in `bytes` and `words`.
+        on_token: called with every `ScoredToken`, in order.
 
     Raises:
-        ValueError: fewer than two tokens, or a window that the model cannot see.
+        TextTooShort: fewer than two tokens.
+        ValueError: a window longer than the model's context, or a `top_k` above the vocabulary.
     """
     window = default_window(model) if window is None else window
-    checks.check_whole("window", window, low=1, high=model.max_length)
+    checks.check_integer("window", window, low=1, high=model.max_length)
     stride = max(1, window // 2) if stride is None else stride
-    checks.check_whole("stride", stride, low=1, high=window)
+    checks.check_integer("stride", stride, low=1, high=window)
+    checks.check_integer("top_k", top_k, low=0, high=model.head.vocab_size)
     result = Score(window, stride)
     counted = _Counted([text] if isinstance(text, str) else text)
     first: Piece | None = None
-    for ids, fresh in windows(stream_ids(model, counted), window, stride):
+    position = 1
+    for ids, new in windows(stream_ids(model, counted), window, stride):
         if first is None:
             first = piece_of(model, ids[0])
-        for scored in _score_window(model, ids, fresh, result.tokens + 1):
-            _add(result, scored)
-            if each is not None:
-                each(scored)
+        if position + new - 1 > skip:
+            for scored in _score_window(model, ids, new, position, top_k):
+                if scored.position > skip:
+                    result.add(scored.token.log_prob, scored.entropy, scored.token.rank)
+                    if on_token is not None:
+                        on_token(scored)
+        position += new
     if first is None:
-        raise ValueError(
-            "text must have at least two tokens: the first one is not scored, since nothing comes "
-            "before it"
+        raise TextTooShort(
+            "text must have at least two tokens; the first one is not scored, it has no context"
         )
-    result.bytes = counted.bytes - len(first.bytes)
+    result.bytes, result.words = counted.bytes - len(first.bytes), counted.words
+    result.bos = first.special is not None
     return result
 
 
 def default_window(model: LanguageModel) -> int:
-    """How many tokens a model sees at once where nobody says it."""
+    """Return the default window of a model, in tokens."""
     return min(WINDOW, model.max_length or WINDOW)
 
 
@@ -169,13 +209,13 @@ def windows(
 ) -> Iterator[tuple[list[int], int]]:
     """Cut a stream of ids: each entry has the ids of a window and one more, and how many are new.
 
-    In a window `ids[:-1]` are read, and the last `fresh` of `ids` are scored.
+    In a window `ids[:-1]` are read, and the last `new` of `ids` are scored.
 
     >>> list(windows([[1, 2, 3], [4, 5, 6, 7]], window=4, stride=2))
     [([1, 2, 3, 4, 5], 4), ([3, 4, 5, 6, 7], 2)]
     """
     held: list[int] = []
-    seen = 1  # how many of those that are held need no score any more
+    seen = 1  # held ids that need no score: the first of the text, or scored already
     for portion in portions:
         held += portion
         while len(held) > window:
@@ -188,46 +228,41 @@ def windows(
 
 @torch.no_grad()
 def _score_window(
-    model: LanguageModel, ids: list[int], fresh: int, position: int
+    model: LanguageModel, ids: list[int], new: int, position: int, top_k: int
 ) -> Iterator[ScoredToken]:
-    hidden = read_hidden(model, ids[:-1])[-fresh:]
-    targets = torch.tensor(ids[-fresh:])
-    answers = (
-        model.head(hidden)
-        .double()
-        .ask(log_prob=targets, rank=targets, entropy=True, logsumexp=True)
+    hidden = hidden_states(model, ids[:-1])[-new:]
+    targets = torch.tensor(ids[-new:])
+    logits = model.head(hidden).double()
+    answers: Any = logits.ask(
+        log_prob=targets, rank=targets, entropy=True, logsumexp=True, top_k=top_k
     )
-    assert answers.log_prob is not None
-    assert answers.logsumexp is not None
-    assert answers.rank is not None
-    assert answers.entropy is not None
-    logits = answers.log_prob + answers.logsumexp
+    tops: list[tuple[tuple[int, float], ...]] = [()] * new
+    if top_k:
+        log_probs = (answers.top_k.values - answers.logsumexp[:, None]).tolist()
+        pairs = zip(answers.top_k.indices.tolist(), log_probs, strict=True)
+        tops = [tuple(zip(best, values, strict=True)) for best, values in pairs]
+    target_logits = answers.log_prob + answers.logsumexp
     figures = zip(
-        *(t.tolist() for t in (answers.log_prob, logits, answers.rank, answers.entropy)),
+        *(t.tolist() for t in (answers.log_prob, target_logits, answers.rank, answers.entropy)),
         strict=True,
     )
     for i, (log_prob, logit, rank, entropy) in enumerate(figures):
-        at = len(ids) - fresh + i
+        at = len(ids) - new + i
         piece = piece_of(model, ids[at], ids[at - 1])
         token = Token(piece, logit, log_prob, math.exp(log_prob), rank)
-        yield ScoredToken(position + i, token, entropy)
-
-
-def _add(result: Score, scored: ScoredToken) -> None:
-    result.tokens += 1
-    result.log_prob += scored.token.log_prob
-    result.entropy_sum += scored.entropy
-    result.first_choices += scored.token.rank == 0
-    result.in_top_10 += 0 <= scored.token.rank < 10
+        yield ScoredToken(position + i, token, entropy, tops[i])
 
 
 class _Counted:
-    """Pieces of text, and how many bytes went through."""
+    """Pieces of text, with a count of the bytes and words read."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
-        self._pieces, self.bytes = pieces, 0
+        self._pieces, self.bytes, self.words = pieces, 0, 0
 
     def __iter__(self) -> Iterator[str]:
+        in_word = False  # whether the last piece ended within a word
         for piece in self._pieces:
             self.bytes += len(piece.encode("utf-8"))
+            self.words += len(piece.split()) - (in_word and piece[:1].strip() != "")
+            in_word = piece[-1].strip() != "" if piece else in_word
             yield piece

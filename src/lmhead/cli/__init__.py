@@ -1,26 +1,27 @@
-"""The command line: `lmhead COMMAND`. One file per command, loaded when it is called."""
+"""The command line: `lmhead NAME` runs `cli/cmd_NAME.py`, imported when it is called."""
 
 import click
 
 from lmhead import __version__
-from lmhead.cli._frame import LazyGroup
+from lmhead.cli._command_group import LazyGroup
 
-# Command name -> what `lmhead --help` says of it. `lmhead NAME` runs `lmhead.cli.NAME:command`.
+# Command name -> its line in `lmhead --help`.
 _COMMANDS = {
-    "demo": "What lmhead does, on a real model, in under a minute.",
-    "next": "The most probable next words behind a prompt, as a table.",
-    "score": "How well a model expects a text: perplexity, bits per byte, every token.",
-    "generate": "Go on from a prompt.",
-    "lens": "What the model would say after each layer: the logit lens.",
-    "compare": "How far apart two models, or two samplers, are on a text.",
-    "train": "Train a model: a language model on text files, or translation on pairs.",
-    "translate": "Translate sentences with a model that was trained on pairs.",
-    "inspect": "What a model's head is: sizes, type, memory, advice.",
-    "check": "A model's head against the textbook: loss, gradients, decoding.",
-    "models": "Models that have a name: list them, add one, ask where one is.",
-    "explore": "The same in the browser: a page to play with, on this machine alone.",
-    "doctor": "Versions, threads, instruction sets, compiled core or fallback.",
-    "bench": "Speed, memory and errors, beside everything else a user could pick.",
+    "demo": "Show what lmhead does, on a real model, in under a minute.",
+    "next": "Show the most probable next tokens after a prompt.",
+    "score": "Score a text: perplexity, bits per byte, every token.",
+    "generate": "Generate text from a prompt.",
+    "lens": "Show what the model predicts after each layer (logit lens).",
+    "compare": "Compare two models, or two samplers, on a text.",
+    "train": "Train a language model on text, or a translation model on pairs.",
+    "translate": "Translate sentences with a translation model.",
+    "inspect": "Show a model's head: sizes, dtype, memory, advice.",
+    "check": "Check a model's head against the float64 reference.",
+    "models": "List, install and locate models that have a name.",
+    "serve": "Serve models with an OpenAI-compatible API.",
+    "explore": "Explore models in the browser, on this machine only.",
+    "doctor": "Show versions, threads, instruction sets, compiled core.",
+    "bench": "Measure speed, memory and errors against alternatives (needs a clone).",
 }
 
 
@@ -29,7 +30,7 @@ _COMMANDS = {
 )
 @click.version_option(__version__, prog_name="lmhead")
 def main() -> None:
-    """The last step of a language model.
+    """The output layer of a language model.
 
-    Hidden state in; loss, log-probabilities and next token out, with no logits tensor in memory.
+    Hidden states in; loss, log-probabilities and next token out, without a logits tensor in memory.
     """

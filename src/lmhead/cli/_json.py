@@ -1,4 +1,4 @@
-"""JSON for programs: one document per call, with the version of its form. See docs/json.md."""
+"""JSON output: one document per command, with a schema version. See docs/json.md."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lmhead import __version__
 
 SCHEMA = 1
 
-# JSON may hold these as they are, but a terminal would obey them.
+# Legal in JSON, but a terminal would interpret them.
 _CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def head(command: str) -> dict[str, Any]:
-    """What every document begins with."""
+    """Return the fields that every document starts with."""
     return {"command": command, "schema": SCHEMA, "lmhead": __version__}
 
 
 def to_text(value: Any, *, lines: int = 2) -> str:
-    r"""JSON that any terminal can show: control characters are escaped, NaN is refused.
+    r"""Return JSON that is safe to print: control characters are escaped, NaN is refused.
 
-    The outer `lines` levels have a line for each entry; what is inside stands in one line.
+    The outer `lines` levels have one line per entry; deeper levels are on one line.
 
     >>> print(to_text({"text": "é\x9b2J", "bytes": [27]}, lines=0))
     {"text": "é\u009b2J", "bytes": [27]}
@@ -46,17 +46,17 @@ def _dump(value: Any, lines: int, newline: str) -> str:
 
 def _plain(value: Any) -> str:
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
-    knows_all = encoding.replace("-", "").startswith("utf")
-    return json.dumps(value, ensure_ascii=not knows_all, allow_nan=False)
+    is_unicode = encoding.replace("-", "").startswith("utf")
+    return json.dumps(value, ensure_ascii=not is_unicode, allow_nan=False)
 
 
 def write(command: str, *, lines: int = 2, **document: Any) -> None:
-    """Print a document; `lines` is how many levels have a line for each entry."""
+    """Print a document; the outer `lines` levels have one line per entry."""
     click.echo(to_text({**head(command), **document}, lines=lines))
 
 
 class Stream:
-    """A document with one long list that is written as it comes, so that nothing is held.
+    """A document with one long list that is written entry by entry, in bounded memory.
 
     Used as: stream = Stream("score", "tokens", model=...); stream.add(token) ...; stream.close(...)
     """
@@ -68,12 +68,12 @@ class Stream:
         self._first = True
 
     def add(self, entry: Any) -> None:
-        """One more entry of the list."""
+        """Write one more entry of the list."""
         click.echo(f"{'' if self._first else ','}\n    {to_text(entry, lines=0)}", nl=False)
         self._first = False
 
     def close(self, **after: Any) -> None:
-        """The end of the list, and what is known only then."""
+        """Write the end of the list and the remaining fields."""
         end = "]" if self._first else "\n  ]"
         rest = to_text(after)
         click.echo(f"{end},{rest[1:]}" if after else f"{end}\n}}")

@@ -1,16 +1,22 @@
-"""Plain-terminal drawing: columns that line up in any script, and bars. Nothing but strings.
+"""Terminal output: aligned columns in any script, bars, colours, printable tokens.
 
-A Chinese character takes two columns, so `len` does not line tables up; `columns` does.
+A Chinese character takes two columns, so tables are aligned by `columns`, not by `len`.
 """
+
+from __future__ import annotations
 
 import os
 import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from lmhead.analysis import Piece
 
 _TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m| )*)$", re.MULTILINE)
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -18,7 +24,7 @@ _PLAIN = str.maketrans("█▉▊▋▌▍▎▏│▲·×␣…‖", "#####   |
 
 
 def columns(text: str) -> int:
-    """How many terminal columns the text takes, colours not counted.
+    """Return the width of a text in terminal columns, without colour codes.
 
     >>> columns("love"), columns("爱"), columns(click.style("爱", bold=True))
     (4, 2, 2)
@@ -27,13 +33,13 @@ def columns(text: str) -> int:
 
 
 def _columns(c: str) -> int:
-    if unicodedata.category(c) in ("Mn", "Me", "Cf"):  # on the letter before, or not seen
+    if unicodedata.category(c) in ("Mn", "Me", "Cf"):  # combining or invisible
         return 0
     return 1 + (unicodedata.east_asian_width(c) in ("W", "F"))
 
 
 def clip(text: str, width: int) -> str:
-    """The text, cut to a width; what is missing is an ellipsis.
+    """Return the text cut to a width, with an ellipsis at the end.
 
     >>> clip("understanding", 6), clip("音乐会", 5), clip("猫", 2)
     ('under…', '音乐…', '猫')
@@ -50,7 +56,7 @@ def clip(text: str, width: int) -> str:
 
 
 def tail(text: str, width: int) -> str:
-    """The end of a text that fits a width; what is missing is an ellipsis.
+    """Return the end of a text that fits a width, with an ellipsis at the start.
 
     >>> tail("understanding", 6), tail("音乐会", 5), tail("猫", 2)
     ('…nding', '…乐会', '猫')
@@ -63,7 +69,7 @@ def tail(text: str, width: int) -> str:
 
 
 def left(text: str, width: int) -> str:
-    """The text, filled up on the right.
+    """Align the text to the left of a width.
 
     >>> left("猫", 4) + "|"
     '猫  |'
@@ -72,7 +78,7 @@ def left(text: str, width: int) -> str:
 
 
 def right(text: str, width: int) -> str:
-    """The text, filled up on the left.
+    """Align the text to the right of a width.
 
     >>> right("猫", 4)
     '  猫'
@@ -81,7 +87,7 @@ def right(text: str, width: int) -> str:
 
 
 def center(text: str, width: int) -> str:
-    """The text in the middle, or nothing where it does not fit.
+    """Centre the text in a width; return spaces if it does not fit.
 
     >>> center("猫", 6), center("音乐", 3)
     ('  猫  ', '   ')
@@ -93,7 +99,7 @@ def center(text: str, width: int) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    """One line per row. A width below 0 aligns its column to the left; 0 lets it run free.
+    """Return one line per row. A negative width aligns left; 0 leaves the cell as it is.
 
     >>> table([["猫", "0.5", "██"], ["music", "10", "█"]], [-7, 4, 0])
     ['猫      0.5   ██', 'music    10   █']
@@ -113,7 +119,7 @@ def table(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `share` of the width, drawn to an eighth of a column.
+    """Return a bar of `share` of the width, to an eighth of a column.
 
     >>> bar(0.5, 8), bar(0.55, 8), bar(0.0, 8)
     ('████', '████▍', '')
@@ -123,20 +129,20 @@ def bar(share: float, width: int) -> str:
 
 
 def signed_bar(value: float, width: int) -> str:
-    """A bar to the left of an axis for a negative value, to the right for a positive one.
+    """Return a bar to the left of an axis for a negative value, to the right for a positive one.
 
     `value` is in [-1, 1]; each side has `width` columns.
 
     >>> signed_bar(0.5, 4), signed_bar(-0.5, 4)
     ('    │██', '  ██│')
     """
-    if value < 0:  # there are no eighths that begin at the right
+    if value < 0:  # there are no right-aligned eighth blocks
         return right("█" * round(-value * width), width) + "│"
     return " " * width + "│" + bar(value, width)
 
 
 def printable(text: str) -> str:
-    """The text as the terminal can show it: where it knows no such bars, plain ones."""
+    """Return the text in the terminal's encoding, with ASCII bars if needed."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -146,45 +152,113 @@ def printable(text: str) -> str:
 
 
 def width() -> int:
-    """How many columns there are: the terminal's, or 80."""
+    """Return the terminal's width in columns; 80 if it is unknown."""
     return max(40, shutil.get_terminal_size().columns)
 
 
 def echo(lines: Iterable[str] | str = "") -> None:
-    """Print lines to standard output, in colour where it is a terminal and NO_COLOR is not set."""
+    """Print lines to standard output, coloured if it is a terminal and NO_COLOR is not set."""
     text = lines if isinstance(lines, str) else "\n".join(lines)
     text = _TRAILING.sub(r"\1", printable(text))
     click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def cyan(text: str) -> str:
-    """For bars."""
+    """Style a bar."""
     return click.style(text, fg="cyan")
 
 
 def dim(text: str) -> str:
-    """For headings, and what matters less."""
+    """Style a heading or a minor detail."""
     return click.style(text, dim=True)
 
 
 def bold(text: str) -> str:
-    """For what matters."""
+    """Style what matters most."""
     return click.style(text, bold=True)
 
 
-class Progress:
-    """One line on standard error that changes as the work goes on; nothing if it is no terminal."""
+class Narration:
+    """Numbered sections and notes of a demo, as lines in English or Chinese."""
 
-    def __init__(self) -> None:
-        self.shown = sys.stderr.isatty()
+    margin = "     "
 
-    def __enter__(self) -> "Progress":
-        return self
+    def __init__(self, *, chinese: bool) -> None:
+        self.chinese = chinese
 
-    def __call__(self, text: str) -> None:
-        """Say what is being done."""
-        if self.shown:
-            click.echo(f"\r\x1b[2K{clip(text, width() - 1)}", err=True, nl=False)
+    def say(self, english: str, chinese: str) -> str:
+        """Return the text in the chosen language."""
+        return chinese if self.chinese else english
 
-    def __exit__(self, *_: object) -> None:
-        self("")
+    def section(self, number: int, english: str, chinese: str) -> Iterator[str]:
+        """Yield the lines of a heading."""
+        yield ""
+        yield bold(f"  {number}. {self.say(english, chinese)}")
+        yield ""
+
+    def note(self, english: str, chinese: str) -> Iterator[str]:
+        """Yield the lines of a paragraph."""
+        for line in self.say(english, chinese).split("\n"):
+            yield (self.margin + line).rstrip()
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+_NAMED = {" ": "␣", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
+# Character categories that a terminal hides or interprets: controls, formats (also those that
+# change the direction of writing), surrogates, unassigned, separators.
+_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}
+
+
+def visible_bytes(token: bytes) -> str:
+    r"""Return printable text for the bytes of a token; different tokens look different.
+
+    >>> visible_bytes(b" caf\xc3\xa9\n"), visible_bytes(b"\xe4\xbd"), visible_bytes(b"\x1b[2J")
+    ('␣café\\n', '<0xE4><0xBD>', '\\x1b[2J')
+    """
+    shown = "".join(_character(c) for c in token.decode("utf-8", "surrogateescape"))
+    # A combining character is shown on a dotted circle.
+    return "◌" + shown if shown and unicodedata.category(shown[0]).startswith("M") else shown
+
+
+def _character(c: str) -> str:
+    if c in _NAMED:
+        return _NAMED[c]
+    number = ord(c)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte that is not part of a character
+        return f"<0x{number - 0xDC00:02X}>"
+    if unicodedata.category(c) in _INVISIBLE:
+        return c.encode("unicode_escape").decode("ascii")
+    return c
+
+
+def one_line(pieces: Iterable[Piece]) -> str:
+    """Return several tokens as one line of text, with newlines as \\n."""
+    return visible_bytes(b"".join(piece.bytes for piece in pieces)).replace("␣", " ")
+
+
+def token_label(piece: Piece) -> str:
+    """Return the printable text of a token, or the name of a special token."""
+    if piece.special is None:
+        return visible_bytes(piece.bytes)
+    return "".join(_character(c) if c != " " else c for c in piece.special)
+
+
+def escape_controls(text: str) -> str:
+    r"""Return the text with terminal control characters escaped.
+
+    >>> escape_controls("one\ttwo\n\x1b[31mred")
+    'one\ttwo\n\\x1b[31mred'
+    """
+    return "".join(_character(c) if _is_control(c) else c for c in text)
+
+
+def _is_control(c: str) -> bool:
+    if c in "\n\t":
+        return False
+    # Joiners inside emoji and Indic words are formats too, and safe.
+    return (
+        unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"}
+        or "\u202a" <= c <= "\u202e"
+        or ("\u2066" <= c <= "\u2069")
+    )

@@ -1,7 +1,4 @@
-"""The page of `lmhead explore`: its sources are in `explorer/`, what Vite makes of them in `dist/`.
-
-In:  nothing. Out: the folder with the built page, or an error that says how to build it.
-"""
+"""The web page of `lmhead explore`, built by Vite from `explorer/` into `dist/`."""
 
 from pathlib import Path
 
@@ -11,12 +8,12 @@ _DIST = Path(__file__).parent / "dist"
 
 
 def page_folder() -> Path:
-    """The folder that holds `index.html` and what it loads.
+    """Return the folder of the built page.
 
-    Every wheel has it; a checkout of the repository gets it from `make explorer`.
+    Wheels contain it; in a clone of the repository `make explorer` builds it.
     """
     if not (_DIST / "index.html").is_file():
         raise FileNotFoundError(
-            f"the page was not built: {_DIST / 'index.html'} is missing; run `make explorer`"
+            f"the web page is not built: {_DIST / 'index.html'} is missing; run `make explorer`"
         )
     return _DIST

@@ -1,73 +1,55 @@
-"""Open a model from files on this machine: the body gives hidden states, the head is ours.
+"""Open models from local files as a body that returns hidden states and an `LMHead`.
 
-In:  a path, or a name; nothing is fetched unless that is asked for.
-Out: a `LanguageModel`, which `sampling.generate` takes.
-
-The names here are loaded on first use: what only asks which models there are need not load torch.
+Nothing is downloaded unless asked for. Names are imported on first use: listing models loads no
+torch.
 
     bundled             models that have a name
-    open                what a path is, and which loader opens it
-    model               what is opened: body, head, tokenizer
-    folder              the files of a folder, checked before anything opens them
-    huggingface         folders of transformers
-    huggingface_body    their hidden states, cache and layers
-    llama_folder        plain Llamas among them, without transformers
+    open                detect the format of a path and open it
+    language_model      `LanguageModel`: body, head, tokenizer
+    folder              validate the files of a Hugging Face folder
+    huggingface         Hugging Face folders
+    huggingface_body    hidden states, cache and layers of a transformers model
+    llama_folder        Llama folders, without transformers
+    rotary              rope_scaling of Llama configurations
     json_tokenizer      tokenizer.json
-    gguf                GGUF files, made folders once and kept in the user's cache
-    gguf_file           what is in one
-    gguf_tokenizer      its tokenizer
-    llama2c             checkpoints of llama2.c
-    llama2c_tokenizer   its vocabulary files
-    translator          what `lmhead train --task translate` makes
+    chat                chat templates
+    gguf                GGUF files, converted once to a folder in the user's cache
+    gguf_file           the GGUF format
+    gguf_llama          Llama models in GGUF files
+    gguf_tokenizer      tokenizers in GGUF files
+    llama2c             llama2.c checkpoints
+    llama2c_tokenizer   llama2.c vocabularies
+    checkpoint          checkpoints of `lmhead train`
+    head_spec           the head that a checkpoint describes
+    translator          checkpoints of `lmhead train --task translate`
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lmhead.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from lmhead.models.gguf import load_gguf
-    from lmhead.models.huggingface import load_huggingface
-    from lmhead.models.json_tokenizer import JsonTokenizer
-    from lmhead.models.llama2c import load_llama2c
-    from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
-    from lmhead.models.model import LanguageModel
-    from lmhead.models.open import open_model
-    from lmhead.models.translator import Translation, Translator, load_translator
+    from lmhead.models.gguf import load_gguf as load_gguf
+    from lmhead.models.huggingface import load_huggingface as load_huggingface
+    from lmhead.models.json_tokenizer import JsonTokenizer as JsonTokenizer
+    from lmhead.models.language_model import LanguageModel as LanguageModel
+    from lmhead.models.llama2c import load_llama2c as load_llama2c
+    from lmhead.models.llama2c_tokenizer import Llama2cTokenizer as Llama2cTokenizer
+    from lmhead.models.open import open_model as open_model
+    from lmhead.models.translator import Translation as Translation
+    from lmhead.models.translator import Translator as Translator
+    from lmhead.models.translator import load_translator as load_translator
 
-_FILE = {
-    "JsonTokenizer": "json_tokenizer",
-    "LanguageModel": "model",
-    "Llama2cTokenizer": "llama2c_tokenizer",
-    "Translation": "translator",
-    "Translator": "translator",
-    "load_gguf": "gguf",
-    "load_huggingface": "huggingface",
-    "load_llama2c": "llama2c",
-    "load_translator": "translator",
-    "open_model": "open",
-}
-
-__all__ = [
-    "JsonTokenizer",
-    "LanguageModel",
-    "Llama2cTokenizer",
-    "Translation",
-    "Translator",
-    "load_gguf",
-    "load_huggingface",
-    "load_llama2c",
-    "load_translator",
-    "open_model",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILE:
-        raise AttributeError(f"module 'lmhead.models' has no attribute {name!r}")
-    value = getattr(import_module(f"lmhead.models.{_FILE[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "lmhead.models.gguf": ["load_gguf"],
+        "lmhead.models.huggingface": ["load_huggingface"],
+        "lmhead.models.json_tokenizer": ["JsonTokenizer"],
+        "lmhead.models.language_model": ["LanguageModel"],
+        "lmhead.models.llama2c": ["load_llama2c"],
+        "lmhead.models.llama2c_tokenizer": ["Llama2cTokenizer"],
+        "lmhead.models.open": ["open_model"],
+        "lmhead.models.translator": ["Translation", "Translator", "load_translator"],
+    },
+)

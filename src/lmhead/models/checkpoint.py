@@ -12,38 +12,49 @@ Out: a `LanguageModel`, or a `ModelError` that says which file is wrong and what
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lmhead.errors import ModelError
-from lmhead.models.folder import read_json
-from lmhead.models.heads import build_head
+from lmhead.models.head_spec import build_head
 from lmhead.models.json_tokenizer import JsonTokenizer
-from lmhead.models.model import LanguageModel
-from lmhead.nn import DecoderConfig, DecoderLM
+from lmhead.models.language_model import LanguageModel
+from lmhead.models.model_files import (
+    Fields,
+    check_numbers,
+    exists,
+    one_line,
+    read_json,
+    read_tensor_headers,
+)
+from lmhead.nn import DecoderConfig, DecoderLM, TransformerConfig
 
 CONFIG, MODEL, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 FORMAT, VERSION = "lmhead", 1
 CHECKPOINTS, STATE = "checkpoints", "training.json"
 
 _STEP = re.compile(r"step-(\d{8,})")
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+_Config = TypeVar("_Config", bound=TransformerConfig)
 
 
 def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> LanguageModel:
-    """Open what `lmhead train` has made.
+    """Open a checkpoint of `lmhead train`.
 
     Args:
-        where: a checkpoint, or the folder of a run: its best checkpoint, or its last one where
-            nothing was held out for validation.
-        name: of the model; None for that of the folder.
+        where: a checkpoint, or the folder of a run: its best checkpoint, or its last one if there
+            was no validation.
+        name: of the model; None for the name of the folder.
 
     Returns:
         The model, in evaluation mode, without gradients.
@@ -57,28 +68,23 @@ def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> L
         lmhead.generate(model, "ROMEO:", max_new_tokens=50).text
     """
     folder = find_checkpoint(Path(where))
-    path = folder / CONFIG
-    about = read_about(folder)
-    if about.get("kind") != "decoder":
+    about = Fields(folder / CONFIG, read_about(folder))
+    kind = about.text("kind", "")
+    if kind != "decoder":
         raise ModelError(
-            f"{path}: kind must be 'decoder', a language model; got {about.get('kind')!r}"
-            + (", which `lmhead translate` opens" if about.get("kind") == "encoder-decoder" else "")
+            f"{about.path}: kind must be 'decoder', a language model; got {kind!r}"
+            + (", which `lmhead translate` opens" if kind == "encoder-decoder" else "")
         )
-    try:
-        sizes = DecoderConfig(**about["model"])
-        model = DecoderLM(sizes, head=build_head(about.get("head", {}), sizes))
-        ends = tuple(int(id) for id in about.get("eos_token_ids", []))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path} must describe a model of lmhead; {_reason(error)}") from error
+    sizes = read_model_config(about, DecoderConfig)
+    ends = read_eos_token_ids(about, sizes.vocab_size)
+    with _described_by(about.path):
+        head_spec = about.object("head").values
+        model = DecoderLM(sizes, head=build_head(head_spec, sizes))
     load_weights(model, folder / MODEL)
     tokenizer = JsonTokenizer(folder / TOKENIZER, eos_token_id=ends[0] if ends else None)
-    if len(tokenizer) != sizes.vocab_size:
-        raise ModelError(
-            f"{folder / TOKENIZER} must have {sizes.vocab_size} words, as the model has; "
-            f"got {len(tokenizer)}: the two do not belong together"
-        )
+    check_vocabulary(folder / TOKENIZER, len(tokenizer), tokenizer.max_id, sizes.vocab_size)
     model.requires_grad_(False).eval()
-    head: Any = model.head  # an LMHead, or one that answers as it does
+    head: Any = model.head  # an LMHead, or a head with the same methods
     return LanguageModel(
         model.body,
         head,
@@ -90,49 +96,100 @@ def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> L
 
 
 def is_checkpoint(where: str | PathLike[str]) -> bool:
-    """Whether `load_checkpoint` is the one to open a folder."""
+    """Return whether `load_checkpoint` is the function to open a folder."""
     folder = Path(where)
-    if not (folder / CONFIG).is_file():
+    if not exists(folder / CONFIG):
         return bool(steps_of(folder))
     try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(folder / CONFIG).values.get("format") == FORMAT
+    except ModelError:
         return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """The checkpoint that a folder is, or the best one of a run."""
+    """Return the folder itself if it is a checkpoint, else the best checkpoint of the run."""
     steps = steps_of(folder)
-    if (folder / CONFIG).is_file() or not steps:
+    if exists(folder / CONFIG) or not steps:
         return folder
-    state = read_json(checkpoint_of(folder, steps[-1]) / STATE)
-    best = state.get("best_step")
-    return checkpoint_of(folder, best if best in steps else steps[-1])
+    best = read_json(checkpoint_of(folder, steps[-1]) / STATE).values.get("best_step")
+    return checkpoint_of(folder, best if type(best) is int and best in steps else steps[-1])
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """`config.json` of a checkpoint, if it is one of ours and of a version that is known."""
+    """Return `config.json` of a checkpoint of a known version."""
+    if not exists(folder / CONFIG):
+        raise ModelError(f"{folder} holds no checkpoint: there is no {CONFIG}")
     about = read_json(folder / CONFIG)
-    if about.get("format") != FORMAT:
-        raise ModelError(f"{folder / CONFIG}: format must be 'lmhead'; got {about.get('format')!r}")
-    if about.get("version") != VERSION:
+    if about.text("format", "") != FORMAT:
+        raise about.error("format", f"'{FORMAT}'")
+    if about.values.get("version") != VERSION:
+        raise ModelError(f"{about.error('version', str(VERSION))}. Upgrade lmhead if it is newer")
+    return dict(about.values)
+
+
+def read_model_config(about: Fields, kind: type[_Config]) -> _Config:
+    """Return the model's configuration, checked against the size of the weights beside it.
+
+    Args:
+        about: `config.json` of the checkpoint.
+        kind: of the configuration.
+    """
+    given = about.object("model")
+    tensors = read_tensor_headers(about.path.parent / MODEL)
+    check_numbers(given, len(tensors))
+    with _described_by(about.path):
+        config = kind(**given.values)
+    # A bound, so that nothing is allocated that the file cannot fill; shapes are compared later.
+    heads, inner = 2 * (config.num_attention_heads + config.key_heads), 2 * config.inner_size
+    layers = sum(value for name, value in config.to_dict().items() if "layers" in name)
+    rows = config.vocab_size + (config.max_length if config.position == "learned" else 0)
+    described = (rows + layers * (heads * config.head_size + inner)) * config.hidden_size
+    stored = sum(tensor.size for tensor in tensors.values())
+    if described > 4 * stored + 2**20:
         raise ModelError(
-            f"{folder / CONFIG}: version must be {VERSION}; got {about.get('version')!r}. A newer "
-            "lmhead has written it: upgrade this one"
+            f"{about.path}: model must describe the weights in {MODEL}, {stored:,} numbers; got "
+            f"sizes of {described:,} numbers"
         )
-    return about
+    return config
+
+
+def read_eos_token_ids(about: Fields, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids that end a text."""
+    ids: list[int] = about.list_of(int, "eos_token_ids")
+    if not all(0 <= id < vocab_size for id in ids):
+        raise about.error("eos_token_ids", f"a list of token ids below {vocab_size}")
+    return tuple(ids)
+
+
+def check_vocabulary(path: Path, size: int, max_id: int, vocab_size: int) -> None:
+    """Validate that a tokenizer has as many tokens as the model."""
+    if size != vocab_size or max_id >= vocab_size:
+        raise ModelError(
+            f"{path} must have {vocab_size} tokens, as the model has; got {size} with ids up to "
+            f"{max_id}: the two do not belong together"
+        )
+
+
+@contextmanager
+def _described_by(path: Path) -> Iterator[None]:
+    """Name the configuration in the errors of a model that is built from it."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(f"{path} must describe a model of lmhead; {one_line(error)}") from error
 
 
 def steps_of(run: Path) -> list[int]:
-    """The steps of a run that have a checkpoint, in order."""
+    """Return the steps of a run that have a checkpoint, in order."""
     folder = run / CHECKPOINTS
     found = (_STEP.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted(int(match[1]) for match in found if match)
 
 
 def checkpoint_of(run: Path, step: int) -> Path:
-    """The folder of a step's checkpoint.
+    """Return the folder of a step's checkpoint.
 
     >>> checkpoint_of(Path("run"), 250).as_posix()
     'run/checkpoints/step-00000250'
@@ -141,19 +198,16 @@ def checkpoint_of(run: Path, step: int) -> Path:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Fill a module from a safetensors file, or say what is wrong with it."""
+    """Copy the tensors of a safetensors file into a module."""
+    read_tensor_headers(path)
     try:
         set_weights(module, load_file(path))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing: the folder holds no weights") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (SafetensorError, ValueError, RuntimeError) as error:  # the last one is torch's
-        raise ModelError(f"{path} does not hold this model: {error}") from error
+    except (SafetensorError, OSError, LookupError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{path} does not hold this model: {one_line(error)}") from error
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a module by name, a tied one once, under the name that comes first.
+    """Return the tensors of a module by name, a tied one once, under the name that comes first.
 
     >>> from lmhead import LMHead
     >>> model = nn.ModuleDict({"embedding": nn.Embedding(5, 2)})
@@ -165,30 +219,31 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def set_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a module: all that `weights_of` gives, and no others."""
+    """Copy tensors into a module: all that `weights_of` returns, and no others."""
     own = weights_of(module)
     for name in sorted(own.keys() ^ tensors.keys()):
-        what = "is missing" if name in own else "has no place in the model"
+        what = "is missing" if name in own else "is not part of the model"
         raise ValueError(f"the tensor {name} {what}")
     for name, tensor in own.items():
-        if tensors[name].shape != tensor.shape:
+        found = tensors[name]
+        if found.shape != tensor.shape:
             raise ValueError(
-                f"{name} must have shape {tuple(tensor.shape)}; got {tuple(tensors[name].shape)}"
+                f"{name} must have shape {tuple(tensor.shape)}; got {tuple(found.shape)}"
             )
+        dtypes = _FLOATS if tensor.is_floating_point() else (tensor.dtype,)
+        if found.dtype not in dtypes:
+            wanted = " or ".join(map(str, dtypes))
+            raise ValueError(f"{name} must be {wanted}; got {found.dtype}")
     module.load_state_dict(
         {name: tensors[first] for first, (_, names) in _by_tensor(module).items() for name in names}
     )
 
 
 def _by_tensor(module: nn.Module) -> dict[str, tuple[Tensor, list[str]]]:
-    """Each tensor under its first name, with all its names."""
+    """Return each tensor under its first name, with all its names."""
     first: dict[int, str] = {}
     found: dict[str, tuple[Tensor, list[str]]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         key = first.setdefault(id(tensor), name)
         found.setdefault(key, (tensor.detach(), []))[1].append(name)
     return found
-
-
-def _reason(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)

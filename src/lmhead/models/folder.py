@@ -1,91 +1,75 @@
-"""The files of a model's folder, checked before anything opens them.
+"""The files of a Hugging Face folder, validated before anything opens them.
 
-What is missing, cut off or of the wrong kind is a `ModelError` that names the file and what to do.
-Only headers are read: a check of gigabytes takes a moment.
+Only headers of the weights are read: checking gigabytes takes a moment.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from safetensors import SafetensorError, safe_open
+from typing import NamedTuple
 
 from lmhead.errors import ModelError
+from lmhead.models.model_files import Fields, TensorHeader, exists, read_json, read_tensor_headers
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-class Marks(NamedTuple):
+class SpecialTokenIds(NamedTuple):
     """The ids that begin and end a text."""
 
     bos: int | None
     eos: tuple[int, ...]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(_no_config(path)) from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise ModelError(
-            f"{path} is no JSON ({error}): it is damaged. Fetch it again from where it comes from"
-        ) from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} must hold a JSON object; got {type(found).__name__}")
-    return found
-
-
-def _no_config(path: Path) -> str:
-    folder = path.parent
+def read_config(folder: Path) -> Fields:
+    """Return the fields of config.json."""
+    path = folder / "config.json"
+    if exists(path):
+        return read_json(path)
     if (folder / "adapter_config.json").is_file():
-        return (
+        raise ModelError(
             f"{folder} holds an adapter, not a model. Merge it into its model first (in peft: "
             "model.merge_and_unload().save_pretrained(folder)) and open that"
         )
-    return (
-        f"{folder} holds no model: there is no {path.name}. Name a folder with {path.name}, "
+    raise ModelError(
+        f"{folder} holds no model: there is no config.json. Name a folder with config.json, "
         "safetensors and tokenizer.json, a .gguf file, or one of `lmhead models list`"
     )
 
 
-def check_weights(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, each whole, and all that its index names.
+def read_weights(folder: Path) -> dict[str, TensorHeader]:
+    """Return the tensors of a folder by name, from one safetensors file or several with an index.
 
     Raises:
-        ModelError: there is none, one is missing or damaged, or there are only pickles.
+        ModelError: a file is missing or damaged, or there are only pickles.
     """
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if single.is_file():
-        _tensors(single)
-        return [single]
-    if not index.is_file():
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if exists(single):
+        return read_tensor_headers(single)
+    if not exists(index):
         raise ModelError(_no_weights(folder))
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} must have a weight_map of tensors to files: fetch it again")
-    shards = sorted({str(name) for name in weight_map.values()})
-    missing = [name for name in shards if not (folder / name).is_file()]
+    weight_map = read_json(index).object("weight_map")
+    if not weight_map.values:
+        raise ModelError(f"{index}: weight_map must map tensors to files; got nothing")
+    for name in weight_map.values:
+        file = weight_map.text(name)
+        if file in ("", ".", "..") or set(file) & set("/\\\0"):
+            raise weight_map.error(name, "the name of a file in the same folder")
+    shards = sorted(set(weight_map.values.values()))
+    missing = [shard for shard in shards if not exists(folder / shard)]
     if missing:
         raise ModelError(
-            f"{folder} lacks {', '.join(missing)}, of the {len(shards)} files that {index.name} "
-            "names: fetch what is missing"
+            f"{folder} lacks {', '.join(missing[:5])}, of the {len(shards)} files that "
+            f"{index.name} names: download what is missing"
         )
-    for name in shards:
-        found = _tensors(folder / name)
-        lacking = [key for key, file in weight_map.items() if file == name and key not in found]
-        if lacking:
+    headers = {shard: read_tensor_headers(folder / shard) for shard in shards}
+    for name, shard in weight_map.values.items():
+        if name not in headers[shard]:
             raise ModelError(
-                f"{folder / name} lacks the tensor {lacking[0]}, which {index.name} says is in "
-                "it: they do not belong together. Fetch both again"
+                f"{folder / shard} lacks the tensor {name}, which {index.name} says is in it: "
+                "they do not belong together. Download both again"
             )
-    return [folder / name for name in shards]
+    return {name: header for shard in shards for name, header in headers[shard].items()}
 
 
 def _no_weights(folder: Path) -> str:
@@ -97,34 +81,22 @@ def _no_weights(folder: Path) -> str:
             "safetensors files, or convert it where you trust it: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
         )
-    return f"{folder} has a config.json but no model.safetensors: fetch the weights as well"
+    return f"{folder} has a config.json but no model.safetensors: download the weights as well"
 
 
-def _tensors(path: Path) -> set[str]:
-    """The names of a file's tensors."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return set(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{path} is no whole safetensors file ({error}): it is damaged or was not fetched to "
-            "the end. Fetch it again"
-        ) from error
-
-
-def read_marks(folder: Path, config: dict[str, Any]) -> Marks:
-    """The ids that begin and end a text: of generation_config.json, else of config.json."""
+def read_special_tokens(folder: Path, config: Fields) -> SpecialTokenIds:
+    """Return the ids that begin and end a text: of generation_config.json, else of config.json."""
     path = folder / "generation_config.json"
-    settings = read_json(path) if path.is_file() else {}
-    text = config.get("text_config")
-    sources = [settings, config, text if isinstance(text, dict) else {}]
+    text = config.values.get("text_config")
+    sources = [read_json(path)] if exists(path) else []
+    sources += [config, Fields(config.path, text)] if isinstance(text, dict) else [config]
 
-    def first(name: str) -> Any:
-        return next((s[name] for s in sources if s.get(name) is not None), None)
+    def ids(name: str) -> list[int]:
+        source = next((source for source in sources if name in source), config)
+        value = source.values.get(name)
+        found = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(id) is int and 0 <= id < 2**31 for id in found):
+            raise source.error(name, "a token id or a list of them")
+        return found
 
-    bos, eos = first("bos_token_id"), first("eos_token_id")
-    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    for name, value in (("bos_token_id", [] if bos is None else [bos]), ("eos_token_id", ends)):
-        if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in value):
-            raise ModelError(f"{folder / 'config.json'}: {name} must be an id; got {value}")
-    return Marks(bos, tuple(ends))
+    return SpecialTokenIds(next(iter(ids("bos_token_id")), None), tuple(ids("eos_token_id")))

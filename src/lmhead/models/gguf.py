@@ -1,20 +1,20 @@
-"""A model in a GGUF file: made a folder of float32 numbers once, and opened from there.
+"""Models in GGUF files: converted once to a float32 Hugging Face folder, and opened from there.
 
 In:  a .gguf file, quantized or not.
 Out: a `LanguageModel`.
 
-The folder, in the format of Hugging Face, lies in the user's cache: `$LMHEAD_CACHE`, or `lmhead` in
-`$XDG_CACHE_HOME` or `~/.cache`. Its name follows from the file's size and samples of it:
-another file, another folder. It appears all at once, by a rename; a damaged one is made anew.
+The folder is in the user's cache: `$LMHEAD_CACHE`, or `lmhead` in `$XDG_CACHE_HOME` or `~/.cache`.
+Its name depends on the file's size and samples of its content. It is renamed into place when it is
+complete; a damaged one is replaced.
 
-Llamas are read directly; transformers reads the other architectures.
+Llama models are read directly; transformers reads the other architectures.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import math
 import shutil
 import tempfile
 from os import PathLike
@@ -29,24 +29,31 @@ from torch import Tensor
 from lmhead.errors import ModelError
 from lmhead.models.gguf_file import GgufFile
 from lmhead.models.gguf_llama import is_plain_llama, read_llama
-from lmhead.models.gguf_tokenizer import make_tokenizer
-from lmhead.models.huggingface import in_short, load_huggingface, offline_and_quiet, transformers
-from lmhead.models.model import LanguageModel
+from lmhead.models.gguf_tokenizer import make_tokenizer, special_ids
+from lmhead.models.huggingface import (
+    check_size,
+    load_huggingface,
+    offline_and_quiet,
+    transformers,
+)
+from lmhead.models.language_model import LanguageModel
+from lmhead.models.model_files import Fields, check_numbers, file_size, one_line
+from lmhead.user_cache import cache_folder
 
 _RECEIPT = "cached.json"
 _SAMPLES, _SAMPLE = 64, 2**16
-_VERSION = 2  # of what is in the folder; another number makes all folders anew
+_VERSION = 2  # of the folder's content; another number replaces all folders
 
 
 def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> LanguageModel:
-    """Open a GGUF file; the first time its weights become float32 in the user's cache.
+    """Open a GGUF file; the first time its weights are converted to float32 in the user's cache.
 
     Args:
         path: the file.
-        name: what to call the model; None for the name of the file.
+        name: of the model; None for the name of the file.
 
     Raises:
-        ModelError: a file that is damaged, of an unknown kind, or a cache without room.
+        ModelError: the file is damaged or of an unknown kind, or the cache is full.
 
     Example::
 
@@ -58,16 +65,20 @@ def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> Language
     folder = unpack(path)
     try:
         return load_huggingface(folder, name=name)
-    except ModelError:  # what is in the cache has its length, but is damaged
-        return load_huggingface(unpack(path, again=True), name=name)
+    except ModelError:  # the cached folder has its size, but is damaged
+        folder = unpack(path, again=True)
+    try:
+        return load_huggingface(folder, name=name)
+    except ModelError as error:
+        raise ModelError(f"{path} cannot be opened: {error}") from error
 
 
 def unpack(path: str | PathLike[str], *, again: bool = False) -> Path:
-    """The folder in the user's cache that holds what is in a GGUF file, for other programs too.
+    """Convert a GGUF file to a folder in the user's cache and return it, for other programs too.
 
     Args:
         path: the file.
-        again: make it anew, even if it is there.
+        again: convert again, even if the folder exists.
 
     Raises:
         ModelError: as `load_gguf`.
@@ -79,38 +90,28 @@ def unpack(path: str | PathLike[str], *, again: bool = False) -> Path:
     """
     path = Path(path)
     folder = cache_folder() / "gguf" / f"{path.stem}-{_key(path)}"
-    if again or not _whole(folder):
+    if again or not _complete(folder):
         shutil.rmtree(folder, ignore_errors=True)
-        _make(GgufFile(path), folder)
+        _convert(GgufFile(path), folder)
     return folder
 
 
-def cache_folder() -> Path:
-    """Where unpacked models are kept: $LMHEAD_CACHE, or lmhead in $XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("LMHEAD_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmhead"
-
-
 def _key(path: Path) -> str:
-    """A name for the contents, without reading them all: the size, and samples from all over.
-
-    The same file in another place has the same name, and is unpacked once.
-    """
+    """Return a hash of the size and samples of a file: the same file elsewhere has the same key."""
+    size = file_size(path)
     try:
-        size = path.stat().st_size
         digest = hashlib.sha256(f"{_VERSION} {size}".encode())
         with path.open("rb") as file:
             for i in range(_SAMPLES + 1):
                 file.seek(max(0, size - _SAMPLE) * i // _SAMPLES)
                 digest.update(file.read(_SAMPLE))
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
     return digest.hexdigest()[:16]
 
 
-def _whole(folder: Path) -> bool:
-    """Whether every file of a folder is there, in its length."""
+def _complete(folder: Path) -> bool:
+    """Return whether every file of a folder is there, with its size."""
     try:
         sizes = json.loads((folder / _RECEIPT).read_text())
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -118,70 +119,68 @@ def _whole(folder: Path) -> bool:
         return False
 
 
-def _make(file: GgufFile, folder: Path) -> None:
-    """Write the folder beside its place, and put it there when it is whole."""
-    file.check()
-    tokenizer: Any = make_tokenizer(file.entries, file.path)
+def _convert(file: GgufFile, folder: Path) -> None:
+    """Write a temporary folder, and rename it when it is complete."""
+    tokenizer: Any = make_tokenizer(file.metadata)
+    tokenizer_config = _tokenizer_config(file.metadata)
     config, tensors = read_llama(file) if is_plain_llama(file) else _through_transformers(file)
-    config |= _marks(file.entries)
+    config |= special_ids(file.metadata)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as made:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as made:
             new = Path(made) / "folder"
             new.mkdir()
             save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
             (new / "config.json").write_text(json.dumps(config, indent=2))
             tokenizer.save(str(new / "tokenizer.json"))
-            (new / "tokenizer_config.json").write_text(
-                json.dumps(_tokenizer_config(file), indent=2)
-            )
+            (new / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
             sizes = {entry.name: entry.stat().st_size for entry in new.iterdir()}
             (new / _RECEIPT).write_text(json.dumps(sizes))
             try:
                 new.rename(folder)
             except OSError:
-                if not _whole(folder):  # another process was faster, or it is a real failure
+                if not _complete(folder):  # else another process was faster
                     raise
     except (OSError, SafetensorError) as error:
         size = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
         raise ModelError(
-            f"{file.path} cannot be unpacked into {folder.parent}: {error}. It takes {size:,.0f} "
-            "MiB; set LMHEAD_CACHE to a folder with that much room"
+            f"{file.path} cannot be converted into {folder.parent}: {one_line(error)}. It takes "
+            f"{size:,.0f} MiB; set LMHEAD_CACHE to a folder with enough space"
         ) from error
 
 
-def _marks(entries: dict[str, Any]) -> dict[str, Any]:
-    names = ("bos_token_id", "eos_token_id")
-    found = {name: entries.get(f"tokenizer.ggml.{name}") for name in names}
-    return {name: id for name, id in found.items() if id is not None}
-
-
-def _tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """What stands beside a `tokenizer.json`: the names of marks, and the chat template."""
-    tokens = file.entries["tokenizer.ggml.tokens"]
+def _tokenizer_config(metadata: Fields) -> dict[str, Any]:
+    """Return tokenizer_config.json: the names of special tokens, and the chat template."""
+    tokens = metadata.list_of(str, "tokenizer.ggml.tokens")
     found = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for name, id in _marks(file.entries).items():
-        if 0 <= id < len(tokens):
-            found[name.removesuffix("_id")] = tokens[id]
-    template = file.entries.get("tokenizer.chat_template")
-    return found if template is None else found | {"chat_template": template}
+    for name, id in special_ids(metadata).items():
+        found[name.removesuffix("_id")] = tokens[id]
+    if "tokenizer.chat_template" in metadata:
+        found["chat_template"] = metadata.text("tokenizer.chat_template")
+    return found
 
 
 def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:
     library = transformers()
+    kind = file.metadata.text("general.architecture", "")
+    sizes = {k: v for k, v in file.metadata.values.items() if k.startswith(f"{kind}.")}
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": file.path.resolve().parent,
+        "gguf_file": file.path.name,
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
     try:
+        check_numbers(Fields(file.path, sizes), len(file.tensors))
         with offline_and_quiet():
-            model = library.AutoModelForCausalLM.from_pretrained(
-                file.path.resolve().parent,
-                gguf_file=file.path.name,
-                dtype=torch.float32,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
+            stored = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+            check_size(file.path, library.AutoConfig.from_pretrained(**where), stored)
+            model = library.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except ModelError:
+        raise
     except Exception as error:  # whatever transformers makes of it
-        kind = file.entries.get("general.architecture")
         raise ModelError(
-            f"transformers cannot open {file.path}, of the architecture {kind!r}: {in_short(error)}"
+            f"transformers cannot open {file.path}, of the architecture {kind!r}: {one_line(error)}"
         ) from error
     config = {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
     tensors: dict[str, Tensor] = {}

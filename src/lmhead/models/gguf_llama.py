@@ -1,4 +1,4 @@
-"""Llamas in GGUF files: llama.cpp's names and order of numbers, as Hugging Face has them.
+"""Llama models in GGUF files, with the names and the order of rows that Hugging Face uses.
 
 In:  a `GgufFile`.
 Out: `config.json` as a dictionary, and the tensors in float32.
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from lmhead.errors import ModelError
 from lmhead.models.gguf_file import GgufFile
+from lmhead.models.llama_folder import read_sizes
+from lmhead.models.model_files import MAX_LAYERS, Fields, TensorHeader
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -30,111 +32,118 @@ _DIVISORS = "rope_freqs.weight"  # of the angles of rotary positions, from Llama
 
 
 def is_plain_llama(file: GgufFile) -> bool:
-    """A Llama with the tensors that every Llama has, and no others."""
-    if file.entries.get("general.architecture") != "llama":
+    """Return whether a file holds a Llama with the tensors that every Llama has, and no others."""
+    if file.metadata.values.get("general.architecture") != "llama":
         return False
-    _check_rotary(file)
-    layers = range(int(file.entries.get("llama.block_count", 0)))
-    blocks = {f"blk.{i}.{part}.weight" for i in layers for part in _PARTS}
-    around = {"token_embd.weight", "output_norm.weight"}
-    return set(file.tensors) - {"output.weight", _DIVISORS} == blocks | around
+    kind = file.metadata.text("llama.rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise ModelError(
+            f"{file.path}: llama.rope.scaling.type must be none or linear to be read from GGUF; "
+            f"got {kind!r}. Open the model's Hugging Face folder instead"
+        )
+    return set(file.tensors) - {"output.weight", _DIVISORS} == set(_names(file))
+
+
+def _names(file: GgufFile) -> dict[str, str]:
+    """Return the tensors of a Llama: GGUF's names to Hugging Face's."""
+    high = min(MAX_LAYERS, len(file.tensors))
+    layers = file.metadata.integer("llama.block_count", low=1, high=high)
+    return {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    } | {
+        f"blk.{i}.{ours}.weight": f"model.layers.{i}.{theirs}.weight"
+        for i in range(layers)
+        for ours, theirs in _PARTS.items()
+    }
 
 
 def read_llama(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The configuration and the tensors, as Hugging Face names them.
+    """Return the configuration and the tensors, as Hugging Face names them.
 
     Raises:
-        ModelError: an entry or a tensor is missing, or makes no sense.
+        ModelError: a field or a tensor is missing, or does not agree with the others.
     """
-
-    def entry(name: str, default: Any = None) -> Any:
-        found = file.entries.get(f"llama.{name}", default)
-        if found is None:
-            raise ModelError(f"{file.path} does not say llama.{name}: it is damaged")
-        return found
-
-    def read(name: str) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(file.read(name)))
-
-    heads = int(entry("attention.head_count"))
-    groups = int(entry("attention.head_count_kv", heads))
-    tensors = {
-        "model.embed_tokens.weight": read("token_embd.weight"),
-        "model.norm.weight": read("output_norm.weight"),
-    }
+    fields, names = file.metadata, _names(file)
     if "output.weight" in file.tensors:
-        tensors["lm_head.weight"] = read("output.weight")
-    for i in range(int(entry("block_count"))):
-        for part, theirs in _PARTS.items():
-            tensor = read(f"blk.{i}.{part}.weight")
-            if part in ("attn_q", "attn_k"):
-                tensor = _half_by_half(tensor, heads if part == "attn_q" else groups)
-            tensors[f"model.layers.{i}.{theirs}.weight"] = tensor
-    vocab, size = tensors["model.embed_tokens.weight"].shape
-    head_dim = int(entry("attention.key_length", size // heads))
-    if int(entry("rope.dimension_count", head_dim)) != head_dim:
-        raise ModelError(
-            f"{file.path} turns only a part of each head, which lmhead does not read from GGUF. "
-            "Open the model's folder in the format of Hugging Face instead"
+        names["output.weight"] = "lm_head.weight"
+    headers = {
+        theirs: TensorHeader(file.path, file.tensors[ours].shape, "F32")
+        for ours, theirs in names.items()
+    }
+    embedding = headers["model.embed_tokens.weight"].shape
+    if len(embedding) != 2:
+        raise ModelError(f"{file.path}: token_embd.weight must have 2 dimensions; got {embedding}")
+    vocab, size = embedding
+    heads = fields.integer("llama.attention.head_count", low=1, high=size)
+    groups = fields.integer("llama.attention.head_count_kv", heads, low=1, high=heads)
+    if "llama.attention.key_length" not in fields and size % heads:
+        raise fields.error("llama.attention.head_count", f"a divisor of {size}, the hidden size")
+    head_dim = fields.integer("llama.attention.key_length", size // heads, low=2, high=2**16)
+    if fields.integer("llama.rope.dimension_count", head_dim) != head_dim:
+        raise fields.error(
+            "llama.rope.dimension_count", f"{head_dim}, the whole head, to be read from GGUF"
         )
+    length = fields.integer("llama.context_length", low=1)
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": vocab,
         "hidden_size": size,
-        "intermediate_size": int(entry("feed_forward_length")),
-        "num_hidden_layers": int(entry("block_count")),
+        "intermediate_size": fields.integer("llama.feed_forward_length", low=1),
+        "num_hidden_layers": fields.integer("llama.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
         "head_dim": head_dim,
-        "max_position_embeddings": int(entry("context_length")),
-        "rms_norm_eps": float(entry("attention.layer_norm_rms_epsilon")),
-        "rope_parameters": _rotary(file, float(entry("rope.freq_base", 10000.0)), head_dim),
-        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "max_position_embeddings": length,
+        "rms_norm_eps": fields.number("llama.attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rotary(file, head_dim, length),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": "float32",
     }
+    read_sizes(Fields(file.path, config), headers, file.path)
+    tensors = {}
+    for ours, theirs in names.items():
+        tensor = torch.from_numpy(np.ascontiguousarray(file.read(ours)))
+        if ".attn_q." in ours or ".attn_k." in ours:
+            tensor = _half_by_half(tensor, heads if ".attn_q." in ours else groups)
+        tensors[theirs] = tensor
     return config, tensors
 
 
-def _check_rotary(file: GgufFile) -> None:
-    """Refuse a Llama whose positions are scaled in a way that would be lost."""
-    kind = file.entries.get("llama.rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
-        raise ModelError(
-            f"{file.path} is a Llama whose rotary positions are scaled by {kind!r}, which lmhead "
-            "does not read from GGUF. Open the model's folder in the format of Hugging Face instead"
-        )
-
-
-def _rotary(file: GgufFile, theta: float, size: int) -> dict[str, Any]:
-    """The rotary positions of heads of a size, as `config.json` has them: see `rotary`."""
+def _rotary(file: GgufFile, size: int, length: int) -> dict[str, Any]:
+    """Return `rope_parameters` of config.json for heads of a size: see `rotary`."""
+    fields = file.metadata
+    theta = fields.number("llama.rope.freq_base", 10000.0)
     factor = 1.0
-    if file.entries.get("llama.rope.scaling.type") == "linear":
-        factor = float(file.entries.get("llama.rope.scaling.factor", 1.0))
-    factor = float(file.entries.get("llama.rope.scale_linear", factor))  # of older files
+    if fields.values.get("llama.rope.scaling.type") == "linear":
+        factor = fields.number("llama.rope.scaling.factor", 1.0)
+    factor = fields.number("llama.rope.scale_linear", factor)  # of older files
     if _DIVISORS not in file.tensors:
         kind = (
             {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
         )
         return {**kind, "rope_theta": theta}
-    divisors = (file.read(_DIVISORS).astype(np.float64) * factor).reshape(-1).tolist()
-    if len(divisors) != size // 2 or not all(0 < x < np.inf for x in divisors):
+    if file.tensors[_DIVISORS].shape != (size // 2,):
         raise ModelError(
-            f"{file.path} is damaged: {_DIVISORS} must be {size // 2} numbers above 0, one for "
-            f"each pair of a head's coordinates; got {len(divisors)}"
+            f"{file.path}: {_DIVISORS} must have shape {(size // 2,)}, one number for each pair of "
+            f"a head's coordinates; got {file.tensors[_DIVISORS].shape}"
         )
+    divisors = (file.read(_DIVISORS).astype(np.float64) * factor).tolist()
+    if not all(0 < x < np.inf for x in divisors):
+        raise ModelError(f"{file.path}: {_DIVISORS} must hold finite numbers above 0")
     return {
         "rope_type": "longrope",
         "rope_theta": theta,
         "short_factor": divisors,
         "long_factor": divisors,
         "attention_factor": 1.0,
-        "original_max_position_embeddings": int(file.entries["llama.context_length"]),
+        "original_max_position_embeddings": length,
     }
 
 
 def _half_by_half(weight: Tensor, heads: int) -> Tensor:
-    """From llama.cpp's order, where rows 2i and 2i + 1 of a head are a pair, to i and i + d/2."""
+    """Reorder rows from llama.cpp's pairs 2i, 2i + 1 of a head to i, i + d/2."""
     rows, size = weight.shape
     pairs = weight.view(heads, rows // heads // 2, 2, size)
     return pairs.transpose(1, 2).reshape(rows, size).contiguous()

@@ -1,21 +1,19 @@
 """Hugging Face folders: `config.json`, safetensors, `tokenizer.json`.
 
-A plain Llama is ours to compute (`llama_folder`); all others go through transformers.
-
 In:  a folder.
-Out: a `LanguageModel` whose head stands on the model's own weight.
+Out: a `LanguageModel` whose head shares the model's own weight.
 
-Nothing is fetched, no pickle is read, no code that comes with a model is run. What models do to
-their logits (a scale, soft-capping) is read from the configuration; then the model reads one token,
-and head and model must agree on its logits. A family that does something else is refused rather
-than answered for wrongly.
+A plain Llama is opened by `llama_folder`, all other models by transformers. Nothing is downloaded,
+no pickle is read, no code that comes with a model is run. What a model does to its logits (a scale,
+soft-capping) is read from the configuration; then the model processes one token, and the logits of
+head and model must agree. A model that does something else to them is refused.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,17 +25,19 @@ from torch import Tensor, nn
 
 from lmhead.errors import ModelError, PerformanceWarning
 from lmhead.head import LMHead
-from lmhead.models import folder as files
 from lmhead.models import llama_folder
 from lmhead.models.chat import read_chat
-from lmhead.models.huggingface_body import Frame, HuggingFaceBody, find_frame
+from lmhead.models.folder import read_config, read_special_tokens, read_weights
+from lmhead.models.huggingface_body import HuggingFaceBody, LayerStack, find_layers
 from lmhead.models.json_tokenizer import JsonTokenizer
-from lmhead.models.model import LanguageModel
+from lmhead.models.language_model import LanguageModel
+from lmhead.models.model_files import Fields, TensorHeader, check_numbers, one_line
 from lmhead.sampling.model import Body
 
-# How far head and model may be apart on one token, as a share of the largest logit.
-_AGREE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_AGREE_HALF = 5e-2
+# How far head and model may differ on one token, relative to the largest logit.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_TOLERANCE_HALF = 5e-2
+_MAX_BUFFER = 2**28  # elements of what a model computes from its configuration, e.g. causal masks
 
 
 def load_huggingface(
@@ -45,13 +45,13 @@ def load_huggingface(
 ) -> LanguageModel:
     """Open a folder in the format of Hugging Face's transformers.
 
-    The weights keep the type of the file and do not ask for gradients.
+    The weights keep the dtype of the file and do not require gradients.
 
     Args:
         folder: with `config.json`, `model.safetensors` (or shards and their index) and
             `tokenizer.json`.
-        name: what to call it; None for the name of the folder.
-        direct: whether a plain Llama is opened without transformers, which is quicker.
+        name: of the model; None for the name of the folder.
+        direct: whether to open a plain Llama without transformers, which is faster.
 
     Raises:
         ModelError: a file is missing, damaged or of another model; transformers is not installed
@@ -63,41 +63,40 @@ def load_huggingface(
         generate(model, "The capital of France is", max_new_tokens=5).text
     """
     folder = Path(folder)
-    config = files.read_json(folder / "config.json")
-    weights = files.check_weights(folder)
+    config = read_config(folder)
+    kind = config.text("model_type", "")
+    tensors = read_weights(folder)
+    special = read_special_tokens(folder, config)
     tokenizer_file = folder / "tokenizer.json"
-    marks = files.read_marks(folder, config)
     tokenizer = JsonTokenizer(
-        tokenizer_file, bos_token_id=marks.bos, eos_token_id=next(iter(marks.eos), None)
+        tokenizer_file, bos_token_id=special.bos, eos_token_id=next(iter(special.eos), None)
     )
+    chat = read_chat(folder, tokenizer)
     body: Body
-    if direct and llama_folder.is_plain(config):
-        body, head = llama_folder.load(folder, config, weights)
-        max_length = config.get("max_position_embeddings", 2048)
+    if direct and kind == "llama" and llama_folder.is_plain(config):
+        body, head = llama_folder.load(folder, config, tensors)
+        max_length: int | None = config.integer("max_position_embeddings", 2048, low=1)
     else:
-        model = _load(folder, config)
-        base, head = _cut(model, folder)
-        body = HuggingFaceBody(base, _agree(model, base, head, folder))
-        max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if len(tokenizer) > head.vocab_size:
+        body, head, max_length = _through_transformers(folder, config, tensors)
+    if tokenizer.max_id >= head.vocab_size:
         raise ModelError(
-            f"{tokenizer_file} has {len(tokenizer)} tokens, but the model in {folder} only "
-            f"{head.vocab_size} words: they do not belong together. Copy the tokenizer from where "
-            "the model comes from"
+            f"{tokenizer_file} must have token ids below {head.vocab_size}, the vocabulary of the "
+            f"model in {folder}; got {tokenizer.max_id}: they do not belong together. Copy the "
+            "tokenizer from the source of the model"
         )
     return LanguageModel(
         body,
         head,
-        eos_token_ids=marks.eos,
+        eos_token_ids=special.eos,
         tokenizer=tokenizer,
         max_length=max_length,
         name=name or folder.resolve().name,
-        chat=read_chat(folder, tokenizer),
+        chat=chat,
     )
 
 
 def transformers() -> Any:
-    """The library, or a `ModelError` that says how to install it."""
+    """Return the library, or raise a `ModelError` that says how to install it."""
     if find_spec("transformers") is None:
         raise ModelError(
             "Hugging Face models are opened through transformers, which is not installed: "
@@ -108,7 +107,7 @@ def transformers() -> Any:
 
 @contextmanager
 def offline_and_quiet() -> Iterator[None]:
-    """No connection, no progress bars and no remarks of transformers, inside."""
+    """Disable connections, progress bars and log messages of transformers."""
     library = transformers()
     constants: Any = import_module("huggingface_hub.constants")
     logging = library.utils.logging
@@ -117,7 +116,7 @@ def offline_and_quiet() -> Iterator[None]:
     environment = {name: os.environ.get(name) for name in names}
     constants.HF_HUB_OFFLINE = True
     os.environ.update(dict.fromkeys(names, "1"))
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
@@ -135,72 +134,112 @@ def offline_and_quiet() -> Iterator[None]:
                 os.environ[variable] = value
 
 
-def _load(folder: Path, config: dict[str, Any]) -> Any:
-    """The whole model of transformers, with every weight from the files."""
+def _through_transformers(
+    folder: Path, config: Fields, tensors: Mapping[str, TensorHeader]
+) -> tuple[HuggingFaceBody, LMHead, int | None]:
+    """Return body, head and maximum length of a model that transformers opens."""
     library = transformers()
-    _check_kind(folder, config, library)
+    _check_kind(config, library)
     try:
+        check_numbers(config, len(tensors))
         with offline_and_quiet():
-            model, report = library.AutoModelForCausalLM.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype="auto",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report, and an error below
+            described = library.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
             )
+            check_size(config.path, described, sum(tensor.size for tensor in tensors.values()))
+            model = _load(folder, library)
+            base, head = _split(model, folder)
+            body = HuggingFaceBody(base, _compare(model, base, head, folder))
+            length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    except ModelError:
+        raise
     except Exception as error:  # whatever transformers makes of a damaged folder
         raise ModelError(
-            f"transformers cannot open {folder}: {in_short(error)}. Its config.json and its "
-            "weights may not belong together: fetch the folder again"
+            f"transformers cannot open {folder}: {one_line(error)}. Its config.json and its "
+            "weights may not belong together: download the folder again"
         ) from error
+    return body, head, length if isinstance(length, int) else None
+
+
+def _check_kind(config: Fields, library: Any) -> None:
+    """Validate that it is a causal language model, not quantized, known to transformers."""
+    kind = config.text("model_type", "")
+    if kind not in library.CONFIG_MAPPING:
+        raise ModelError(
+            f"{config.path}: model_type must be an architecture that transformers "
+            f"{library.__version__} knows; got {kind!r}"
+            + (
+                ", which needs the code that comes with the model, and lmhead never runs that. "
+                if "auto_map" in config
+                else ". "
+            )
+            + "A newer transformers may know it, or there may be a GGUF file of the model"
+        )
+    causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if kind not in causal or config.flag("is_encoder_decoder", False):
+        raise ModelError(
+            f"{config.path}: model_type must be a causal language model, a decoder such as Llama "
+            f"or GPT-2; got {kind!r}"
+        )
+    if "quantization_config" in config:
+        method = config.object("quantization_config").text("quant_method", "unknown")
+        raise ModelError(
+            f"{config.path}: quantization_config must be absent; got quantized weights "
+            f"({method}). lmhead opens float weights, or GGUF files: take one of these"
+        )
+
+
+def check_size(path: Path, config: Any, stored: int) -> None:
+    """Validate that a configuration of transformers does not describe more than is stored.
+
+    The model is built on the meta device, where nothing is allocated.
+
+    Args:
+        path: of the configuration, for errors.
+        config: an instance of `PretrainedConfig`.
+        stored: the number of elements in the files.
+    """
+    with torch.device("meta"):
+        model = transformers().AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    buffers = sum(buffer.numel() for buffer in model.buffers())
+    if parameters > 2 * stored + 2**20 or buffers > _MAX_BUFFER:
+        raise ModelError(
+            f"{path} describes a model of {parameters + buffers:,} numbers, but its files hold "
+            f"{stored:,}: they have other shapes than its config.json says"
+        )
+
+
+def _load(folder: Path, library: Any) -> Any:
+    """Return the model of transformers, with every weight from the files."""
+    model, report = library.AutoModelForCausalLM.from_pretrained(
+        folder,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype="auto",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are in the report, and an error below
+    )
     wrong = sorted(str(key[0]) for key in report["mismatched_keys"])
     if wrong:
         raise ModelError(
             f"the weights in {folder} have other shapes than its config.json says: "
-            f"{_some(wrong)}. Fetch both from one place again"
+            f"{_first(wrong)}. Download both from one source again"
         )
     if report["missing_keys"]:
         raise ModelError(
-            f"the weights in {folder} are not complete: {_some(sorted(report['missing_keys']))} "
-            "missing. Fetch the safetensors files again"
+            f"the weights in {folder} are not complete: {_first(sorted(report['missing_keys']))} "
+            "missing. Download the safetensors files again"
         )
+    for parameter in model.parameters():
+        parameter.data = llama_folder.aligned(parameter.data)
     model.requires_grad_(False).eval()
     return model
 
 
-def _check_kind(folder: Path, config: dict[str, Any], library: Any) -> None:
-    """A causal language model, not quantized, whose architecture transformers has itself."""
-    where = folder / "config.json"
-    kind = config.get("model_type")
-    if kind not in library.CONFIG_MAPPING:
-        raise ModelError(
-            f"{where} names the architecture {kind!r}, which transformers "
-            f"{library.__version__} does not have"
-            + (
-                "; the code that comes with the model would be needed, and lmhead never runs that. "
-                if "auto_map" in config
-                else ". "
-            )
-            + "A newer transformers may have it, or there may be a GGUF file of the model"
-        )
-    causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if kind not in causal or config.get("is_encoder_decoder"):
-        raise ModelError(
-            f"{where} names the architecture {kind!r}, which is no causal language model: it does "
-            "not give a next word from the words before. Name a decoder such as Llama or GPT-2"
-        )
-    if "quantization_config" in config:
-        method = dict(config["quantization_config"]).get("quant_method", "unknown")
-        raise ModelError(
-            f"{where} says that the weights are quantized ({method}). lmhead opens weights as "
-            "numbers, or GGUF files: take one of these"
-        )
-
-
-def _cut(model: Any, folder: Path) -> tuple[nn.Module, LMHead]:
-    """The inner model, and our head on the weight of the outer one."""
+def _split(model: Any, folder: Path) -> tuple[nn.Module, LMHead]:
+    """Return the inner model, and our head on the weight of the outer one."""
     linear = model.get_output_embeddings()
     if not isinstance(linear, nn.Linear):
         raise ModelError(
@@ -210,12 +249,12 @@ def _cut(model: Any, folder: Path) -> tuple[nn.Module, LMHead]:
     base = model.get_decoder()
     if base is model:
         base = model.base_model
-    softcap, scale = read_map(model.config)
+    softcap, scale = read_softcap_and_scale(model.config)
     return base, LMHead.from_linear(linear, softcap=softcap, scale=scale)
 
 
-def read_map(config: Any) -> tuple[float | None, float]:
-    """What a model does to its logits: the bound of soft-capping, and the factor before it.
+def read_softcap_and_scale(config: Any) -> tuple[float | None, float]:
+    """Return the softcap and scale that a model applies to its logits.
 
     Gemma: final_logit_softcapping. Cohere: · logit_scale. Granite and MiniCPM: / logits_scaling.
     Falcon H1: · lm_head_multiplier.
@@ -234,8 +273,8 @@ def read_map(config: Any) -> tuple[float | None, float]:
 
 
 @torch.no_grad()
-def _agree(model: Any, base: nn.Module, head: LMHead, folder: Path) -> Frame | None:
-    """Let the model read one token: its logits must be those of the head. Gives its frame."""
+def _compare(model: Any, base: nn.Module, head: LMHead, folder: Path) -> LayerStack | None:
+    """Validate that head and model agree on the logits of one token; return the model's layers."""
     ids = torch.tensor([[min(head.vocab_size - 1, 7)]])
     kept: list[Any] = []
 
@@ -244,30 +283,26 @@ def _agree(model: Any, base: nn.Module, head: LMHead, folder: Path) -> Frame | N
 
     hook = base.register_forward_hook(keep)
     try:
-        theirs = model(input_ids=ids, use_cache=False).logits[0, -1]
+        theirs = model(input_ids=ids, use_cache=True).logits[0, -1]
     finally:
         hook.remove()
+    if not bool(theirs.isfinite().all()):
+        raise ModelError(f"the weights in {folder} must give finite logits; got NaN or infinity")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PerformanceWarning)  # one row
         ours = head(kept[-1].last_hidden_state[0, -1]).materialize()
     if not _close(ours, theirs):
         raise ModelError(
-            f"the head of {type(model).__name__} in {folder} is more than a linear layer with "
-            "bias, scale and soft-capping: lmhead would not give its logits, and does not open it"
+            f"the head of {type(model).__name__} in {folder} must be a linear layer with bias, "
+            "scale and soft-capping; it does more, and lmhead would not give its logits"
         )
-    return find_frame(base, lambda: base(input_ids=ids, use_cache=False, return_dict=True))
+    return find_layers(base, lambda: base(input_ids=ids, use_cache=False, return_dict=True))
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:
-    limit = _AGREE.get(ours.dtype, _AGREE_HALF) * float(theirs.abs().max())
+    limit = _TOLERANCE.get(ours.dtype, _TOLERANCE_HALF) * float(theirs.abs().max())
     return ours.shape == theirs.shape and bool(((ours - theirs).abs() <= limit).all())
 
 
-def _some(names: list[str]) -> str:
+def _first(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def in_short(error: Exception) -> str:
-    """What another library says, in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return (text if len(text) <= 300 else text[:300] + " ...").rstrip(".")

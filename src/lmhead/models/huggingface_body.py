@@ -1,11 +1,10 @@
-"""A Hugging Face model without its head, as generation and the logit lens want a body.
+"""A transformers model without its head, as the body of a `LanguageModel`.
 
-In:  the inner model of transformers, which ends in hidden states, and its frame: its blocks, and
-     its tail, the modules behind the last block (the final norm; a projection in OPT-350m).
-Out: hidden states (B, T, D), a cache that is a value, and the layers as the head would see them.
+In:  the inner model, which returns hidden states, and its layers: the blocks, and the modules after
+     the last block (the final norm; a projection in OPT-350m).
+Out: hidden states (B, T, D), an immutable cache, and the states after each layer.
 
-`find_frame` finds the frame by watching the model read one token, so that no family needs an entry
-in a list.
+`find_layers` finds the layers by observing the model on one token: no list of families is needed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class HuggingFaceCache:
-    """What transformers remembers of the tokens read so far, as a value.
+    """An immutable cache of transformers.
 
-    Reading on makes a new cache and leaves this one as it is. Keys and values are shared between
-    the two until they differ.
+    Processing more tokens returns a new cache, which shares keys and values with this one.
 
     Attributes:
-        inner: a cache of transformers, never changed once it is here.
+        inner: a cache of transformers, never modified.
         length: the number of tokens, padding included.
     """
 
@@ -37,7 +35,7 @@ class HuggingFaceCache:
     length: int
 
     def select(self, rows: Tensor) -> HuggingFaceCache:
-        """The cache of the rows (B',), which may repeat or drop some."""
+        """Return the cache of the rows (B',), which may repeat or drop some."""
         chosen = fork(self.inner)
         chosen.reorder_cache(rows)
         return HuggingFaceCache(chosen, self.length)
@@ -45,7 +43,7 @@ class HuggingFaceCache:
 
 @dataclass(frozen=True)
 class RereadCache:
-    """For the few models without a cache of keys and values: the ids so far, read again each time.
+    """The ids so far, for models without a key-value cache: all are processed again each time.
 
     Attributes:
         ids: (B, S).
@@ -59,15 +57,15 @@ class RereadCache:
         return self.ids.shape[1]
 
     def select(self, rows: Tensor) -> RereadCache:
-        """The cache of the rows (B',), which may repeat or drop some."""
+        """Return the cache of the rows (B',), which may repeat or drop some."""
         return RereadCache(self.ids.index_select(0, rows))
 
 
 def fork(cache: Any) -> Any:
-    """A cache that can be written to without changing the other.
+    """Return a copy of a cache that can be modified without changing the original.
 
-    Layers of keys and values are put together anew whenever they grow: the tensors can be shared.
-    Those of other kinds (recurrent states) may be written in place: copied.
+    Key-value layers are concatenated anew whenever they grow, so their tensors are shared; layers
+    of other kinds (recurrent states) may be modified in place, so they are copied.
     """
     layers = [
         copy.copy(layer) if type(layer).__name__ in _GROWING else copy.deepcopy(layer)
@@ -89,19 +87,19 @@ class HuggingFaceBody(nn.Module):
 
     Args:
         base: the inner model, `LlamaModel` say.
-        frame: its blocks and what stands behind them, see `find_frame`; None if that is unknown.
+        stack: its layers, see `find_layers`; None if they are unknown.
     """
 
-    def __init__(self, base: nn.Module, frame: Frame | None) -> None:
+    def __init__(self, base: nn.Module, stack: LayerStack | None) -> None:
         super().__init__()
         self.base = base
-        self._frame = frame
+        self._stack = stack
         self._takes = set(inspect.signature(base.forward).parameters)
 
     def forward(
         self, ids: Tensor, cache: Any = None, mask: Tensor | None = None
     ) -> tuple[Tensor, HuggingFaceCache | RereadCache]:
-        """Read new tokens; arguments and results as in `lmhead.sampling.model.Body`."""
+        """Process new tokens; arguments and results as in `lmhead.sampling.model.Body`."""
         before = 0 if cache is None else cache.length
         if "past_key_values" not in self._takes:
             every = ids if cache is None else torch.cat((cache.ids, ids), 1)
@@ -112,23 +110,23 @@ class HuggingFaceBody(nn.Module):
         return out.last_hidden_state, HuggingFaceCache(out.past_key_values, before + ids.shape[1])
 
     def layers(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """What the head would see after each layer: one (B, T, D) each, what enters the first.
+        """Return (B, T, D) for the embedding and each layer, with the final norm applied.
 
-        The last is what `forward` gives. The tail of a model is applied to every layer.
+        The last is the result of `forward`.
         """
-        if self._frame is None:
+        if self._stack is None:
             raise TypeError(
-                f"the layers of {type(self.base).__name__} cannot be looked into: it is not a row "
-                "of blocks with modules behind them"
+                f"the layers of {type(self.base).__name__} are not accessible: it has no "
+                "sequential list of blocks"
             )
-        with self._frame.watched() as states:
+        with self._stack.recorded() as states:
             out = self._read(ids, mask, 0, use_cache=False)
-        read = []
+        normed = []
         for hidden in states[:-1]:
-            for module in self._frame.tail:
+            for module in self._stack.tail:
                 hidden = module(hidden)
-            read.append(hidden)
-        return [*read, out.last_hidden_state]
+            normed.append(hidden)
+        return [*normed, out.last_hidden_state]
 
     def _read(self, ids: Tensor, mask: Tensor | None, before: int, **options: Any) -> Any:
         if ids.dim() != 2:
@@ -150,20 +148,20 @@ class HuggingFaceBody(nn.Module):
 
 
 @dataclass(frozen=True)
-class Frame:
-    """How a model is built: blocks one after the other, then a tail of modules.
+class LayerStack:
+    """The layers of a model: sequential blocks, then further modules.
 
     Attributes:
-        blocks: each takes hidden states (B, T, ...) and gives them on.
-        tail: what stands behind the last one, in the order of its calls; () for nothing.
+        blocks: each maps hidden states (B, T, ...) to hidden states.
+        tail: the modules after the last block, in the order of their calls; () for none.
     """
 
     blocks: tuple[nn.Module, ...]
     tail: tuple[nn.Module, ...]
 
     @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        """A list that a reading inside fills: what enters the first block, what each one gives."""
+    def recorded(self) -> Iterator[list[Tensor]]:
+        """Yield a list that a forward pass fills: the first block's input, every block's output."""
         states: list[Tensor] = []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
@@ -181,27 +179,27 @@ class Frame:
                 hook.remove()
 
 
-def find_frame(base: nn.Module, run: Callable[[], Any]) -> Frame | None:
-    """The blocks of a model and its tail, from watching it run.
+def find_layers(base: nn.Module, run: Callable[[], Any]) -> LayerStack | None:
+    """Find the blocks of a model and the modules after them by observing a forward pass.
 
     Args:
         base: the inner model.
-        run: makes it read something, and gives its output.
+        run: runs it and returns its output.
 
     Returns:
-        The frame; None where the model is not built like that.
+        The layers; None if the model has no sequential list of blocks.
     """
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m)]
     inside = {id(m) for blocks in lists for m in blocks.modules()}
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-    given_by: dict[int, Tensor] = {}
+    output_of: dict[int, Tensor] = {}
 
     def around(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(out, Tensor):
             calls.append((module, args[0], out))
 
     def last(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:  # noqa: ARG001
-        given_by[id(module)] = _first(out)
+        output_of[id(module)] = _first(out)
 
     hooks = [m.register_forward_hook(around) for m in base.modules() if id(m) not in inside]
     hooks += [blocks[-1].register_forward_hook(last) for blocks in lists]
@@ -216,21 +214,21 @@ def find_frame(base: nn.Module, run: Callable[[], Any]) -> Frame | None:
             tail.insert(0, module)
             current = given
     for blocks in lists:
-        end = given_by.get(id(blocks[-1]))
+        end = output_of.get(id(blocks[-1]))
         if end is not None and _same(end, current):
-            frame = Frame(tuple(blocks), tuple(tail))
-            with frame.watched() as states:
+            stack = LayerStack(tuple(blocks), tuple(tail))
+            with stack.recorded() as states:
                 run()
-            return frame if len(states) == 1 + len(blocks) else None
+            return stack if len(states) == 1 + len(blocks) else None
     return None
 
 
 def _first(out: Any) -> Tensor:
-    """The hidden states that a block gives, alone or before other things."""
+    """Return the hidden states of a block's output, which may be the first of several."""
     found: Tensor = out if isinstance(out, Tensor) else out[0]
     return found
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same numbers in the same place."""
+    """Return whether two tensors are the same memory."""
     return a.data_ptr() == b.data_ptr() and a.numel() == b.numel()

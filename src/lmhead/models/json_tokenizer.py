@@ -1,12 +1,12 @@
-"""Tokenizers in the format of the `tokenizers` library: `tokenizer.json`.
+"""Tokenizers of the `tokenizers` library: `tokenizer.json`.
 
 In:  the file.
 Out: text to ids, and the bytes of every id.
 
-A token's bytes are not simply its name: a byte-level vocabulary writes every byte as a letter of
-its own (a space as Ġ), one in the manner of sentencepiece writes a space as ▁ and bytes as <0x0A>,
-BERT's marks what continues a word with ##. The file's `decoder` says which it is; `_Spelling` reads
-it. Pieces of characters stay bytes, so that a text can be put together from any tokens.
+A token's bytes are not simply its name: a byte-level vocabulary writes every byte as one character
+(a space as Ġ), a sentencepiece one writes a space as ▁ and bytes as <0x0A>, BERT's prefixes the
+continuation of a word with ##. The file's `decoder` says which it is; `_TokenBytes` reads it. Parts
+of characters stay bytes, so that text can be assembled from any tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from lmhead.errors import ModelError
+from lmhead.models.model_files import exists, read_text, reject_panics
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -31,16 +32,16 @@ class JsonTokenizer:
 
     Args:
         path: the file.
-        bos_token_id: the id that begins a text, where the model has one.
-        eos_token_id: the id that ends a text, where the model has one.
+        bos_token_id: the id that begins a text, if the model has one.
+        eos_token_id: the id that ends a text, if the model has one.
 
     Raises:
-        ModelError: a file that is not what it should be.
+        ModelError: the file is missing or damaged.
 
     Example::
 
         tokenizer = JsonTokenizer("SmolLM2/tokenizer.json")
-        tokenizer.encode("你好")  # [39990, 224, 27989]: a character may be spread over tokens
+        tokenizer.encode("你好")  # [39990, 224, 27989]: a character may span tokens
         tokenizer.token_bytes(39990)  # b"\xe4\xbd"
     """
 
@@ -53,42 +54,30 @@ class JsonTokenizer:
     ) -> None:
         self.path = Path(path)
         self.bos_token_id, self.eos_token_id = bos_token_id, eos_token_id
-        try:
-            self._tokenizer: Any = Tokenizer.from_str(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ModelError(
-                f"{self.path} is missing: without it no text can be read. Copy it from where the "
-                "model comes from, or write it with transformers: "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-            ) from None
-        except Exception as error:  # the library raises bare Exceptions
-            raise ModelError(
-                f"{self.path} must be a tokenizer of the tokenizers library; it cannot be read: "
-                f"{error}"
-            ) from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = read_tokenizer(self.path)
+        self.max_id = max_token_id(self._tokenizer, self.path)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id for id, token in added.items() if token.special}
-        self._added = {id: token.content for id, token in added.items()}
+        self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         decoder = self._tokenizer.decoder
-        self._spelling = _Spelling(None if decoder is None else json.loads(decoder.__getstate__()))
+        state = None if decoder is None else json.loads(decoder.__getstate__())
+        self._token_bytes = _TokenBytes(state)
 
     def __len__(self) -> int:
         """The number of ids."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """The ids of a text; with the marks that the model wants in front, unless `bos` is False.
+        """Return the ids of a text, with leading special tokens unless `bos` is False.
 
-        A mark of the end, which some tokenizers add, is left out: a prompt goes on.
+        A trailing end-of-text token, which some tokenizers add, is dropped: a prompt continues.
         """
         try:
             ids = list(self._tokenizer.encode(text, add_special_tokens=bos).ids)
-        except Exception as error:  # a vocabulary without bytes and without a word for the unknown
+        except Exception as error:  # a vocabulary without bytes and without an unknown token
             lacking = [c for c in dict.fromkeys(text) if self._tokenizer.token_to_id(c) is None]
             raise ValueError(
-                f"text must be made of the vocabulary of {self.path}, which has no "
+                f"text must consist of tokens in {self.path}, which has no "
                 f"{', '.join(map(repr, lacking[:5])) or error}"
             ) from error
         if bos and ids and ids[-1] == self.eos_token_id:
@@ -98,26 +87,26 @@ class JsonTokenizer:
         return ids
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes of a token; none for marks, and for ids that no token has."""
+        """Return the bytes of a token; b"" for special tokens and unused ids."""
         return self._piece(id)
 
     def token_name(self, id: int) -> str:
-        """How the vocabulary writes a token, e.g. `Ġthe` or `<|endoftext|>`."""
+        """Return the name of a token in the vocabulary, e.g. `Ġthe` or `<|endoftext|>`."""
         name: str | None = self._added.get(id) or self._tokenizer.id_to_token(id)
         return f"<{id}>" if name is None else name
 
     def bytes_after(self, previous: int | None, id: int) -> bytes:
-        """The bytes of a token behind another; None or the beginning's mark begins the text."""
+        """Return the bytes of a token after another; None or the bos token for the first."""
         first = previous is None or previous == self.bos_token_id
         piece = self._piece(id)
-        if first and self._spelling.drops_space:
+        if first and self._token_bytes.drops_space:
             return piece.removeprefix(b" ")
-        if not first and self._spelling.adds_space and piece and id not in self._added:
+        if not first and self._token_bytes.adds_space and piece and id not in self._added:
             return b" " + piece
         return piece
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; what is no UTF-8 becomes U+FFFD, and marks are left out."""
+        """Return the text of ids without special tokens; invalid UTF-8 becomes U+FFFD."""
         pieces: list[bytes] = []
         previous: int | None = None
         for id in ids:
@@ -133,16 +122,39 @@ class JsonTokenizer:
         if id in self._added:
             return self._added[id].encode("utf-8")
         name: str | None = self._tokenizer.id_to_token(id)
-        return b"" if name is None else self._spelling.bytes_of(name)
+        return b"" if name is None else self._token_bytes.bytes_of(name)
 
 
-class _Spelling:
-    """How the names of a vocabulary spell bytes, as the `decoder` of a tokenizer.json says.
+def read_tokenizer(path: Path) -> Any:
+    """Return the `tokenizers.Tokenizer` of a file, without truncation and padding."""
+    if not exists(path):
+        raise ModelError(
+            f"{path} is missing: without it no text can be encoded. Copy it from the source of the "
+            "model, or write it with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    text = read_text(path)
+    with reject_panics(f"{path} must be a tokenizer of the tokenizers library; it cannot be read"):
+        tokenizer: Any = Tokenizer.from_str(text)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
+def max_token_id(tokenizer: Any, path: Path) -> int:
+    """Return the largest id of a tokenizer, special tokens that it adds to a text included."""
+    with reject_panics(f"{path} must encode an empty text"):
+        added = tokenizer.encode("", add_special_tokens=True).ids
+    return max([*tokenizer.get_vocab().values(), *added], default=-1)
+
+
+class _TokenBytes:
+    """From a token's name to its bytes, as the `decoder` of a tokenizer.json says.
 
     Attributes:
-        bytes_of: a token's name to its bytes.
-        drops_space: whether a space that begins a text is not part of it.
-        adds_space: whether tokens are words, with a space between them.
+        bytes_of: the bytes of a name.
+        drops_space: whether a leading space of a text is removed.
+        adds_space: whether tokens are words, joined by spaces.
     """
 
     def __init__(self, decoder: dict[str, Any] | None) -> None:
@@ -152,31 +164,31 @@ class _Spelling:
         self.adds_space = not steps
         self.bytes_of: Callable[[str], bytes]
         if "ByteLevel" in kinds:
-            self.bytes_of = _from_letters
+            self.bytes_of = _from_byte_characters
         elif "WordPiece" in kinds:
             self._prefix = next(s.get("prefix", "##") for s in steps if s["type"] == "WordPiece")
             self.drops_space = True
             self.bytes_of = self._from_word_piece
         else:
             self._bytes = "ByteFallback" in kinds
-            self._swaps = [swap for step in steps for swap in _swap(step)]
+            self._replacements = [pair for step in steps for pair in _replacements(step)]
             self.bytes_of = self._from_piece
 
     def _from_piece(self, name: str) -> bytes:
         byte = _BYTE.fullmatch(name) if self._bytes else None
         if byte:
             return bytes([int(byte[1], 16)])
-        for old, new in self._swaps:
+        for old, new in self._replacements:
             name = name.replace(old, new)
         return name.encode("utf-8")
 
     def _from_word_piece(self, name: str) -> bytes:
-        goes_on = name.startswith(self._prefix)
-        return (name.removeprefix(self._prefix) if goes_on else " " + name).encode("utf-8")
+        continues = name.startswith(self._prefix)
+        return (name.removeprefix(self._prefix) if continues else " " + name).encode("utf-8")
 
 
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The decoder's parts, one after the other."""
+    """Return the steps of a decoder in order."""
     if decoder is None:
         return []
     if decoder.get("type") == "Sequence":
@@ -185,7 +197,7 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _strips(step: dict[str, Any]) -> bool:
-    """Whether a part of the decoder takes a space from the beginning of a text."""
+    """Return whether a step of the decoder removes a leading space of a text."""
     if step.get("type") == "Strip":
         return step.get("content") == " " and step.get("start", 0) >= 1
     if step.get("type") == "Metaspace":
@@ -194,8 +206,8 @@ def _strips(step: dict[str, Any]) -> bool:
     return False
 
 
-def _swap(step: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a part of the decoder writes in place of what."""
+def _replacements(step: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a step of the decoder replaces by what."""
     kind = step.get("type")
     if kind == "Metaspace":
         return [(step.get("replacement", "▁"), " ")]
@@ -207,20 +219,20 @@ def _swap(step: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @cache
-def _letters() -> dict[str, int]:
-    """The letter of every byte in a byte-level vocabulary.
+def _byte_characters() -> dict[str, int]:
+    """Return the byte of every character in a byte-level vocabulary.
 
-    A byte that prints in Latin-1 is its own letter; the others take the letters from U+0100 on.
+    A byte that is printable in Latin-1 is its own character; the others are U+0100 and up.
     """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     return {chr(byte): byte for byte in own} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
+        chr(0x100 + index): byte for index, byte in enumerate(others)
     }
 
 
-def _from_letters(name: str) -> bytes:
-    letters = _letters()
-    if all(letter in letters for letter in name):
-        return bytes(letters[letter] for letter in name)
+def _from_byte_characters(name: str) -> bytes:
+    characters = _byte_characters()
+    if all(character in characters for character in name):
+        return bytes(characters[character] for character in name)
     return name.encode("utf-8")

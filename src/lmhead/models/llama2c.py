@@ -1,11 +1,11 @@
-"""Checkpoints of llama2.c: one file of float32 numbers behind a header of seven.
+"""Checkpoints of llama2.c: a header of seven integers, then float32 numbers.
 
     header   7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len;
              vocab_size is negative if the head has a weight of its own
     arrays   float32, little-endian, one after the other, in the order of `_arrays`
 
-The file is mapped, not read: opening costs nothing, and the pages that are used are loaded by the
-operating system, once for all processes.
+The file is memory-mapped: opening is instant, and the operating system loads the pages that are
+used, once for all processes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lmhead import checks
 from lmhead.errors import ModelError
 from lmhead.head import LMHead
+from lmhead.models.language_model import LanguageModel
 from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
-from lmhead.models.model import LanguageModel
+from lmhead.models.model_files import MAX_LAYERS, file_size, one_line
 from lmhead.nn import LlamaBody, LlamaConfig
 
 _HEADER = struct.Struct("<7i")
@@ -36,8 +38,8 @@ def load_llama2c(
 ) -> LanguageModel:
     """Open a checkpoint of llama2.c, with its vocabulary if there is one.
 
-    The weights stay in the file, which must stay where it is; they do not ask for gradients. The
-    head is an `LMHead`, tied to the embedding where the checkpoint says so.
+    The weights stay in the file, which must not move; they do not require gradients. The head is an
+    `LMHead`, tied to the embedding if the checkpoint says so.
 
     Args:
         model_path: the checkpoint, e.g. `stories15M.bin`; version 0, float32.
@@ -45,7 +47,7 @@ def load_llama2c(
             checkpoint, and no tokenizer if there is neither.
 
     Raises:
-        ModelError: a file that is not what it should be, or two that do not belong together.
+        ModelError: a file is damaged, or the two do not belong together.
 
     Example::
 
@@ -56,8 +58,8 @@ def load_llama2c(
     config, max_length, tied = _read_header(path)
     state = _map_arrays(path, config, max_length, tied)
     own = None if tied else state.pop("head")
-    # The body is made without memory and given views into the file. (The embedding is made of its
-    # view at once: to initialise one without memory, torch would load its compiler.)
+    # The body is made on the meta device and assigned views of the file. (The embedding is made
+    # from its view: to initialise one on the meta device, torch would load its compiler.)
     embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
         state["embedding.weight"]
     )
@@ -74,7 +76,7 @@ def load_llama2c(
     return LanguageModel(
         body,
         head,
-        # A checkpoint of llama2.c may begin the next story in place of ending this one.
+        # A checkpoint of llama2.c may begin the next story instead of ending this one.
         eos_token_ids=(_BOS, _EOS),
         tokenizer=_open_tokenizer(path, tokenizer_path, config.vocab_size),
         max_length=max_length,
@@ -83,19 +85,22 @@ def load_llama2c(
 
 
 def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
-    """The sizes, the most tokens at once, and whether the head is tied."""
-    with path.open("rb") as file:
-        found = file.read(_HEADER.size)
-    if len(found) < _HEADER.size:
+    """Return the sizes, the maximum number of tokens, and whether the head is tied."""
+    if file_size(path) < _HEADER.size:
         raise ModelError(
-            f"model_path must be a checkpoint of llama2.c, which begins with {_HEADER.size} bytes "
-            f"of header; got {len(found)} bytes in {path}"
+            f"{path} must be a checkpoint of llama2.c, which has a header of {_HEADER.size} bytes; "
+            f"got {file_size(path)} bytes"
         )
+    try:
+        with path.open("rb") as file:
+            found = file.read(_HEADER.size)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
     size, inner, layers, heads, groups, vocab, max_length = _HEADER.unpack(found)
     if size == _LATER_VERSIONS:
         raise ModelError(
-            "model_path must be a llama2.c checkpoint of version 0 (export.py --version 0); got "
-            f"version {inner} in {path}"
+            f"{path} must be a llama2.c checkpoint of version 0 (export.py --version 0); got "
+            f"version {inner}"
         )
     try:
         config = LlamaConfig(
@@ -107,11 +112,11 @@ def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
             num_key_value_heads=groups,
             rotary="interleaved",
         )
-        if max_length < 1:
-            raise ValueError(f"max_seq_len must be at least 1; got {max_length}")
+        checks.check_integer("max_seq_len", max_length, low=1)
+        checks.check_integer("n_layers", layers, low=1, high=MAX_LAYERS)
     except ValueError as error:
         raise ModelError(
-            f"model_path must be a checkpoint of llama2.c; the header of {path} says: {error}"
+            f"{path} must be a checkpoint of llama2.c; its header is not: {error}"
         ) from None
     return config, max_length, vocab > 0
 
@@ -119,7 +124,7 @@ def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
 def _arrays(
     config: LlamaConfig, max_length: int, tied: bool
 ) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
-    """Name, whether there is one per layer, and shape of every array, in the file's order."""
+    """Yield name, whether there is one per layer, and shape of every array, in the file's order."""
     size, inner, d = config.hidden_size, config.intermediate_size, config.head_size
     queries, keys = config.num_attention_heads * d, config.num_key_value_heads * d
     yield "embedding.weight", False, (config.vocab_size, size)
@@ -139,18 +144,18 @@ def _arrays(
 
 
 def _map_arrays(path: Path, config: LlamaConfig, max_length: int, tied: bool) -> dict[str, Tensor]:
-    """Views into the file, by the names that `LlamaBody` gives its parameters."""
+    """Return views of the file, by the names of the parameters of `LlamaBody`."""
     layers = config.num_hidden_layers
     arrays = [
         (name, per_layer, (layers, *shape) if per_layer else shape)
         for name, per_layer, shape in _arrays(config, max_length, tied)
     ]
     expected = _HEADER.size + 4 * sum(prod(shape) for _, _, shape in arrays)
-    found = path.stat().st_size
+    found = file_size(path)
     if found != expected:
         raise ModelError(
-            f"model_path must have {expected:,} bytes, as its header says ({config}, "
-            f"max_seq_len={max_length}, {'tied' if tied else 'own'} head); got {found:,} in {path}"
+            f"{path} must have {expected:,} bytes, as its header says ({config}, "
+            f"max_seq_len={max_length}, {'tied' if tied else 'own'} head); got {found:,}"
         )
     # Copy on write: a change stays in this process and never reaches the file.
     numbers = torch.from_numpy(np.memmap(path, "<f4", mode="c", offset=_HEADER.size))

@@ -1,11 +1,11 @@
-"""The vocabulary files of llama2.c: pieces of text with scores, merged best first.
+"""The vocabulary files of llama2.c: tokens with scores, merged best first.
 
-file     int32 length of the longest piece, then for every id
-         float32 score, int32 length, that many bytes
+file     int32 length of the longest token, then for every id
+         float32 score, int32 length, `length` bytes
 ids      0 unknown, 1 beginning, 2 end of a text; `<0x00>` to `<0xFF>` are single bytes
-encode   " " + text, cut into characters (bytes where a character has no id); as long as two
-         neighbours make a piece, join the pair with the best score, the first of equals
-decode   the pieces put together, without the space in front that `encode` had added
+encode   " " + text, split into characters (bytes where a character has no id); as long as two
+         neighbours form a token, merge the pair with the best score, the first of equals
+decode   the concatenated tokens, without the leading space that `encode` added
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from os import PathLike
 from pathlib import Path
 
 from lmhead.errors import ModelError
+from lmhead.models.model_files import read_bytes
 
 _BOS, _EOS = 1, 2
 _ENTRY = struct.Struct("<fi")
@@ -29,10 +30,10 @@ class Llama2cTokenizer:
 
     Args:
         path: the file, e.g. `tokenizer.bin`.
-        vocab_size: how many pieces it must have; None for any number.
+        vocab_size: the number of tokens it must have; None for any number.
 
     Raises:
-        ModelError: a file that is cut off, or of another size, or without the single bytes.
+        ModelError: the file is truncated, of another size, or without the single bytes.
     """
 
     bos_token_id = _BOS
@@ -42,8 +43,7 @@ class Llama2cTokenizer:
         entries = list(_read(Path(path)))
         if vocab_size is not None and len(entries) != vocab_size:
             raise ModelError(
-                f"tokenizer_path must have {vocab_size} pieces, one for each word of the model; "
-                f"got {len(entries)} in {path}"
+                f"{path} must have {vocab_size} tokens, as the model has; got {len(entries)}"
             )
         self._pieces = [piece for piece, _ in entries]
         self._scores = [score for _, score in entries]
@@ -52,7 +52,7 @@ class Llama2cTokenizer:
         self._byte_ids: dict[int, int] = {}
         for id, piece in enumerate(self._pieces):
             if id in (_BOS, _EOS):
-                self._bytes[id] = b""  # marks, not text
+                self._bytes[id] = b""  # special tokens, not text
             elif byte := _BYTE.fullmatch(piece):
                 value = int(byte[1], 16)
                 self._bytes[id] = bytes([value])
@@ -61,8 +61,7 @@ class Llama2cTokenizer:
                 self._ids.setdefault(piece, id)
         if len(self._byte_ids) < 256:
             raise ModelError(
-                "tokenizer_path must hold the 256 pieces <0x00> to <0xFF>; "
-                f"got {len(self._byte_ids)} of them in {path}"
+                f"{path} must have the 256 tokens <0x00> to <0xFF>; got {len(self._byte_ids)}"
             )
 
     def __len__(self) -> int:
@@ -70,20 +69,20 @@ class Llama2cTokenizer:
         return len(self._bytes)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """The ids of a text, behind the mark of its beginning unless `bos` is False."""
+        """Return the ids of a text, after the bos token unless `bos` is False."""
         return [_BOS] * bos + (self._merge(list(self._characters(" " + text))) if text else [])
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes of a token; none for the marks of beginning and end."""
+        """Return the bytes of a token; b"" for the bos and eos tokens."""
         return self._bytes[id]
 
     def bytes_after(self, previous: int | None, id: int) -> bytes:
-        """The bytes of a token behind another: the space that begins a text is not part of it."""
+        """Return the bytes of a token after another, without the leading space of a text."""
         piece = self._bytes[id]
         return piece.removeprefix(b" ") if previous == _BOS else piece
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; what is no UTF-8 becomes U+FFFD."""
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
         ids = list(ids)
         previous = [None, *ids[:-1]]
         pieces = (self.bytes_after(*pair) for pair in zip(previous, ids, strict=True))
@@ -98,10 +97,10 @@ class Llama2cTokenizer:
                 yield from (self._byte_ids[byte] for byte in piece)
 
     def _merge(self, ids: list[int]) -> list[int]:
-        """Join pairs, best score first and the leftmost of equals, until none makes a piece.
+        """Merge pairs, best score first and the leftmost of equals, until none forms a token.
 
-        A heap holds the pairs that make a piece: (-score, place, partner's place, both ids, joined
-        id). A pair one of whose members has been joined meanwhile is passed over.
+        A heap holds the pairs that form a token: (-score, both positions, both ids, merged id). A
+        pair one of whose members has been merged meanwhile is skipped.
         """
         after = [*range(1, len(ids)), -1]
         before = [*range(-1, len(ids) - 1)]
@@ -129,20 +128,18 @@ class Llama2cTokenizer:
 
 
 def _read(path: Path) -> Iterator[tuple[bytes, float]]:
-    """Piece and score of every id."""
-    data = path.read_bytes()
-    place = 4
-    if len(data) < place:
-        raise ModelError(
-            f"tokenizer_path must be a vocabulary of llama2.c; got {len(data)} bytes in {path}"
-        )
-    while place < len(data):
-        begin = place + _ENTRY.size
-        score, length = _ENTRY.unpack(data[place:begin]) if begin <= len(data) else (0.0, -1)
-        place = begin + length
-        if length < 0 or place > len(data):
+    """Yield bytes and score of every id."""
+    data = read_bytes(path)
+    offset = 4
+    if len(data) < offset:
+        raise ModelError(f"{path} must be a vocabulary of llama2.c; got {len(data)} bytes")
+    while offset < len(data):
+        begin = offset + _ENTRY.size
+        score, length = _ENTRY.unpack(data[offset:begin]) if begin <= len(data) else (0.0, -1)
+        offset = begin + length
+        if length < 0 or offset > len(data):
             raise ModelError(
-                "tokenizer_path must be a vocabulary of llama2.c, of pieces with score, length and "
-                f"bytes; got one that is cut off or none at byte {begin - _ENTRY.size} of {path}"
+                f"{path} must be a vocabulary of llama2.c, tokens with score, length and bytes; "
+                f"got a truncated or invalid one at byte {begin - _ENTRY.size}"
             )
-        yield data[begin:place], score
+        yield data[begin:offset], score

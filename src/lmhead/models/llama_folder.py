@@ -1,15 +1,16 @@
-"""Llamas in the format of Hugging Face, opened without transformers.
+"""Llama models in the Hugging Face format, opened without transformers.
 
-In:  the configuration and the safetensors files of a folder.
-Out: a `LlamaBody` and the head on it, on tensors that are mapped, not read: opening takes a moment.
+In:  the configuration and the tensor headers of a folder.
+Out: a `LlamaBody` and its head, on memory-mapped tensors: opening takes a moment.
 
-Only plain ones: what the configuration asks for beyond `LlamaConfig` (biases, another activation,
-rotary positions that `rotary` does not know) is left to transformers.
+A configuration that asks for more than `LlamaConfig` has (biases, another activation, rotary
+positions that `rotary` does not know) is left to transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,18 @@ from torch import Tensor, nn
 
 from lmhead.errors import ModelError
 from lmhead.head import LMHead
+from lmhead.models.model_files import MAX_LAYERS, Fields, TensorHeader, check_tensors
 from lmhead.models.rotary import divisors, is_known, read_rotary
 from lmhead.nn import LlamaBody, LlamaConfig
 
-# Their names of a block's parts, and ours.
-_PARTS = {
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+# Hugging Face's names of a block's parts, and ours.
+PARTS = {
     "input_layernorm": "attention_norm",
     "self_attn.q_proj": "attention.query",
     "self_attn.k_proj": "attention.key",
@@ -43,87 +51,128 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
 }
 
 
-def is_plain(config: dict[str, Any]) -> bool:
-    """Whether a `config.json` describes a Llama that `LlamaBody` computes."""
-    plain = all(config.get(name) in values for name, values in _ABSENT.items())
-    return config.get("model_type") == "llama" and plain and is_known(read_rotary(config))
+def is_plain(config: Fields) -> bool:
+    """Return whether a `config.json` describes a Llama that `LlamaBody` computes."""
+    plain = all(config.values.get(name) in values for name, values in _ABSENT.items())
+    return config.values.get("model_type") == "llama" and plain and is_known(read_rotary(config))
 
 
-def read_config(config: dict[str, Any]) -> LlamaConfig:
-    """The sizes, with the defaults of transformers where the file is silent."""
-    heads = config.get("num_attention_heads", 32)
-    size = config.get("hidden_size", 4096)
+def read_sizes(config: Fields, tensors: Mapping[str, TensorHeader], where: Path) -> LlamaConfig:
+    """Return the sizes, checked against the tensors that are there.
+
+    Fields that are absent have the defaults of transformers.
+
+    Args:
+        config: config.json.
+        tensors: of the folder, by Hugging Face's names.
+        where: the folder, for errors.
+    """
+    # The shapes are compared before anything is allocated or looped over by these numbers.
+    layers = config.integer("num_hidden_layers", 32, low=1, high=min(MAX_LAYERS, len(tensors)))
+    heads = config.integer("num_attention_heads", 32, low=1)
+    size = config.integer("hidden_size", 4096, low=1)
+    if "head_dim" not in config and size % heads:
+        raise config.error("hidden_size", f"a multiple of num_attention_heads, {heads}")
+    d = config.integer("head_dim", size // heads, low=1)
+    groups = config.integer("num_key_value_heads", heads, low=1)
+    inner = config.integer("intermediate_size", 11008, low=1)
+    vocab = config.integer("vocab_size", 32000, low=1)
+    shapes = {
+        "input_layernorm": (size,),
+        "self_attn.q_proj": (heads * d, size),
+        "self_attn.k_proj": (groups * d, size),
+        "self_attn.v_proj": (groups * d, size),
+        "self_attn.o_proj": (size, heads * d),
+        "post_attention_layernorm": (size,),
+        "mlp.gate_proj": (inner, size),
+        "mlp.up_proj": (inner, size),
+        "mlp.down_proj": (size, inner),
+    }
+    expected: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, size),
+        "model.norm.weight": (size,),
+    }
+    for i in range(layers):
+        expected |= {f"model.layers.{i}.{part}.weight": shape for part, shape in shapes.items()}
+    if not config.flag("tie_word_embeddings", False):
+        expected["lm_head.weight"] = (vocab, size)
+    check_tensors(where, tensors, expected)
     rotary = read_rotary(config)
-    return LlamaConfig(
-        vocab_size=config.get("vocab_size", 32000),
-        hidden_size=size,
-        intermediate_size=config.get("intermediate_size", 11008),
-        num_hidden_layers=config.get("num_hidden_layers", 32),
-        num_attention_heads=heads,
-        num_key_value_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim"),
-        rope_theta=float(rotary["rope_theta"]),
-        rope_factors=divisors(rotary, config.get("head_dim") or size // heads),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-    )
+    try:
+        return LlamaConfig(
+            vocab_size=vocab,
+            hidden_size=size,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=groups,
+            head_dim=d,
+            rope_theta=rotary.number("rope_theta"),
+            rope_factors=divisors(rotary, d),
+            rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        )
+    except (TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{config.path} must describe a Llama: {error}") from error
 
 
-def load(folder: Path, config: dict[str, Any], files: list[Path]) -> tuple[LlamaBody, LMHead]:
-    """The body and the head, on the tensors of the files.
+def load(
+    folder: Path, config: Fields, tensors: Mapping[str, TensorHeader]
+) -> tuple[LlamaBody, LMHead]:
+    """Return the body and the head, on the tensors of the files.
 
     Raises:
-        ModelError: a size makes no sense, or a tensor is missing or of another shape.
+        ModelError: a field is out of range, or a tensor is missing, of another shape or dtype.
     """
-    try:
-        sizes = read_config(config)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{folder / 'config.json'} is no Llama's: {error}") from error
-    tensors = dict(_mapped(files))
-    tied = bool(config.get("tie_word_embeddings", False))
+    sizes = read_sizes(config, tensors, folder)
     names = {"model.embed_tokens": "embedding", "model.norm": "norm"} | {
         f"model.layers.{i}.{theirs}": f"blocks.{i}.{ours}"
         for i in range(sizes.num_hidden_layers)
-        for theirs, ours in _PARTS.items()
+        for theirs, ours in PARTS.items()
     }
-    state = {f"{ours}.weight": _take(tensors, f"{t}.weight", folder) for t, ours in names.items()}
-    weight = None if tied else _take(tensors, "lm_head.weight", folder)
+    renamed = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in names.items()}
+    if not config.flag("tie_word_embeddings", False):
+        renamed["lm_head.weight"] = "lm_head"
+    state = {renamed[name]: tensor for name, tensor in _map(tensors, renamed, config).items()}
+    weight = state.pop("lm_head", None)
     with torch.device("meta"):
-        # (Made of its own weight at once: to make one without memory, torch loads its compiler.)
+        # (From a tensor: to initialise an embedding on the meta device, torch loads its compiler.)
         embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
             torch.empty(sizes.vocab_size, sizes.hidden_size)
         )
         body = LlamaBody(sizes, embedding=embedding)
-    for name, parameter in body.state_dict().items():
-        _check_shape(name, state[name], parameter.shape, folder)
     body.load_state_dict(state, assign=True)
     body.requires_grad_(False).eval()
     if weight is None:
         return body, LMHead.tied(body.embedding)
-    _check_shape("lm_head.weight", weight, body.embedding.weight.shape, folder)
     head = LMHead(sizes.hidden_size, sizes.vocab_size, device="meta")
     head.load_state_dict({"weight": weight}, assign=True)
     return body, head.requires_grad_(False)
 
 
-def _mapped(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    for path in files:
+def aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory is aligned to its dtype, by a copy if need be.
+
+    A safetensors file may have a header of any length, and its data is mapped where it is.
+    """
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
+
+
+def _map(
+    tensors: Mapping[str, TensorHeader], names: Mapping[str, str], config: Fields
+) -> dict[str, Tensor]:
+    """Return the named tensors, memory-mapped; of one dtype, if need be by conversion."""
+    found: dict[str, Tensor] = {}
+    for path in sorted({tensors[name].path for name in names}):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dictionary
-                yield name, file.get_tensor(name)
-
-
-def _take(tensors: dict[str, Tensor], name: str, folder: Path) -> Tensor:
-    if name not in tensors:
-        raise ModelError(
-            f"the weights in {folder} are not complete: {name} is missing. Fetch the safetensors "
-            "files again"
-        )
-    return tensors[name]
-
-
-def _check_shape(name: str, tensor: Tensor, shape: torch.Size, folder: Path) -> None:
-    if tensor.shape != shape:
-        raise ModelError(
-            f"the weights in {folder} have other shapes than its config.json says: {name} is "
-            f"{tuple(tensor.shape)}, and must be {tuple(shape)}. Fetch both from one place again"
-        )
+            for name in names:
+                if tensors[name].path == path:
+                    found[name] = aligned(file.get_tensor(name))
+    dtypes = {tensor.dtype for tensor in found.values()}
+    if len(dtypes) == 1:
+        return found
+    # As transformers does: the dtype of the configuration for all, else the widest in the files.
+    wanted = config.text("dtype", config.text("torch_dtype", ""))
+    dtype = _DTYPES.get(wanted) or reduce(torch.promote_types, dtypes)
+    return {name: tensor.to(dtype) for name, tensor in found.items()}

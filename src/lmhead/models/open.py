@@ -1,9 +1,9 @@
-"""`open_model`: from what a user types to a model, by looking at the files.
+"""`open_model`: open a model of any supported format.
 
-In:  a folder, a file, the name of a bundled model, or one of the Hugging Face hub.
+In:  a folder, a file, the name of a bundled model, or a name of the Hugging Face hub.
 Out: a `LanguageModel`, or a `ModelError` that says which file is wrong and what to do.
 
-What a file is, its first bytes say, not its name.
+The format of a file is detected from its first bytes, not from its name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from lmhead.models import bundled
 from lmhead.models.checkpoint import is_checkpoint, load_checkpoint
 from lmhead.models.gguf import load_gguf
 from lmhead.models.gguf_file import MAGIC
-from lmhead.models.huggingface import in_short, load_huggingface
+from lmhead.models.huggingface import load_huggingface
+from lmhead.models.language_model import LanguageModel
 from lmhead.models.llama2c import load_llama2c
-from lmhead.models.model import LanguageModel
+from lmhead.models.model_files import exists, file_size, one_line
 
-# First bytes of what torch.save writes: a zip archive, or a bare pickle.
+# First bytes of files that torch.save writes: a zip archive, or a bare pickle.
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -32,17 +33,17 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def open_model(
     where: str | PathLike[str] | None = None, *, download: bool = False
 ) -> LanguageModel:
-    """Open a model by its folder, file or name; the body gives hidden states, the head is ours.
+    """Open a model by its folder, file or name: a body that returns hidden states, and a head.
 
     Args:
-        where: a folder in the format of Hugging Face, a checkpoint of `lmhead train`, a .gguf
-            file, a checkpoint of llama2.c, or a name of `lmhead models list` (a folder of that
-            name is `./name`); None for `smollm2` if it is installed, else `tiny`.
-        download: whether `where` may be a name of the Hugging Face hub, such as
-            "HuggingFaceTB/SmolLM2-135M"; without this nothing is ever fetched.
+        where: a Hugging Face folder, a checkpoint of `lmhead train`, a .gguf file, a llama2.c
+            checkpoint, a name of `lmhead models list` (for a folder of that name, write `./name`),
+            or a name of the Hugging Face hub, such as "HuggingFaceTB/SmolLM2-135M", that has been
+            downloaded before; None for `smollm2` if it is installed, else `tiny`.
+        download: whether to download a name of the hub; otherwise nothing is ever downloaded.
 
     Raises:
-        ModelError: there is no such model, or its files are not what they should be.
+        ModelError: there is no such model, or its files are damaged or not supported.
 
     Example::
 
@@ -59,25 +60,28 @@ def open_model(
             raise bundled.not_installed(where)
         return _open(found, name=where)
     path = Path(where).expanduser()
-    if path.exists():
+    if exists(path):
         return _open(path)
-    if download and _HUB_ID.fullmatch(str(where)):
-        return _open(_fetch(str(where)), name=str(where))
+    if _HUB_ID.fullmatch(str(where)):
+        folder = _download(str(where)) if download else _find_downloaded(str(where))
+        if folder is not None:
+            return _open(folder, name=str(where))
     raise ModelError(_not_found(str(where), download))
 
 
 def _open(path: Path, name: str | None = None) -> LanguageModel:
     if path.is_dir():
         return _open_folder(path, name)
+    file_size(path)  # a pipe or a device would block
     try:
         with path.open("rb") as file:
             begin = file.read(8)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
     if begin.startswith(MAGIC):
         return load_gguf(path, name=name)
     if path.suffix in (".safetensors", ".json"):
-        raise ModelError(f"{path} is only a part of a model: name its folder, {path.parent}")
+        raise ModelError(f"{path} is only a part of a model: give its folder, {path.parent}")
     if begin.startswith(_PICKLES):
         raise ModelError(
             f"{path} holds pickled Python objects, which may run any code when they are opened: "
@@ -90,17 +94,29 @@ def _open(path: Path, name: str | None = None) -> LanguageModel:
 def _open_folder(folder: Path, name: str | None) -> LanguageModel:
     if is_checkpoint(folder):
         return load_checkpoint(folder, name=name)
-    if not (folder / "config.json").is_file():
+    if not exists(folder / "config.json"):
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
             return load_gguf(files[0], name=name)
         if files:
-            raise ModelError(f"{folder} holds {len(files)} GGUF files: name one, e.g. {files[0]}")
+            raise ModelError(f"{folder} holds {len(files)} GGUF files: give one, e.g. {files[0]}")
     return load_huggingface(folder, name=name)
 
 
-def _fetch(name: str) -> Path:
-    """A model of the hub, in transformers' own cache: configuration, safetensors, tokenizer."""
+def _find_downloaded(name: str) -> Path | None:
+    """Return the folder of a model in the hub's own cache, without a connection."""
+    if find_spec("huggingface_hub") is None:
+        return None
+    hub: Any = import_module("huggingface_hub")
+    try:
+        found = hub.try_to_load_from_cache(name, "config.json")
+    except ValueError:  # of the hub's validation: the name cannot be a model's
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _download(name: str) -> Path:
+    """Download a model of the hub into the hub's own cache and return its folder."""
     if find_spec("huggingface_hub") is None:
         raise ModelError("to download a model, pip install 'lmhead[hf]'")
     hub: Any = import_module("huggingface_hub")
@@ -108,14 +124,14 @@ def _fetch(name: str) -> Path:
         kinds = ["*.json", "*.safetensors", "chat_template.jinja"]
         return Path(hub.snapshot_download(name, allow_patterns=kinds))
     except Exception as error:  # no network, no such model, no permission
-        raise ModelError(f"{name} cannot be downloaded: {in_short(error)}") from error
+        raise ModelError(f"{name} cannot be downloaded: {one_line(error)}") from error
 
 
 def _not_found(where: str, download: bool) -> str:
     names = ", ".join(bundled.BUNDLED)
     hint = ""
     if _HUB_ID.fullmatch(where) and not download:
-        hint = " To fetch it from the Hugging Face hub, say so: --download, or download=True."
+        hint = " To download it from the Hugging Face hub: --download, or download=True."
     return (
         f"there is no model {where!r}: no such file or folder, and no name of `lmhead models list` "
         f"({names}).{hint}"

@@ -1,23 +1,23 @@
-"""Rotary positions that are stretched to longer texts: a divisor for the angle of each pair.
+"""Rotary positions extended to longer texts: a divisor for the angle of each pair.
 
-In:  what `config.json` says of them (`rope_parameters`, or `rope_scaling` and `rope_theta`).
+In:  `rope_parameters` of config.json, or `rope_scaling` and `rope_theta`.
 Out: d/2 divisors.
 
     default     1
     linear      `factor`
-    llama3      1 for pairs that turn fast, `factor` for those that turn slowly, and a passage
-                between the two: Llama 3.1 and later
+    llama3      1 for high frequencies, `factor` for low ones, interpolated between (Llama 3.1)
     longrope    the divisors themselves, where those for short and long texts are the same and
-                nothing else is scaled: how a GGUF file of a Llama is written down
+                nothing else is scaled: how Llama models converted from GGUF are written
 
-Others (YaRN, dynamic) also change the attention, or change with the length of a text: they are not
-for `LlamaBody`.
+Other kinds (YaRN, dynamic) also change the attention, or depend on the length of the text:
+`LlamaBody` does not support them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from lmhead.models.model_files import Fields
 
 _KEYS = {
     "default": set(),
@@ -38,60 +38,53 @@ _KEYS = {
 _NAMES = {"rope_type", "type", "rope_theta"}
 
 
-def read_rotary(config: dict[str, Any]) -> dict[str, Any]:
-    """What a configuration says of rotary positions, in one place and with a `rope_type`."""
-    found = {"rope_theta": config.get("rope_theta") or 10000.0}
+def read_rotary(config: Fields) -> Fields:
+    """Return the fields on rotary positions in one object, with `rope_type` and `rope_theta`."""
+    found = {"rope_theta": config.number("rope_theta", 10000.0)}
     for name in ("rope_scaling", "rope_parameters"):
-        found |= config.get(name) or {}
-    return {**found, "rope_type": found.get("rope_type") or found.get("type") or "default"}
+        found |= config.object(name).values
+    fields = Fields(config.path, found, "rope_parameters.")
+    kind = fields.text("rope_type", fields.text("type", "default"))
+    return Fields(config.path, {**found, "rope_type": kind}, fields.prefix)
 
 
-def is_known(rotary: dict[str, Any]) -> bool:
-    """Whether `divisors` says all that there is to say."""
-    keys = _KEYS.get(rotary["rope_type"])
-    if keys is None or not set(rotary) - _NAMES <= keys:
+def is_known(rotary: Fields) -> bool:
+    """Return whether `divisors` covers all of these fields."""
+    keys = _KEYS.get(rotary.text("rope_type"))
+    if keys is None or not set(rotary.values) - _NAMES <= keys:
         return False
-    if rotary["rope_type"] != "longrope":
+    if rotary.text("rope_type") != "longrope":
         return True
-    return rotary.get("attention_factor") == 1.0 and rotary.get("short_factor") == rotary.get(
-        "long_factor"
-    )
+    short, long = rotary.values.get("short_factor"), rotary.values.get("long_factor")
+    return rotary.values.get("attention_factor") == 1.0 and short == long
 
 
-def divisors(rotary: dict[str, Any], size: int) -> tuple[float, ...] | None:
-    """The divisor of each of a head's `size` / 2 angles; None for ones.
+def divisors(rotary: Fields, size: int) -> tuple[float, ...] | None:
+    """Return the divisor of each of a head's `size` / 2 angles; None for ones.
 
-    >>> divisors({"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, 4)
+    >>> from pathlib import Path
+    >>> rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    >>> divisors(Fields(Path("config.json"), rope), 4)
     (4.0, 4.0)
-
-    Raises:
-        ValueError, TypeError: a number is missing or makes no sense.
     """
-    kind = rotary["rope_type"]
+    kind = rotary.text("rope_type")
     if kind == "default":
         return None
     if kind == "longrope":
-        return tuple(map(float, rotary.get("short_factor") or ()))
-    factor = _number(rotary, "factor")
+        return tuple(rotary.list_of(float, "short_factor", size // 2))
+    factor = rotary.number("factor")
     if kind == "linear":
         return (factor,) * (size // 2)
-    theta = float(rotary["rope_theta"])
-    return tuple(_llama3(rotary, factor, theta ** (-2 * i / size)) for i in range(size // 2))
-
-
-def _llama3(rotary: dict[str, Any], factor: float, speed: float) -> float:
-    """The divisor of a pair that turns by `speed` radians a token."""
-    low, high = _number(rotary, "low_freq_factor"), _number(rotary, "high_freq_factor")
+    theta = rotary.number("rope_theta")
+    low, high = rotary.number("low_freq_factor"), rotary.number("high_freq_factor")
     if not low < high:
-        raise ValueError(f"low_freq_factor must be below high_freq_factor, {high}; got {low}")
-    # How often the pair turns round within the texts that the model was first trained on.
-    rounds = _number(rotary, "original_max_position_embeddings") * speed / (2 * math.pi)
-    share = min(1.0, max(0.0, (rounds - low) / (high - low)))
-    return 1 / ((1 - share) / factor + share)
+        raise rotary.error("low_freq_factor", f"below high_freq_factor, {high}")
+    length = rotary.number("original_max_position_embeddings")
 
+    def divisor(speed: float) -> float:
+        # The number of full turns within the texts that the model was first trained on.
+        turns = length * speed / (2 * math.pi)
+        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        return 1 / ((1 - share) / factor + share)
 
-def _number(rotary: dict[str, Any], name: str) -> float:
-    value = rotary.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{name} of the rotary positions must be a number above 0; got {value!r}")
-    return float(value)
+    return tuple(divisor(theta ** (-2 * i / size)) for i in range(size // 2))

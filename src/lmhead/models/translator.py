@@ -1,7 +1,7 @@
-"""`Translator`: a trained encoder and decoder with its vocabulary; text in, text out.
+"""`Translator`: a trained encoder and decoder with its tokenizer.
 
 In:  sentences.
-Out: per sentence the best translations that beam search finds, with their scores.
+Out: for each sentence the best translations of a beam search, with their scores.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.errors import ModelError
 from lmhead.models.checkpoint import (
     CONFIG,
     MODEL,
     TOKENIZER,
+    check_vocabulary,
     find_checkpoint,
     load_weights,
     read_about,
+    read_eos_token_ids,
+    read_model_config,
 )
+from lmhead.models.json_tokenizer import max_token_id, read_tokenizer
+from lmhead.models.model_files import Fields
 from lmhead.nn import EncoderDecoder, EncoderDecoderConfig
 from lmhead.sampling import beam_search
 
-_TOGETHER = 1024  # places of a batch, beams not counted
+_BATCH_TOKENS = 1024  # positions of a batch, beams not counted
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,9 @@ class Translation:
     """One translation.
 
     Attributes:
-        text: without the end.
+        text: without the end token.
         score: Σ log p / tokens ** length_penalty.
-        ids: its tokens, the end included if it was reached.
+        ids: its token ids, with the end token if it was reached.
     """
 
     text: str
@@ -53,8 +57,8 @@ class Translator:
         model: the model.
         vocabulary: a `tokenizers.Tokenizer` for both languages.
         begin: the id that begins a translation.
-        end: the id that ends sentences of both sides.
-        name: for people.
+        end: the id that ends sentences of both languages.
+        name: for display.
 
     Example::
 
@@ -76,17 +80,17 @@ class Translator:
         length_penalty: float = 1.0,
         max_new_tokens: int | None = None,
     ) -> list[list[Translation]]:
-        """The best translations of each text, best first; none for a text of white space alone.
+        """Return the best translations of each text, best first; [] for white space alone.
 
         Args:
-            texts: sentences, in any number: they are put into batches by their lengths.
+            texts: any number of sentences; they are batched by length.
             num_beams: see `beam_search`; 1 is greedy.
-            n_best: how many to return, at most `num_beams`.
+            n_best: the number of translations to return, at most `num_beams`.
             length_penalty: above 1 favours long translations, below 1 short ones.
-            max_new_tokens: the most tokens of a translation; None for the model's `max_length`.
+            max_new_tokens: the maximum length of a translation; None for the model's `max_length`.
         """
-        checks.check_whole("num_beams", num_beams, low=1)
-        checks.check_whole("n_best", n_best, low=1, high=num_beams)
+        checks.check_integer("num_beams", num_beams, low=1)
+        checks.check_integer("n_best", n_best, low=1, high=num_beams)
         sources = self._encode([text.strip() for text in texts])
         found: list[list[Translation]] = [[] for _ in sources]
         for rows in _batches([len(source) for source in sources]):
@@ -107,17 +111,17 @@ class Translator:
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without the end."""
+        """Return the text of ids, without the end token."""
         return self.vocabulary.decode([id for id in ids if id != self.end]).strip()
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text with its end; [] for an empty one."""
+        """Return the ids of each text with the end token; [] for an empty one."""
         encoded = self.vocabulary.encode_batch(texts, add_special_tokens=False)
         return [[*one.ids, self.end] if one.ids else [] for one in encoded]
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
-    """Ids (B, S) filled up on the right, and the mask (B, S), None where nothing was filled.
+    """Return ids (B, S) padded on the right, and the mask (B, S), None if nothing was padded.
 
     >>> pad([[5, 6], [7]], 0)
     (tensor([[5, 6],
@@ -133,10 +137,10 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | No
 
 
 def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
-    """Rows of similar length together; those of length 0 in none."""
+    """Yield batches of rows of similar length, without rows of length 0."""
     rows: list[int] = []
     for row in sorted((row for row, n in enumerate(lengths) if n), key=lambda row: lengths[row]):
-        if rows and (len(rows) + 1) * lengths[row] > _TOGETHER:
+        if rows and (len(rows) + 1) * lengths[row] > _BATCH_TOKENS:
             yield rows
             rows = []
         rows.append(row)
@@ -145,7 +149,7 @@ def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
 
 
 def load_translator(where: str | PathLike[str]) -> Translator:
-    """Open what `lmhead train --task translate` has made.
+    """Open a checkpoint of `lmhead train --task translate`.
 
     Args:
         where: a checkpoint, or the folder of a run: its best checkpoint.
@@ -159,33 +163,18 @@ def load_translator(where: str | PathLike[str]) -> Translator:
         translator.translate(["I love music."])[0][0].text
     """
     folder = find_checkpoint(Path(where))
-    about, path = read_about(folder), folder / CONFIG
-    if about.get("kind") != "encoder-decoder":
-        raise ModelError(
-            f"{path}: kind must be 'encoder-decoder', a model that translates; "
-            f"got {about.get('kind')!r}"
-        )
-    try:
-        model = EncoderDecoder(EncoderDecoderConfig(**about["model"]))
-        begin, end = int(about["bos_token_id"]), int(about["eos_token_ids"][0])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ModelError(f"{path} must describe a model of lmhead: {error!r}") from error
+    about = Fields(folder / CONFIG, read_about(folder))
+    if about.text("kind", "") != "encoder-decoder":
+        raise about.error("kind", "'encoder-decoder', a model that translates")
+    sizes = read_model_config(about, EncoderDecoderConfig)
+    begin = about.integer("bos_token_id", high=sizes.vocab_size - 1)
+    ends = read_eos_token_ids(about, sizes.vocab_size)
+    if not ends:
+        raise about.error("eos_token_ids", "a list of at least one token id")
+    model = EncoderDecoder(sizes)
     load_weights(model, folder / MODEL)
-    vocabulary = _vocabulary(folder / TOKENIZER, model.config.vocab_size)
+    vocabulary = read_tokenizer(folder / TOKENIZER)
+    max_id = max_token_id(vocabulary, folder / TOKENIZER)
+    check_vocabulary(folder / TOKENIZER, vocabulary.get_vocab_size(), max_id, sizes.vocab_size)
     model.requires_grad_(False).eval()
-    return Translator(model, vocabulary, begin=begin, end=end, name=Path(where).resolve().name)
-
-
-def _vocabulary(path: Path, size: int) -> Tokenizer:
-    try:
-        vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except Exception as error:  # what `tokenizers` raises has no type of its own
-        raise ModelError(f"{path} is no vocabulary of the tokenizers library: {error}") from error
-    if vocabulary.get_vocab_size() != size:
-        raise ModelError(
-            f"{path} must have {size} words, as the model has; "
-            f"got {vocabulary.get_vocab_size()}: the two do not belong together"
-        )
-    return vocabulary
+    return Translator(model, vocabulary, begin=begin, end=ends[0], name=Path(where).resolve().name)

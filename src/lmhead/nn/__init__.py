@@ -1,37 +1,34 @@
-"""The Transformer around a head, to read and to run.
+"""A Transformer on torch's layers: token ids in, hidden states for a head out.
 
-In:  token ids.
-Out: hidden states after the final norm, which a head turns into words.
-
-    config         sizes and kinds
-    embedding      where a token stands: learned, sinusoidal and rotary positions
-    attention      queries, keys and values; who sees whom
-    cache          what attention remembers
-    feed_forward   each token on its own
-    block          one layer: Add & Norm around attention and feed-forward
-    stack          embedding, blocks, norm: what encoders and decoders share
-    encoder        every token sees all others
-    decoder        every token sees those before it, and perhaps an encoder's states
-    init           how numbers begin
-    language_model, encoder_decoder
-                   `DecoderLM` and `EncoderDecoder`: the whole, with a head
-    llama          a body of the Llama family
+transformer_config    sizes and options
+position_embedding    learned, sinusoidal and rotary positions
+multi_head_attention  queries, keys, values and masks
+cache                 keys and values of the tokens so far
+mlp                   the feed-forward sublayer
+block                 one layer: attention and feed-forward with residuals and norms
+stack                 embedding, blocks, norm, initialisation
+encoder, decoder      bidirectional; causal, with optional cross-attention
+decoder_lm            `DecoderLM`: decoder and head
+encoder_decoder       `EncoderDecoder`: encoder, decoder and head
+llama                 a decoder of the Llama family
 """
 
-from lmhead.nn.attention import Attention, Look
 from lmhead.nn.block import Block
 from lmhead.nn.cache import KeyValueCache, Memory
-from lmhead.nn.config import DecoderConfig, EncoderDecoderConfig, TransformerConfig
 from lmhead.nn.decoder import DecoderBody
+from lmhead.nn.decoder_lm import DecoderLM
 from lmhead.nn.encoder import Encoder
-from lmhead.nn.encoder_decoder import EncoderDecoder, Writer
-from lmhead.nn.feed_forward import FeedForward
-from lmhead.nn.language_model import DecoderLM
+from lmhead.nn.encoder_decoder import ConditionedModel, EncoderDecoder
 from lmhead.nn.llama import LlamaBody, LlamaConfig
+from lmhead.nn.mlp import FeedForward
+from lmhead.nn.multi_head_attention import Attention, AttentionMask
+from lmhead.nn.transformer_config import DecoderConfig, EncoderDecoderConfig, TransformerConfig
 
 __all__ = [
     "Attention",
+    "AttentionMask",
     "Block",
+    "ConditionedModel",
     "DecoderBody",
     "DecoderConfig",
     "DecoderLM",
@@ -42,8 +39,6 @@ __all__ = [
     "KeyValueCache",
     "LlamaBody",
     "LlamaConfig",
-    "Look",
     "Memory",
     "TransformerConfig",
-    "Writer",
 ]

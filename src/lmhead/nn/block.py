@@ -1,34 +1,34 @@
-"""One layer of a Transformer: attention, perhaps cross-attention, feed-forward.
+"""One layer of a Transformer: attention, cross-attention if there is an encoder, feed-forward.
 
-What a sublayer f gives is added to what came in, so that it need only learn a correction:
+The output of a sublayer f is added to its input (a residual connection):
 
-    pre-norm    x + f(norm(x))      the sum itself is never normed, and gradients pass untouched
-    post-norm   norm(x + f(x))      "Add & Norm", as drawn in the paper of 2017
+    pre-norm    x + f(norm(x))      the residual itself is never normalized
+    post-norm   norm(x + f(x))      "Add & Norm", as in the paper of 2017
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lmhead.nn.attention import Attention, Look
 from lmhead.nn.cache import KeyValue
-from lmhead.nn.config import TransformerConfig
-from lmhead.nn.feed_forward import FeedForward
+from lmhead.nn.mlp import FeedForward
+from lmhead.nn.multi_head_attention import Attention, AttentionMask
+from lmhead.nn.transformer_config import TransformerConfig
 
 
 def make_norm(config: TransformerConfig) -> nn.Module:
-    """LayerNorm or RMSNorm of D coordinates."""
+    """Return the LayerNorm or RMSNorm of the configuration."""
     if config.norm == "rms":
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
 
 
 class Block(nn.Module):
-    """A layer of an encoder or, with `cross`, of a decoder that hears an encoder.
+    """A layer of an encoder or, with `cross`, of a decoder with cross-attention.
 
     >>> import torch
     >>> config = TransformerConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)
-    >>> x, (key, value) = Block(config)(torch.randn(1, 5, 8), Look(causal=True))
+    >>> x, (key, value) = Block(config)(torch.randn(1, 5, 8), AttentionMask(causal=True))
     >>> x.shape
     torch.Size([1, 5, 8])
     """
@@ -48,28 +48,28 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        look: Look,
+        mask: AttentionMask,
         past: KeyValue | None = None,
-        memory: tuple[KeyValue, Look] | None = None,
+        memory: tuple[KeyValue, AttentionMask] | None = None,
     ) -> tuple[Tensor, KeyValue]:
-        """Add what attention, cross-attention and feed-forward have to say.
+        """Apply attention, cross-attention and feed-forward.
 
         Args:
             x: (B, T, D).
-            look: who sees whom among all tokens, old and new.
+            mask: of self-attention, over cached and new tokens.
             past: keys and values of the tokens before x.
-            memory: what `cross.read` made of the encoder's states, and who sees what of it.
+            memory: keys and values of the encoder's output from `cross.project`, and their mask.
 
         Returns:
             (B, T, D); keys and values of all tokens.
         """
-        heard, present = self.attention(self._before(self.attention_norm, x), look, past)
-        x = self._add(self.attention_norm, x, heard)
+        change, present = self.attention(self._before(self.attention_norm, x), mask, past)
+        x = self._add(self.attention_norm, x, change)
         if memory is not None:
-            heard = self.cross.ask(self._before(self.cross_norm, x), *memory)
-            x = self._add(self.cross_norm, x, heard)
-        thought = self.feed_forward(self._before(self.feed_forward_norm, x))
-        return self._add(self.feed_forward_norm, x, thought), present
+            change = self.cross.attend(self._before(self.cross_norm, x), *memory)
+            x = self._add(self.cross_norm, x, change)
+        change = self.feed_forward(self._before(self.feed_forward_norm, x))
+        return self._add(self.feed_forward_norm, x, change), present
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.norm_first else x

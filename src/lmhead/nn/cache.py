@@ -1,4 +1,4 @@
-"""What attention remembers of the tokens it has read, so that no token is read twice."""
+"""Keys and values of the tokens processed so far, so that no token is processed twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KeyValue = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Memory:
-    """What a decoder with cross-attention has made of the encoder's states.
+    """Keys and values of the encoder's output, for cross-attention.
 
     Attributes:
         keys, values: per layer (B, G, S, d) each.
@@ -24,17 +24,17 @@ class Memory:
     mask: Tensor | None = None
 
     def select(self, rows: Tensor) -> Memory:
-        """The memory of the rows (B',), which may repeat or drop some."""
+        """Return the memory of the rows (B',), which may repeat or drop some."""
         mask = None if self.mask is None else self.mask.index_select(0, rows)
         return Memory(_select(self.keys, rows), _select(self.values, rows), mask)
 
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """Keys and values of the tokens read so far: per layer (B, G, S, d) each.
+    """Keys and values of the tokens processed so far: per layer (B, G, S, d) each.
 
-    A value: reading more tokens makes a new cache and leaves this one as it is, so that several
-    texts can go on from one beginning. A decoder that hears an encoder keeps its `memory` here.
+    Immutable: processing more tokens returns a new cache, so that several continuations can share
+    one prefix. `memory` holds the encoder's keys and values in a model with cross-attention.
     """
 
     keys: tuple[Tensor, ...]
@@ -47,11 +47,11 @@ class KeyValueCache:
         return self.keys[0].shape[2]
 
     def layer(self, index: int) -> KeyValue:
-        """Keys and values of one layer."""
+        """Return the keys and values of one layer."""
         return self.keys[index], self.values[index]
 
     def select(self, rows: Tensor) -> KeyValueCache:
-        """The cache of the rows (B',), which may repeat or drop some."""
+        """Return the cache of the rows (B',), which may repeat or drop some."""
         memory = None if self.memory is None else self.memory.select(rows)
         return KeyValueCache(_select(self.keys, rows), _select(self.values, rows), memory)
 

@@ -1,7 +1,7 @@
-"""The decoder: every token sees itself and those before it, and perhaps what an encoder read.
+"""The decoder: causal self-attention, and cross-attention if there is an encoder.
 
-In:  token ids, and a cache of those that came before.
-Out: hidden states after the final norm; a head turns them into words.
+In:  token ids, and a cache of the tokens before them.
+Out: hidden states after the final norm, the input of a head.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from lmhead.nn.attention import Look, look_back
 from lmhead.nn.block import Block
 from lmhead.nn.cache import KeyValue, KeyValueCache, Memory
-from lmhead.nn.config import DecoderConfig
-from lmhead.nn.stack import Stack, check_mask
+from lmhead.nn.multi_head_attention import AttentionMask, causal_attention_mask
+from lmhead.nn.stack import TransformerStack, check_mask
+from lmhead.nn.transformer_config import DecoderConfig
 
 
-class DecoderBody(Stack):
-    """A language model without its head; what `generate` and `beam_search` call a body.
+class DecoderBody(TransformerStack):
+    """A language model without its head: the `body` of `generate` and `beam_search`.
 
     Positions count the tokens of a row, not its padding: a row gives the same hidden states alone
     and padded in a batch, up to rounding.
@@ -26,7 +26,7 @@ class DecoderBody(Stack):
     Args:
         config: the sizes.
         embedding: (V, D), to be shared; None for a new one.
-        cross: whether it hears an encoder, by cross-attention in every block.
+        cross: whether every block has cross-attention to an encoder.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -37,7 +37,7 @@ class DecoderBody(Stack):
     >>> hidden, cache = body(ids[:, :3])
     >>> hidden.shape, cache.length
     (torch.Size([1, 3, 16]), 3)
-    >>> more, cache = body(ids[:, 3:], cache)  # reads two tokens, sees five
+    >>> more, cache = body(ids[:, 3:], cache)  # two new tokens, three cached
     >>> torch.allclose(more, body(ids)[0][:, 3:], atol=1e-6)
     True
     """
@@ -50,7 +50,7 @@ class DecoderBody(Stack):
         cross: bool = False,
     ) -> None:
         super().__init__(config, config.num_hidden_layers, embedding=embedding, cross=cross)
-        self.hears = cross
+        self.has_cross_attention = cross
 
     def forward(
         self,
@@ -61,30 +61,30 @@ class DecoderBody(Stack):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, KeyValueCache]:
-        """Read new tokens.
+        """Process new tokens.
 
         Args:
             ids: (B, T), the new tokens.
-            cache: of the tokens already read; None for none.
-            mask: (B, S) bool over all tokens, old and new, False for padding; None for no padding.
-            memory: (B, U, D), what the encoder gave; needed with the first tokens, and kept in the
+            cache: of the tokens before them; None for none.
+            mask: (B, S) bool over cached and new tokens, False for padding; None for no padding.
+            memory: (B, U, D), the encoder's output; needed with the first tokens, and kept in the
                 cache from then on.
             memory_mask: (B, U) bool, False for padding of the source; None for no padding.
 
         Returns:
             hidden (B, T, D) after the final norm, undefined at padding; the cache of all S tokens.
         """
-        states, cache = self._run(ids, cache, mask, self._heard(ids, cache, memory, memory_mask))
+        states, cache = self._run(ids, cache, mask, self._memory(ids, cache, memory, memory_mask))
         return self.norm(states[-1]), cache
 
     def layers(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """The states (B, T, D) of the embedding and of each block, all through the final norm.
+        """Return the states (B, T, D) of the embedding and of each block, after the final norm.
 
-        `head(layers(ids)[i])` is what the model would say if it ended at layer i (the logit lens);
-        the last entry is what `forward` gives.
+        `head(layers(ids)[i])` are the logits of the model cut off after layer i (the logit lens);
+        the last entry is the result of `forward`.
         """
-        heard = self._heard(ids, None, None, None)
-        states, _ = self._run(ids, None, mask, heard, keep=True)
+        memory = self._memory(ids, None, None, None)
+        states, _ = self._run(ids, None, mask, memory, keep=True)
         return [self.norm(state) for state in states]
 
     def _run(
@@ -96,47 +96,51 @@ class DecoderBody(Stack):
         *,
         keep: bool = False,
     ) -> tuple[list[Tensor], KeyValueCache]:
-        """The states before the final norm: of the last block, or of all if `keep`."""
+        """Return the states before the final norm: of the last block, or of all if `keep`."""
         before = 0 if cache is None else cache.length
         mask = self.check(ids, before, mask)
-        x, turn = self.embed(ids, before, mask)
-        look = look_back(before, ids.shape[1], mask, turn=turn, device=ids.device)
+        x, rotary = self.embed(ids, before, mask)
+        attention_mask = causal_attention_mask(
+            before, ids.shape[1], mask, rotary=rotary, device=ids.device
+        )
         states, keys, values = [x], [], []
         for i, block in enumerate(self.blocks):
             past = None if cache is None else cache.layer(i)
-            x, (key, value) = block(x, look, past, _of_layer(memory, i))
+            x, (key, value) = block(x, attention_mask, past, _of_layer(memory, i))
             states = [*states, x] if keep else [x]
             keys.append(key)
             values.append(value)
         return states, KeyValueCache(tuple(keys), tuple(values), memory)
 
-    def _heard(
+    def _memory(
         self,
         ids: Tensor,
         cache: KeyValueCache | None,
         memory: Tensor | None,
         mask: Tensor | None,
     ) -> Memory | None:
-        """What all blocks make of the encoder's states, or made of them before."""
+        """Return the encoder's keys and values for all blocks, from the cache if they are there."""
         if cache is not None and cache.memory is not None:
             return cache.memory
-        if memory is None and not self.hears:
+        if memory is None and not self.has_cross_attention:
             return None
-        if memory is None or not self.hears:
-            wanted = "given, for it hears an encoder" if self.hears else "None, for it hears none"
-            raise ValueError(f"memory must be {wanted}; got {'None' if memory is None else 'one'}")
+        if memory is None:
+            raise ValueError("memory must be given, for the decoder has cross-attention; got None")
+        if not self.has_cross_attention:
+            raise ValueError("memory must be None, for the decoder has no cross-attention")
         size = self.sizes.hidden_size
         if memory.dim() != 3 or memory.shape[::2] != (ids.shape[0], size):
             raise ValueError(
                 f"memory must have shape ({ids.shape[0]}, U, {size}); got {tuple(memory.shape)}"
             )
         mask = check_mask("memory_mask", mask, (memory.shape[0], memory.shape[1]))
-        read = [cast(Block, block).cross.read(memory) for block in self.blocks]
-        return Memory(tuple(key for key, _ in read), tuple(value for _, value in read), mask)
+        projected = [cast(Block, block).cross.project(memory) for block in self.blocks]
+        keys, values = zip(*projected, strict=True)
+        return Memory(keys, values, mask)
 
 
-def _of_layer(memory: Memory | None, index: int) -> tuple[KeyValue, Look] | None:
+def _of_layer(memory: Memory | None, index: int) -> tuple[KeyValue, AttentionMask] | None:
     if memory is None:
         return None
-    look = Look(None if memory.mask is None else memory.mask[:, None, None])
-    return (memory.keys[index], memory.values[index]), look
+    mask = AttentionMask(None if memory.mask is None else memory.mask[:, None, None])
+    return (memory.keys[index], memory.values[index]), mask

@@ -1,20 +1,20 @@
-"""The encoder: every token of a text sees all the others, before and after it."""
+"""The encoder: every token attends to all tokens of its text, before and after it."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lmhead.nn.attention import Look
-from lmhead.nn.config import TransformerConfig
-from lmhead.nn.stack import Stack
+from lmhead.nn.multi_head_attention import AttentionMask
+from lmhead.nn.stack import TransformerStack
+from lmhead.nn.transformer_config import TransformerConfig
 
 
-class Encoder(Stack):
-    """Token ids to states that know their neighbours on both sides.
+class Encoder(TransformerStack):
+    """Token ids to hidden states with bidirectional attention.
 
     Args:
         config: the sizes.
-        layers: how many blocks.
+        layers: the number of blocks.
         embedding: (V, D), to be shared; None for a new one.
 
     >>> import torch
@@ -22,7 +22,7 @@ class Encoder(Stack):
     >>> config = TransformerConfig(vocab_size=50, hidden_size=16, num_attention_heads=4)
     >>> encoder = Encoder(config, 2)
     >>> ids = torch.tensor([[3, 1, 4, 0, 0]])
-    >>> states = encoder(ids, ids > 0)  # two tokens of padding, which nobody sees
+    >>> states = encoder(ids, ids > 0)  # two tokens of padding, which are masked out
     >>> torch.allclose(states[:, :3], encoder(ids[:, :3]), atol=1e-6)
     True
     """
@@ -33,7 +33,7 @@ class Encoder(Stack):
         super().__init__(config, layers, embedding=embedding)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Read whole texts.
+        """Encode whole texts.
 
         Args:
             ids: (B, S).
@@ -46,9 +46,9 @@ class Encoder(Stack):
         if mask is not None and not bool(mask.any(-1).all()):
             empty = int((~mask.any(-1)).nonzero()[0])
             raise ValueError(f"mask must leave a token in every row; row {empty} has none")
-        x, turn = self.embed(ids, 0, mask)
-        look = Look(None if mask is None else mask[:, None, None], turn=turn)
+        x, rotary = self.embed(ids, 0, mask)
+        attention_mask = AttentionMask(None if mask is None else mask[:, None, None], rotary=rotary)
         for block in self.blocks:
-            x, _ = block(x, look)
+            x, _ = block(x, attention_mask)
         out: Tensor = self.norm(x)
         return out

@@ -1,23 +1,23 @@
-"""A model that reads one text and writes another, as translation does.
+"""An encoder-decoder Transformer, for translation and other sequence-to-sequence tasks.
 
-    memory = encoder(source)                     read once, all of it at once
-    hidden = decoder(target, memory)             written word by word: each sees the words before it
-    logits = head(hidden)                        and, by cross-attention, the whole source
+    memory = encoder(source)                 once, all tokens in parallel
+    hidden = decoder(target, memory)         causal, with cross-attention to the whole source
+    logits = head(hidden)
 
-One embedding serves the source, the target and, if tied, the head.
+Source, target and, if tied, the head share one embedding.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lmhead.logits import LazyLogits
+from lmhead.lazy import LazyLogits
 from lmhead.nn.cache import KeyValueCache
-from lmhead.nn.config import EncoderDecoderConfig
 from lmhead.nn.decoder import DecoderBody
+from lmhead.nn.decoder_lm import make_head
 from lmhead.nn.encoder import Encoder
-from lmhead.nn.init import initialise
-from lmhead.nn.language_model import make_head
+from lmhead.nn.stack import initialise
+from lmhead.nn.transformer_config import EncoderDecoderConfig
 from lmhead.sampling.model import Tokenizer
 
 
@@ -25,7 +25,7 @@ class EncoderDecoder(nn.Module):
     """An encoder, a decoder with cross-attention, and a head.
 
     Args:
-        config: the sizes and kinds.
+        config: the configuration.
         head: hidden states to logits; None for an `LMHead`, tied to the embedding if the
             configuration says so.
 
@@ -41,7 +41,7 @@ class EncoderDecoder(nn.Module):
     >>> model(source, target).shape
     torch.Size([1, 3, 50])
 
-    The best continuation of the word 2, found with four beams:
+    The best continuation of token 2, found with four beams:
 
     >>> from lmhead.sampling import beam_search
     >>> found = beam_search(model.given(source), [[2]], num_beams=4, max_new_tokens=5)
@@ -55,18 +55,18 @@ class EncoderDecoder(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoder = Encoder(config, config.encoder_layers, embedding=self.embedding)
         self.decoder = DecoderBody(config.decoder(), embedding=self.embedding, cross=True)
-        initialise(self.encoder, config)
-        initialise(self.decoder, config)
+        initialise(self.encoder)
+        initialise(self.decoder)
         self.head = make_head(config, self.embedding) if head is None else head
 
     def forward(
         self, source: Tensor, target: Tensor, source_mask: Tensor | None = None
     ) -> LazyLogits:
-        """Logits for the word after each word of the target; they compute nothing yet.
+        """Return lazy logits for the token after each token of the target.
 
         Args:
             source: (B, S).
-            target: (B, T). Padding on its right needs no mask: no word sees what comes after it.
+            target: (B, T). Padding on the right needs no mask: attention is causal.
             source_mask: (B, S) bool, False for padding; None for no padding.
 
         Returns:
@@ -78,7 +78,7 @@ class EncoderDecoder(nn.Module):
         return logits
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Read sources (B, S): states (B, S, D), undefined at padding."""
+        """Return the states (B, S, D) of sources (B, S), undefined at padding."""
         memory: Tensor = self.encoder(source, mask)
         return memory
 
@@ -90,17 +90,17 @@ class EncoderDecoder(nn.Module):
         cache: KeyValueCache | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, KeyValueCache]:
-        """Hidden states of new target words, see `DecoderBody.forward`.
+        """Return the hidden states of new target tokens, see `DecoderBody.forward`.
 
         Args:
-            target: (B, T), the new words.
-            memory: (B, S, D), what `encode` gave; not needed with a cache, which holds it.
+            target: (B, T), the new tokens.
+            memory: (B, S, D), the result of `encode`; not needed with a cache, which holds it.
             memory_mask: (B, S) bool, as for `encode`.
-            cache: of the words before them.
-            mask: (B, words so far) bool, False for padding of the target.
+            cache: of the tokens before them.
+            mask: (B, tokens so far) bool, False for padding of the target.
 
         Returns:
-            (B, T, D), and the cache of all words so far.
+            (B, T, D), and the cache of all tokens so far.
         """
         out: tuple[Tensor, KeyValueCache] = self.decoder(
             target, cache, mask, memory=memory, memory_mask=memory_mask
@@ -114,16 +114,18 @@ class EncoderDecoder(nn.Module):
         *,
         eos_token_ids: tuple[int, ...] = (),
         tokenizer: Tokenizer | None = None,
-    ) -> Writer:
-        """What `generate` and `beam_search` take: the model that has read these sources.
+    ) -> ConditionedModel:
+        """Return the model conditioned on these sources, for `generate` and `beam_search`.
 
-        Their prompt has one row per source, e.g. the word that begins a translation.
+        The prompt has one row per source, e.g. the token that begins a translation.
         """
-        return Writer(self, source, mask, eos_token_ids=eos_token_ids, tokenizer=tokenizer)
+        return ConditionedModel(
+            self, source, mask, eos_token_ids=eos_token_ids, tokenizer=tokenizer
+        )
 
 
-class Writer:
-    """A `lmhead.sampling.model.Model` that writes with given sources in mind."""
+class ConditionedModel:
+    """A `lmhead.sampling.model.Model`: an encoder and decoder with given sources."""
 
     def __init__(
         self,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lmhead.nn.config import DecoderConfig, Pairs
 from lmhead.nn.decoder import DecoderBody
+from lmhead.nn.transformer_config import DecoderConfig, Pairs
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,8 @@ class LlamaConfig:
 
     Attributes:
         head_dim: d; None for hidden_size / num_attention_heads.
-        rope_factors: d/2 numbers that the angles are divided by; None for ones.
-        rotary: which coordinates of a head turn together: "half" pairs i with i + d/2 (Hugging
-            Face), "interleaved" pairs 2i with 2i + 1 (the original, and llama2.c). The weights of
-            one are those of the other in another order.
+        rope_factors: d/2 numbers by which the angles are divided; None for ones.
+        rotary: "half" (Hugging Face) or "interleaved" (llama2.c), see `TransformerConfig`.
     """
 
     vocab_size: int
@@ -41,10 +39,10 @@ class LlamaConfig:
     rope_factors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.decoder()  # which checks
+        self.decoder()  # validates
 
     def decoder(self) -> DecoderConfig:
-        """The same sizes, as our own configuration."""
+        """Return the same configuration as a `DecoderConfig`."""
         return DecoderConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -69,7 +67,7 @@ class LlamaConfig:
 
 
 class LlamaBody(DecoderBody):
-    """A Llama without its head, for generation.
+    """A Llama without its head.
 
     Args:
         config: the sizes.

@@ -1,29 +1,33 @@
-"""What an encoder and a decoder share: the embedding at the bottom, blocks, the norm at the top.
+"""What an encoder and a decoder share: embedding, blocks, final norm, and their initial values.
 
 x = embedding(ids) · scale + position
-x = block(x)                     as often as there are layers
+x = block(x)                     for each layer
 hidden = norm(x)
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 
 from lmhead import checks
 from lmhead.nn.block import Block, make_norm
-from lmhead.nn.config import TransformerConfig
-from lmhead.nn.embedding import PositionEmbedding, Turn, turn_of
+from lmhead.nn.mlp import FeedForward
+from lmhead.nn.multi_head_attention import Attention
+from lmhead.nn.position_embedding import PositionEmbedding, RotaryAngles, rotary_angles
+from lmhead.nn.transformer_config import TransformerConfig
 
 
-class Stack(nn.Module):
-    """Embedding, blocks and norm; what goes on between them is up to `Encoder` and `DecoderBody`.
+class TransformerStack(nn.Module):
+    """Embedding, blocks and norm; `Encoder` and `DecoderBody` define the forward pass.
 
     Args:
         config: the sizes.
-        layers: how many blocks.
+        layers: the number of blocks.
         embedding: (V, D), to be shared; None for a new one.
-        cross: whether the blocks hear an encoder.
+        cross: whether the blocks have cross-attention.
     """
 
     norm: nn.Module
@@ -54,20 +58,20 @@ class Stack(nn.Module):
 
     def embed(
         self, ids: Tensor, before: int = 0, mask: Tensor | None = None
-    ) -> tuple[Tensor, Turn | None]:
-        """The bottom: tokens at their places.
+    ) -> tuple[Tensor, RotaryAngles | None]:
+        """Embed tokens with their positions.
 
         Args:
             ids: (B, T).
-            before: how many tokens, padding included, came before them.
+            before: the number of tokens before them, padding included.
             mask: (B, before + T) bool, False for padding; None for no padding.
 
         Returns:
-            (B, T, D), and the turn of the heads where positions are rotary.
+            (B, T, D), and the angles if positions are rotary.
         """
         if mask is None:
             positions = torch.arange(before, before + ids.shape[1], device=ids.device)[None]
-        else:  # the place among the tokens that are no padding
+        else:  # padding is not counted
             positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, before:]
         x = self.embedding(ids)
         if self.sizes.embedding_scale != 1.0:
@@ -75,15 +79,11 @@ class Stack(nn.Module):
         x = self.dropout(self.position(x, positions))
         if self.sizes.position != "rotary":
             return x, None
-        size, theta, factors = (
-            self.sizes.head_size,
-            self.sizes.rope_theta,
-            self.sizes.rope_factors,
-        )
-        return x, turn_of(positions, size, theta, x.dtype, factors)
+        size, theta = self.sizes.head_size, self.sizes.rope_theta
+        return x, rotary_angles(positions, size, theta, x.dtype, self.sizes.rope_factors)
 
     def check(self, ids: Tensor, before: int, mask: Tensor | None) -> Tensor | None:
-        """The door; gives None for a mask that masks nothing, for attention is faster without."""
+        """Validate the inputs; return the mask, or None if it masks nothing."""
         checks.check_ids("ids", ids, self.sizes.vocab_size)
         if ids.dim() != 2:
             raise ValueError(f"ids must have shape (B, T); got {tuple(ids.shape)}")
@@ -100,7 +100,7 @@ class Stack(nn.Module):
 
 
 def check_mask(name: str, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
-    """A mask (B, S), or None for one that masks nothing."""
+    """Validate a padding mask (B, S); return None if it masks nothing."""
     if mask is None:
         return None
     if mask.dtype != torch.bool or tuple(mask.shape) != shape:
@@ -109,3 +109,29 @@ def check_mask(name: str, mask: Tensor | None, shape: tuple[int, int]) -> Tensor
             f"got {mask.dtype} {tuple(mask.shape)}"
         )
     return None if bool(mask.all()) else mask
+
+
+def initialise(stack: TransformerStack) -> None:
+    """Set the initial value of every matrix and bias, as `config.init` says.
+
+    With "normal", the last matrix of each sublayer is divided by √(number of sublayers), so that
+    the residual sum of a deep model starts no larger than that of a shallow one.
+    """
+    config = stack.sizes
+    if config.init == "torch":
+        return
+    for part in stack.modules():
+        if isinstance(part, nn.Linear):
+            if config.init == "normal":
+                nn.init.normal_(part.weight, std=config.init_std)
+            else:
+                nn.init.xavier_uniform_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.Embedding | PositionEmbedding) and part.weight is not None:
+            nn.init.normal_(part.weight, std=config.init_std)
+    if config.init == "normal":
+        sublayers = [m for m in stack.modules() if isinstance(m, Attention | FeedForward)]
+        for sublayer in sublayers:
+            last = sublayer.output if isinstance(sublayer, Attention) else sublayer.down
+            nn.init.normal_(last.weight, std=config.init_std / math.sqrt(len(sublayers)))

@@ -11,7 +11,7 @@ S words are in the shortlist. Words are numbered by frequency here: the shortlis
 clusters. Each softmax sums to 1, so a cluster's words sum to the cluster's entry, and all words
 to 1.
 
-The gradient of a loss goes back through two softmaxes in place of one: the head's entry of a
+The gradient of a loss goes back through two softmaxes instead of one: the head's entry of a
 cluster receives what all words of the cluster receive together.
 """
 

@@ -1,4 +1,4 @@
-"""What every chapter shares: the array types, and the door through which numbers come in.
+"""What every chapter shares: array types and argument checks.
 
 The textbook computes in float64 throughout. Lists are welcome, so that an example can be typed.
 """
@@ -18,7 +18,7 @@ Ids: TypeAlias = NDArray[np.int64]
 
 
 def floats(x: ArrayLike) -> Array:
-    """`x` as a float64 array.
+    """Return `x` as a float64 array.
 
     >>> floats([1, 2, 3])
     array([1., 2., 3.])
@@ -27,7 +27,7 @@ def floats(x: ArrayLike) -> Array:
 
 
 def ids_below(vocab_size: int, ids: ArrayLike, *, name: str = "ids") -> Ids:
-    """`ids` as an integer array; `ValueError` where one is not in [0, `vocab_size`).
+    """Return `ids` as an integer array; `ValueError` if one is not in [0, `vocab_size`).
 
     NumPy would read -1 as "the last word". Here it is a mistake.
 
@@ -52,7 +52,7 @@ def ids_below(vocab_size: int, ids: ArrayLike, *, name: str = "ids") -> Ids:
 def one_hot(ids: ArrayLike, vocab_size: int) -> Array:
     """y[n, v] = 1 if v = ids[n] else 0. Shape (...) becomes (..., V).
 
-    All the probability on one word: the distribution of someone who knows the answer.
+    All the probability on one word: the distribution of a model that knows the answer.
 
     >>> one_hot([2, 0], 3)
     array([[0., 0., 1.],

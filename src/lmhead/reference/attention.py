@@ -24,7 +24,7 @@ __all__ = ["AttentionGrads", "attention", "attention_backward", "attention_weigh
 
 
 def causal_mask(length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Who may be seen: mask[t, u] = (u <= t). Nobody looks into the future.
+    """Which positions may be seen: mask[t, u] = (u <= t), never a later one.
 
     >>> causal_mask(3).astype(int)
     array([[1, 0, 0],
@@ -83,7 +83,7 @@ def attention_backward(
 ) -> AttentionGrads:
     """Gradients, the chain rule from the end.
 
-        ∂V = Pᵀ ∂Y                      a message hears from those who listened, by their share
+        ∂V = Pᵀ ∂Y                      a message hears from all that looked at it, by their shares
         ∂P = ∂Y Vᵀ
         ∂S = P ⊙ (∂P - Σ_u ∂P P)        the softmax of chapter 2; masked pairs have P = 0, so ∂S = 0
         ∂Q = ∂S K / √d,   ∂K = ∂Sᵀ Q / √d

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmhead.reference.arrays import Array, ArrayLike, floats, one_hot
-from lmhead.reference.head import head_logits, head_logits_backward
 from lmhead.reference.linear import LinearGrads
+from lmhead.reference.output_layer import head_logits, head_logits_backward
 from lmhead.reference.softmax import log_softmax, logsumexp, softmax
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def target_weights(
     spread evenly over all words, so that the model is never asked to be certain. Rows whose id is
     `ignore_index` get c = 0.
 
-    Masked words (logit -inf) get no share of ε: nobody should pay for a word that cannot be said.
+    Masked words (logit -inf) get no share of ε: a word that cannot be said must cost nothing.
 
     >>> target_weights(np.zeros(4), 2, label_smoothing=0.2)
     array([0.05, 0.05, 0.85, 0.05])

@@ -143,8 +143,8 @@ def among_best(z: Array, count: int) -> NDArray[np.bool_]:
     """
     if count < 1:
         raise ValueError(f"min_tokens_to_keep must be at least 1; got {count}")
-    place = np.argsort(descending_order(z), axis=-1)
-    return np.asarray(place < count)
+    rank = np.argsort(descending_order(z), axis=-1)
+    return np.asarray(rank < count)
 
 
 def choosable(logits: ArrayLike) -> Array:

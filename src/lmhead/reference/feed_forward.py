@@ -1,7 +1,7 @@
-"""Chapter 9. Feed-forward: two linear layers with a bend between, at each position on its own.
+"""Chapter 9. Feed-forward: two linear layers and an activation, at each position on its own.
 
     a = x W₁ᵀ + b₁           (D to 4D, usually)
-    y = bend(a) W₂ᵀ + b₂     (4D back to D)
+    y = f(a) W₂ᵀ + b₂        (4D back to D)
 
 Attention moves messages between positions; this is where each position thinks about what it got.
 """
@@ -23,9 +23,9 @@ from lmhead.reference.linear import (
 
 __all__ = ["FeedForwardGrads", "feed_forward", "feed_forward_backward"]
 
-Bend = tuple[Callable[[ArrayLike], Array], Callable[[ArrayLike, ArrayLike], Array]]
+Activation = tuple[Callable[[ArrayLike], Array], Callable[[ArrayLike, ArrayLike], Array]]
 
-_BENDS: dict[str, Bend] = {
+_ACTIVATIONS: dict[str, Activation] = {
     "relu": (relu, relu_backward),
     "gelu": (gelu, gelu_backward),
     "sigmoid": (sigmoid, sigmoid_backward),
@@ -41,13 +41,13 @@ def feed_forward(
     down_bias: ArrayLike | None = None,
     activation: str = "gelu",
 ) -> Array:
-    """The block: y = bend(x W₁ᵀ + b₁) W₂ᵀ + b₂. Shapes: x (..., D), up (H, D), down (D, H).
+    """The block: y = f(x W₁ᵀ + b₁) W₂ᵀ + b₂. Shapes: x (..., D), up (H, D), down (D, H).
 
     >>> feed_forward([1.0, -3.0], up=[[1, 0], [0, 1]], down=[[1, 1], [1, -1]], activation="relu")
     array([1., 1.])
     """
-    bend, _ = _bend(activation)
-    return linear(bend(linear(x, up, up_bias)), down, down_bias)
+    f, _ = _functions(activation)
+    return linear(f(linear(x, up, up_bias)), down, down_bias)
 
 
 class FeedForwardGrads(NamedTuple):
@@ -69,7 +69,7 @@ def feed_forward_backward(
     up_bias: ArrayLike | None = None,
     activation: str = "gelu",
 ) -> FeedForwardGrads:
-    """Gradients: back through W₂, the bend and W₁, each by its own rule from chapter 1.
+    """Gradients: back through W₂, the activation and W₁, each by its own rule from chapter 1.
 
     >>> grads = feed_forward_backward(
     ...     [1.0, 0.0], [1.0, -3.0], up=[[1, 0], [0, 1]], down=[[1, 1], [1, -1]], activation="relu"
@@ -77,16 +77,16 @@ def feed_forward_backward(
     >>> grads.x  # the second unit is asleep, so nothing comes back through it
     array([1., 0.])
     """
-    bend, bend_backward = _bend(activation)
+    f, f_backward = _functions(activation)
     a = linear(x, up, up_bias)
-    second = linear_backward(grad_y, bend(a), down)
-    first = linear_backward(bend_backward(second.x, a), x, up)
+    second = linear_backward(grad_y, f(a), down)
+    first = linear_backward(f_backward(second.x, a), x, up)
     return FeedForwardGrads(
         x=first.x, up=first.weight, up_bias=first.bias, down=second.weight, down_bias=second.bias
     )
 
 
-def _bend(activation: str) -> Bend:
-    if activation not in _BENDS:
-        raise ValueError(f"activation must be one of {sorted(_BENDS)}; got {activation!r}")
-    return _BENDS[activation]
+def _functions(activation: str) -> Activation:
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation must be one of {sorted(_ACTIVATIONS)}; got {activation!r}")
+    return _ACTIVATIONS[activation]

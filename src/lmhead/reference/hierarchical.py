@@ -27,11 +27,11 @@ from lmhead.reference.linear import LinearGrads, sigmoid
 from lmhead.reference.softmax import log_softmax, softmax
 
 __all__ = [
+    "BinaryPath",
+    "BinaryTree",
     "Branches",
     "DecisionTree",
     "Nested",
-    "Path",
-    "Tree",
     "decision_tree",
     "huffman_nested",
     "huffman_tree",
@@ -42,18 +42,18 @@ __all__ = [
     "word_log_prob_backward",
 ]
 
-Path: TypeAlias = tuple[tuple[int, int], ...]
+BinaryPath: TypeAlias = tuple[tuple[int, int], ...]
 """From the root to a leaf: (fork, +1 for left or -1 for right), ..."""
 
 
-class Tree(NamedTuple):
+class BinaryTree(NamedTuple):
     """`paths[word]` leads from the root to the word; forks are numbered 0 to `forks` - 1."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[BinaryPath, ...]
     forks: int
 
 
-def huffman_tree(counts: ArrayLike) -> Tree:
+def huffman_tree(counts: ArrayLike) -> BinaryTree:
     """The tree with the shortest average path: join the two rarest subtrees until one is left.
 
     With V words there are V - 1 forks; the last one made is the root.
@@ -66,7 +66,7 @@ def huffman_tree(counts: ArrayLike) -> Tree:
     """
     counts = floats(counts)
     # Each entry: (count, a number that breaks ties, {word: its path below this subtree}).
-    heap: list[tuple[float, int, dict[int, Path]]]
+    heap: list[tuple[float, int, dict[int, BinaryPath]]]
     heap = [(float(count), word, {word: ()}) for word, count in enumerate(counts)]
     heapq.heapify(heap)
     for fork in range(len(counts) - 1):
@@ -76,10 +76,10 @@ def huffman_tree(counts: ArrayLike) -> Tree:
         joined |= {word: ((fork, -1), *path) for word, path in right.items()}
         heapq.heappush(heap, (left_count + right_count, len(counts) + fork, joined))
     paths = heap[0][2]
-    return Tree(tuple(paths[word] for word in range(len(counts))), len(counts) - 1)
+    return BinaryTree(tuple(paths[word] for word in range(len(counts))), len(counts) - 1)
 
 
-def leaf_log_prob(hidden: ArrayLike, weight: ArrayLike, tree: Tree, word: int) -> float:
+def leaf_log_prob(hidden: ArrayLike, weight: ArrayLike, tree: BinaryTree, word: int) -> float:
     """One word: log p = Σ_forks log σ(s · w · h). Only the forks on its path are read.
 
     Shapes: hidden (D,), weight (forks, D), one row per fork.
@@ -94,7 +94,7 @@ def leaf_log_prob(hidden: ArrayLike, weight: ArrayLike, tree: Tree, word: int) -
 
 
 def leaf_log_prob_backward(
-    grad: float, hidden: ArrayLike, weight: ArrayLike, tree: Tree, word: int
+    grad: float, hidden: ArrayLike, weight: ArrayLike, tree: BinaryTree, word: int
 ) -> LinearGrads:
     """Gradients: at each fork, ∂(w · h) = ∂ · (y - σ(w · h)), with y = 1 for left, 0 for right.
 
@@ -116,7 +116,7 @@ def leaf_log_prob_backward(
     )
 
 
-def leaf_probabilities(hidden: ArrayLike, weight: ArrayLike, tree: Tree) -> Array:
+def leaf_probabilities(hidden: ArrayLike, weight: ArrayLike, tree: BinaryTree) -> Array:
     """All words: p(leaf) for every leaf. They sum to 1 by construction; nothing is divided.
 
     >>> p = leaf_probabilities([1.0, -1.0], [[1, 0], [2, 1], [0, 1]], huffman_tree([8, 1, 1, 2]))
@@ -129,7 +129,7 @@ def leaf_probabilities(hidden: ArrayLike, weight: ArrayLike, tree: Tree) -> Arra
 # More than two branches ---------------------------------------------------------------------------
 
 Nested: TypeAlias = "int | list[Nested]"
-"""A tree as nested lists: a list is a fork, a whole number is a word."""
+"""A tree as nested lists: a list is a fork, an integer is a word."""
 
 Branches: TypeAlias = tuple[tuple[int, int], ...]
 """From the root to a word: (fork, branch), ..."""

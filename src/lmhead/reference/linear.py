@@ -80,8 +80,8 @@ def linear_backward(grad_y: ArrayLike, x: ArrayLike, weight: ArrayLike) -> Linea
     )
 
 
-# Activations. A stack of linear layers is one linear layer; a bend between them makes it more.
-# Each backward takes ∂loss/∂output and the *input*, and returns ∂loss/∂input.
+# Activations. A stack of linear layers is one linear layer; an activation between them makes it
+# more. Each backward takes ∂loss/∂output and the *input*, and returns ∂loss/∂input.
 
 
 def relu(x: ArrayLike) -> Array:

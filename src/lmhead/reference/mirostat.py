@@ -32,8 +32,8 @@ def mirostat_1_filter(logits: ArrayLike, mu: ArrayLike, *, m: int = 100) -> Arra
     array([ 0.   , -0.693,   -inf,   -inf])
     """
     z = choosable(logits)
-    place = np.argsort(descending_order(z), axis=-1)
-    return np.where(place < mirostat_k(z, mu, m=m)[..., None], z, -np.inf)
+    rank = np.argsort(descending_order(z), axis=-1)
+    return np.where(rank < mirostat_k(z, mu, m=m)[..., None], z, -np.inf)
 
 
 def mirostat_k(logits: ArrayLike, mu: ArrayLike, *, m: int = 100) -> Ids:

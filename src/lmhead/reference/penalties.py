@@ -66,7 +66,7 @@ def presence_penalty(logits: ArrayLike, context: Sequence[Any], penalty: float) 
 
 
 def no_repeat_ngram_filter(logits: ArrayLike, context: Sequence[Any], ngram_size: int) -> Array:
-    """No n-gram twice: cut v if the last n - 1 ids and then v stand in the context already.
+    """No n-gram twice: cut v if the last n - 1 ids and then v occur in the context already.
 
     >>> no_repeat_ngram_filter([0.0, 0.0, 0.0, 0.0], [1, 2, 3, 1, 2], 3)  # 1 2 3 is there
     array([  0.,   0.,   0., -inf])
@@ -132,13 +132,13 @@ def dry_repeats(
 ) -> dict[int, int]:
     """How long a repeat each word would prolong: {v: n[v]}, for one context.
 
-    At place j < L - 1 of c_0 ... c_(L-1), let n_j be the largest n such that the n ids up to and
+    At position j < L - 1 of c_0 ... c_(L-1), let n_j be the largest n such that the n ids up to and
     with c_j are also the last n of the context (the two may overlap). The word c_(j+1) would
     prolong that repeat, so n[v] is the largest n_j with c_(j+1) = v.
 
-    No n is above the number of ids that stand after the last sequence breaker, so a repeat never
-    reaches across one. To find it, go back from the end to the first place where a breaker starts
-    that is complete in the context; of several that start there, take the longest.
+    No n is above the number of ids after the last sequence breaker, so a repeat never
+    reaches across one. To find it, go back from the end to the first position where a breaker
+    starts that is complete in the context; of several that start there, take the longest.
 
     >>> dry_repeats([7, 1, 2, 5, 2, 6, 7, 1, 2])  # endings: 7 1 2, then 5; 2, then 6
     {1: 0, 2: 0, 5: 3, 6: 1, 7: 0}
@@ -167,7 +167,7 @@ def dry_repeats(
 def each_row(
     of_row: Callable[[Array, list[int]], Array], logits: ArrayLike, context: Sequence[Any]
 ) -> Array:
-    """of_row(z, ids) for each row z of the logits and its list of ids, then a look at what is left.
+    """Apply of_row(z, ids) to each row and its list of ids; check that a word is left.
 
     >>> each_row(lambda z, ids: z + len(ids), [[0.0, 1.0], [2.0, 3.0]], [[5], [5, 5, 5]])
     array([[1., 2.],

@@ -71,9 +71,9 @@ def philox_uniform(
     >>> philox_uniform(seed=7, position=0, ids=[0, 1, 2]).round(4)
     array([0.9546, 0.1142, 0.407 ])
     """
-    seeds, places = _words(seed, 64, "seed"), _words(position, 64, "position")
+    seeds, positions = _words(seed, 64, "seed"), _words(position, 64, "position")
     words, streams = _words(ids, 33, "ids"), _words(stream, 32, "stream")
-    parts = (words >> np.uint64(1), places & _LOW, places >> _32, streams)
+    parts = (words >> np.uint64(1), positions & _LOW, positions >> _32, streams)
     counter = np.stack(np.broadcast_arrays(*parts), axis=-1)
     key = np.stack([seeds & _LOW, seeds >> _32], axis=-1)
     out = philox_4x32(counter, key)
@@ -97,7 +97,7 @@ def philox_gumbel(
 
 
 def _words(x: ArrayLike, bits: int, name: str) -> NDArray[np.uint64]:
-    """`x` as unsigned integers, once each fits in so many bits."""
+    """`x` as unsigned integers, checked to fit in `bits` bits."""
     array = np.asarray(x)
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"{name} must be integers below 2**{bits}; got {array.dtype}")

@@ -1,12 +1,12 @@
 """Chapter 5. Questions one asks of a row of logits, and the gradients of those that have one.
 
-How likely is this word? Which place does it take? How undecided is the model? Which words lead?
+How likely is this word? Which rank does it have? How undecided is the model? Which words lead?
 How far is one model from another? Shapes: logits (..., V); answers (...), or (..., K) for K words.
 
 Two conventions hold throughout. 0 · log 0 = 0, so masked words (logit -inf) are harmless. And words
 are *ordered* by logit, largest first, ties to the lowest id; argmax, top-k and rank all read from
 that one order. A row with a NaN, or with nothing but masked words, has no best word: its ids and
-ranks are -1, so that nobody takes them for a word.
+ranks are -1, which is no word.
 """
 
 import numpy as np
@@ -135,10 +135,10 @@ def rank(logits: ArrayLike, ids: ArrayLike) -> Ids:
     >>> rank([1.0, 3.0, 2.0, 3.0], [1, 3, 2, 0])
     array([0, 1, 2, 3])
     """
-    # The order says which id stands at each place; its inverse, at which place each id stands.
-    places = np.argsort(descending_order(logits), axis=-1)
+    # The order lists the id at each rank; its inverse is the rank of each id.
+    ranks = np.argsort(descending_order(logits), axis=-1)
     z = floats(logits)
-    found = np.take_along_axis(places, _as_columns(z, ids), axis=-1)
+    found = np.take_along_axis(ranks, _as_columns(z, ids), axis=-1)
     found = np.where(_has_order(z)[..., None], found, -1)
     return found.reshape(np.shape(ids)).astype(np.int64)
 
@@ -183,7 +183,7 @@ def kl_backward(grad: ArrayLike, logits_p: ArrayLike, logits_q: ArrayLike) -> tu
 
 
 def _kl_parts(logits_p: ArrayLike, logits_q: ArrayLike) -> tuple[Array, Array]:
-    """p, and log p - log q with 0 in the place of words that p forbids."""
+    """p, and log p - log q with 0 for words that p forbids."""
     log_p, log_q = log_softmax(logits_p), log_softmax(logits_q)
     forbidden = np.isneginf(log_p)
     return np.exp(log_p), np.where(forbidden, 0.0, log_p) - np.where(forbidden, 0.0, log_q)

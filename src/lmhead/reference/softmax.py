@@ -57,7 +57,7 @@ def normalize_backward(grad_y: ArrayLike, x: ArrayLike) -> Array:
 
 
 def softmax_naive(z: ArrayLike) -> Array:
-    """The formula as it stands: p[i] = e^z[i] / Σ_j e^z[j]. Do not use it: e^1000 is infinite.
+    """The formula as written: p[i] = e^z[i] / Σ_j e^z[j]. Do not use it: e^1000 is infinite.
 
     >>> with np.errstate(all="ignore"):
     ...     softmax_naive([1000, 1001, 1002])

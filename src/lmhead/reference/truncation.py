@@ -225,11 +225,11 @@ def xtc_filter(
     if threshold > 0.5:
         return z.copy()
     order = descending_order(z)
-    place = np.argsort(order, axis=-1)
+    rank = np.argsort(order, axis=-1)
     # Words come best first, so those that reach the threshold are the first ones; masked ones never
     # count, not even with threshold 0.
     reach = ((softmax(z) >= threshold) & np.isfinite(z)).sum(axis=-1, keepdims=True)
-    cut = place < reach - 1
+    cut = rank < reach - 1
     left = (np.isfinite(z) & ~cut).sum(axis=-1, keepdims=True)
     happens = (coin < probability) & (left >= min_tokens_to_keep)
     return np.where(cut & happens, -np.inf, z)

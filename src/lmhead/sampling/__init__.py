@@ -1,8 +1,8 @@
-"""From logits to the word: stages, the chain, beam search, generation."""
+"""Sampling: stages, the chain of stages, beam search, generation."""
 
+from lmhead.sampler_options import Options
 from lmhead.sampling.beam import Beams, beam_search
-from lmhead.sampling.cuts import XTC, Epsilon, Eta, MinP, TopH, TopK, TopNSigma, TopP, Typical
-from lmhead.sampling.edits import (
+from lmhead.sampling.constraint_stages import (
     AllowedIds,
     BadWords,
     ForcedTokens,
@@ -15,15 +15,25 @@ from lmhead.sampling.edits import (
 from lmhead.sampling.events import Generation, TokenEvent
 from lmhead.sampling.explain import Explanation, Step
 from lmhead.sampling.generation import generate, stream_generate
-from lmhead.sampling.mirostat import Mirostat1, Mirostat2
+from lmhead.sampling.kept_log_prob import kept_log_prob
+from lmhead.sampling.mirostat_stage import Mirostat1, Mirostat2
 from lmhead.sampling.model import Body, Cache, Model, Tokenizer
-from lmhead.sampling.options import Options
-from lmhead.sampling.penalties import DRY, CountPenalty, NoRepeatNGram, RepetitionPenalty
+from lmhead.sampling.penalty_stages import DRY, CountPenalty, NoRepeatNGram, RepetitionPenalty
 from lmhead.sampling.sampled import Kept, Sampled
 from lmhead.sampling.sampler import Sampler
 from lmhead.sampling.stage import Call, Cut, Edit, Stage
-from lmhead.sampling.support import kept_log_prob
 from lmhead.sampling.temperature import DynamicTemperature, Temperature
+from lmhead.sampling.truncation_stages import (
+    XTC,
+    Epsilon,
+    Eta,
+    MinP,
+    TopH,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+)
 
 __all__ = [
     "DRY",

@@ -1,4 +1,4 @@
-"""The door of generation: prompts and stops in all the forms that they may have."""
+"""Validate the arguments of generation: prompts and stop conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stop = str | int | Sequence[str | int]
 
 
 def is_one(prompt: Any) -> bool:
-    """Whether it is one prompt, not a list of them."""
+    """Return whether this is one prompt, not a list of prompts."""
     if isinstance(prompt, Tensor):
         if prompt.dim() not in (1, 2) or prompt.numel() == 0:
             raise ValueError(
@@ -33,7 +33,7 @@ def is_one(prompt: Any) -> bool:
 
 
 def prompt_ids(prompt: Any, tokenizer: Tokenizer | None) -> list[int]:
-    """The ids of one prompt, text or ids."""
+    """Return the token ids of one prompt, given as text or ids."""
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError(
@@ -48,19 +48,19 @@ def prompt_ids(prompt: Any, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def id_list(name: str, ids: Any) -> list[int]:
-    """Ids as a list of whole numbers."""
+    """Return ids as a list of integers."""
     if isinstance(ids, Tensor):
         checks.check_id_type(name, ids)
         ids = ids.tolist()
     if not isinstance(ids, list | tuple | set | frozenset | range):
         raise TypeError(f"{name} must be a list of ids; got {type(ids).__name__}")
     for id in ids:
-        checks.check_whole(f"an id of {name}", id, low=0)
+        checks.check_integer(f"an id of {name}", id, low=0)
     return list(ids)
 
 
 def stops(stop: Any, tokenizer: Tokenizer | None) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Stop strings and stop ids."""
+    """Return the stop strings and the stop ids."""
     if stop is None:
         return (), frozenset()
     if not isinstance(stop, str | int | list | tuple | set | frozenset):

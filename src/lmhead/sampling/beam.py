@@ -3,7 +3,7 @@
 In:  a model, prompts, how many beams, how to score and when to stop.
 Out: `Beams`, per prompt the n best continuations and their scores.
 
-`beam_words` finds the best next words of every beam, `beam_groups` decides what goes on.
+`beam_tokens` finds the best next tokens of every beam, `beam_groups` selects the next beams.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.sampling.beam_groups import Candidate, Group, Hypothesis, Rules
-from lmhead.sampling.beam_words import ProcessedWords, Processor, TopWords, rank
+from lmhead.sampling.beam_tokens import ProcessedTokens, Processor, TopTokens, rank
 from lmhead.sampling.model import Model
 
 Prompt = Tensor | Sequence[Sequence[int]]
@@ -31,7 +31,7 @@ class Beams:
     Attributes:
         sequences: per prompt a list of sequences, each a list of new ids, the end included.
         scores: per prompt a list of scores, Σ log p / length ** length_penalty.
-        steps: how many times the body ran.
+        steps: number of calls of the body.
     """
 
     sequences: list[list[list[int]]]
@@ -60,7 +60,7 @@ def beam_search(
     pad_token_id: int | None = None,
     processor: Processor | None = None,
 ) -> Beams:
-    """The continuations with the highest score that a search with `num_beams` beams finds.
+    """Return the continuations with the highest score that a search with `num_beams` beams finds.
 
     Equivalent to: transformers' model.generate(do_sample=False, num_beams=num_beams, ...)
 
@@ -72,18 +72,18 @@ def beam_search(
         max_new_tokens: how many ids are added at most.
         length_penalty: a sequence of n new ids has the score Σ log p / n ** length_penalty; above 0
             favours long sequences, below 0 short ones.
-        early_stopping: when to stop once `num_beams` sequences have ended. True: at once. False:
+        early_stopping: when to stop after `num_beams` sequences have ended. True: at once. False:
             when the best beam, if it ended now, would not be better than the worst of them.
             "never": when it could not be at any length.
         num_beam_groups: groups of beams that search one after the other at each step, and avoid
-            each other's words (diverse beam search).
-        diversity_penalty: what a word loses for each beam of an earlier group that chose it at the
-            same step. Scores include it.
+            each other's tokens (diverse beam search).
+        diversity_penalty: subtracted from a token for each beam of an earlier group that chose it
+            at the same step. Scores include it.
         num_return_sequences: how many sequences per prompt to return; fewer come back where fewer
             exist.
         eos_token_id: the ids that end a sequence, None for `model.eos_token_ids`, [] for none.
         pad_token_id: in a `prompt` tensor, such ids at the start of a row are padding.
-        processor: changes the log-probabilities (R, V) before words are chosen, for instance a
+        processor: changes the log-probabilities (R, V) before tokens are chosen, for instance a
             `Sampler` with a repetition penalty. With one beam it sees the logits, as in greedy
             search. It costs a tensor of that size, which is not built otherwise.
 
@@ -94,7 +94,7 @@ def beam_search(
         ValueError, TypeError: an argument of the wrong shape, type or range; a head or a processor
             that gives NaN; a processor that leaves a prompt without any sequence.
 
-    >>> class Chain:  # a model whose next word depends on the last one only
+    >>> class Chain:  # a model whose next token depends on the last one only
     ...     eos_token_ids, tokenizer = (3,), None
     ...     def body(self, ids, cache, mask):
     ...         return torch.nn.functional.one_hot(ids, 4).double(), self
@@ -106,9 +106,9 @@ def beam_search(
     >>> beam_search(Chain(), [[0]], num_beams=2, max_new_tokens=4).sequences
     [[[2, 3]]]
     """
-    checks.check_whole("num_beams", num_beams, low=1)
-    checks.check_whole("max_new_tokens", max_new_tokens, low=1)
-    checks.check_whole("num_return_sequences", num_return_sequences, low=1, high=num_beams)
+    checks.check_integer("num_beams", num_beams, low=1)
+    checks.check_integer("max_new_tokens", max_new_tokens, low=1)
+    checks.check_integer("num_return_sequences", num_return_sequences, low=1, high=num_beams)
     checks.check_number("length_penalty", length_penalty)
     _check_groups(num_beams, num_beam_groups, diversity_penalty)
     if early_stopping is not True and early_stopping is not False and early_stopping != "never":
@@ -117,7 +117,7 @@ def beam_search(
         raise TypeError(f"processor must have a method process; got {type(processor).__name__}")
     eos = _eos_ids(model.eos_token_ids if eos_token_id is None else eos_token_id)
     if pad_token_id is not None:
-        checks.check_whole("pad_token_id", pad_token_id, low=0)
+        checks.check_integer("pad_token_id", pad_token_id, low=0)
     ids, mask = _read_prompt(prompt, pad_token_id)
 
     rules = Rules(
@@ -144,7 +144,7 @@ def beam_search(
 
 
 class _Search:
-    """The loop: body, head, best words, groups, until every prompt is done."""
+    """Run body, head, best tokens and groups until every prompt is done."""
 
     def __init__(
         self,
@@ -159,10 +159,10 @@ class _Search:
         self.diversity_penalty, self.pad, self.processor = diversity_penalty, pad, processor
 
     def run(self, prompts: list[list[Group]], ids: Tensor, mask: Tensor) -> int:
-        """Search until every group of every prompt is done; gives the number of steps.
+        """Search until every group of every prompt is done; return the number of steps.
 
         A row of the batch is a beam. At first there is one per prompt, which all its groups share;
-        from then on there are `num_groups` x `size`, and prompts that are done leave the batch.
+        then there are `num_groups` x `size`, and prompts that are done are removed.
         """
         context, lengths, cache = ids, mask.sum(-1), None
         steps, live = 0, prompts
@@ -173,27 +173,27 @@ class _Search:
                     f"model.body must give hidden states {(*ids.shape, 'D')} for ids "
                     f"{tuple(ids.shape)}; got {tuple(hidden.shape)}"
                 )
-            words = self._words(self.model.head(hidden[:, -1]), context, mask, lengths)
-            parents, tokens = self._step(words, live, context.device)
+            candidates = self._candidates(self.model.head(hidden[:, -1]), context, mask, lengths)
+            parents, tokens = self._step(candidates, live, context.device)
             steps += 1
-            going_on = [p for p, groups in enumerate(live) if not all(g.done for g in groups)]
-            if not going_on:
+            unfinished = [p for p, groups in enumerate(live) if not all(g.done for g in groups)]
+            if not unfinished:
                 return steps
-            live = [live[p] for p in going_on]
-            rows, ids = parents[going_on].flatten(), tokens[going_on].reshape(-1, 1)
+            live = [live[p] for p in unfinished]
+            rows, ids = parents[unfinished].flatten(), tokens[unfinished].reshape(-1, 1)
             cache = cache.select(rows)
             context, lengths = torch.cat([context[rows], ids], 1), lengths[rows]
             mask = torch.cat([mask[rows], torch.ones_like(ids, dtype=torch.bool)], 1)
 
-    def _words(
+    def _candidates(
         self, logits: Any, context: Tensor, mask: Tensor, lengths: Tensor
-    ) -> TopWords | ProcessedWords:
-        # A beam needs `size` words that go on, besides those that end it, besides those that lose
-        # by being chosen before.
+    ) -> TopTokens | ProcessedTokens:
+        # A beam needs `size` tokens that continue it, besides the end tokens and those that
+        # diversity_penalty lowers.
         count = self.num_groups * self.rules.size + len(self.rules.eos)
         if self.processor is None:
-            return TopWords(logits, count, self.diversity_penalty)
-        return ProcessedWords(
+            return TopTokens(logits, count, self.diversity_penalty)
+        return ProcessedTokens(
             logits,
             count,
             self.diversity_penalty,
@@ -205,16 +205,16 @@ class _Search:
         )
 
     def _step(
-        self, words: TopWords | ProcessedWords, live: list[list[Group]], device: torch.device
+        self, candidates: TopTokens | ProcessedTokens, live: list[list[Group]], device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Advance all groups in their order; gives the parent row and the word of each new beam.
+        """Advance all groups in order; return the parent row and the token of each new beam.
 
         Both (P, num_groups x size) for the P live prompts.
         """
         size, width = self.rules.size, len(live[0][0].beams)
         per_prompt = self.num_groups * size if live[0][0].beams[0] else 1
         starts = per_prompt * torch.arange(len(live), device=device)[:, None]
-        # As in transformers: a group that is done goes on choosing padding.
+        # As in transformers: a group that is done keeps choosing padding.
         idle = [Candidate(-math.inf, 0, self.pad)] * size
         parents: list[list[int]] = [[] for _ in live]
         chosen: list[list[int]] = [[] for _ in live]
@@ -222,7 +222,7 @@ class _Search:
             first = g * size if per_prompt > 1 else 0
             rows = starts + first + torch.arange(width, device=device)
             taken = torch.tensor(chosen, dtype=torch.int64, device=device)
-            scores, ids = words.best(rows.flatten(), taken.repeat_interleave(width, 0))
+            scores, ids = candidates.best(rows.flatten(), taken.repeat_interleave(width, 0))
             totals = torch.tensor([groups[g].totals for groups in live], dtype=torch.float64)
             ranked = rank(totals.to(device), *(t.reshape(*rows.shape, -1) for t in (scores, ids)))
             for p, groups in enumerate(live):
@@ -234,7 +234,7 @@ class _Search:
 
 
 def _best(groups: list[Group], count: int, place: int) -> list[Hypothesis]:
-    """The best sequences of all groups together."""
+    """Return the best sequences of all groups together."""
     found = sorted((h for group in groups for h in group.ended), key=lambda h: -h.score)
     if not found:
         raise ValueError(
@@ -244,7 +244,7 @@ def _best(groups: list[Group], count: int, place: int) -> list[Hypothesis]:
 
 
 def _check_groups(num_beams: int, num_beam_groups: int, diversity_penalty: float) -> None:
-    checks.check_whole("num_beam_groups", num_beam_groups, low=1, high=num_beams)
+    checks.check_integer("num_beam_groups", num_beam_groups, low=1, high=num_beams)
     if num_beams % num_beam_groups:
         raise ValueError(
             f"num_beam_groups must divide num_beams; got {num_beam_groups} groups of {num_beams}"
@@ -261,12 +261,12 @@ def _check_groups(num_beams: int, num_beam_groups: int, diversity_penalty: float
 def _eos_ids(eos_token_id: int | Sequence[int]) -> list[int]:
     ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
     for token in ids:
-        checks.check_whole("eos_token_id", token, low=0)
+        checks.check_integer("eos_token_id", token, low=0)
     return ids
 
 
 def _read_prompt(prompt: Prompt, pad: int | None) -> tuple[Tensor, Tensor]:
-    """Ids (B, L) padded on the left, and the mask (B, L) that is False for padding."""
+    """Return ids (B, L) padded on the left, and the mask (B, L) that is False for padding."""
     if isinstance(prompt, Tensor):
         checks.check_id_type("prompt", prompt)
         if prompt.dim() != 2 or prompt.numel() == 0:

@@ -1,9 +1,9 @@
-"""The bookkeeping of beam search: which sequences go on, which have ended, when there are enough.
+"""The bookkeeping of beam search: which sequences continue, which have ended, when to stop.
 
 A `Group` is one beam search of one prompt, with beams of its own. Plain beam search has one group
 per prompt; diverse beam search has several, which see each other only through the scores.
 
-In:  candidates, best first, each a beam and the word to add to it.
+In:  candidates, best first, each a beam and the token to add to it.
 Out: the candidates that become the next beams, and the best sequences that have ended.
 """
 
@@ -36,12 +36,12 @@ class Rules:
     diverse: bool
 
     def score(self, total: float, length: int) -> float:
-        """Σ log p / length ** length_penalty."""
+        """Return Σ log p / length ** length_penalty."""
         return float(total / length**self.length_penalty)
 
 
 class Candidate(NamedTuple):
-    """A word to add to a beam; `total` is the sum of log-probabilities with that word."""
+    """A token to add to a beam; `total` is the sum of log-probabilities with that token."""
 
     total: float
     beam: int
@@ -73,35 +73,35 @@ class Group:
         self.done = False
 
     def advance(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Take one step: `candidates`, best first, in; the next `size` beams out.
+        """Return the next `size` beams, given candidates, best first.
 
-        Where there are fewer, candidates with the word -1 and the total -inf stand in.
+        Where there are fewer, candidates with the token -1 and the total -inf are added.
         """
         rules, length = self.rules, len(self.beams[0]) + 1
         last = length == rules.max_new_tokens
         possible = [c for c in candidates if c.total > -math.inf]
-        # An end counts only among the best: what stands behind them is there to fill the beams.
+        # An end counts only among the best `size`; the others only fill the beams.
         best = possible[: rules.size]
-        going_on = [c for c in possible if c.token not in rules.eos][: rules.size]
+        unfinished = [c for c in possible if c.token not in rules.eos][: rules.size]
         if last and not rules.diverse:
             self._end(best)
         else:
             self._end([c for c in best if c.token in rules.eos])
         # Transformers' group search bounds the future by the best candidate, ended or not, and asks
-        # whether it is done before it takes in the sequences that the maximum length cuts off.
-        ahead = possible if rules.diverse else going_on
+        # whether it is done before it adds the sequences that the maximum length cuts off.
+        ahead = possible if rules.diverse else unfinished
         self.done = not ahead or self.cannot_improve(ahead[0].total, length)
         if last and rules.diverse and not self.done:
-            self._end(going_on)
-        self.done = self.done or last or not going_on
+            self._end(unfinished)
+        self.done = self.done or last or not unfinished
 
-        going_on += [Candidate(-math.inf, 0, -1)] * (rules.size - len(going_on))
-        self.totals = [c.total for c in going_on]
-        self.beams = [[*self.beams[c.beam], c.token] for c in going_on]
-        return going_on
+        unfinished += [Candidate(-math.inf, 0, -1)] * (rules.size - len(unfinished))
+        self.totals = [c.total for c in unfinished]
+        self.beams = [[*self.beams[c.beam], c.token] for c in unfinished]
+        return unfinished
 
     def cannot_improve(self, best_total: float, length: int) -> bool:
-        """Whether to stop: there are enough ended sequences, and `early_stopping` agrees.
+        """Return whether to stop: there are enough ended sequences, and `early_stopping` agrees.
 
         True: at once. False: when the best beam, if it ended now, would not be better than the
         worst of them. "never": when it would not be better at the length that favours it most.

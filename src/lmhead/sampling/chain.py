@@ -1,4 +1,4 @@
-"""Which chains make sense: refused when built, with the reason."""
+"""Validate a chain of stages when it is built."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from lmhead.sampling.cuts import XTC
-from lmhead.sampling.edits import AllowedIds, ForcedTokens
-from lmhead.sampling.options import Options
-from lmhead.sampling.run import active
+from lmhead.sampler_options import Options
+from lmhead.sampling.constraint_stages import AllowedIds, ForcedTokens
+from lmhead.sampling.run_stages import active
 from lmhead.sampling.stage import Cut, Stage
 from lmhead.sampling.temperature import DynamicTemperature, Temperature
+from lmhead.sampling.truncation_stages import XTC
 
 
 def check_chain(stages: Sequence[Stage], options: Options) -> None:
-    """Raise for a chain that cannot mean what it says."""
+    """Raise a ValueError for stages that do not work together."""
     cut: Stage | None = None
     last: Stage | None = None
     for number, stage in enumerate(stages):
@@ -23,23 +23,23 @@ def check_chain(stages: Sequence[Stage], options: Options) -> None:
             raise TypeError(f"stages must be stages; got {type(stage).__name__} at {number}")
         if last is not None and last.gives == "ids":
             raise ValueError(
-                f"{stage.name} comes after {last.name}, which gives ids: nothing is left to do"
+                f"{stage.name} comes after {last.name}, which must be the last stage; put it before"
             )
         if cut is not None and isinstance(stage, AllowedIds | ForcedTokens):
             raise ValueError(
-                f"{stage.name} comes after {cut.name}: the words it names may have been cut "
+                f"{stage.name} comes after {cut.name}: its tokens may have been removed "
                 f"already; put it first"
             )
         if stage.gives == "ids" and cut is not None:
-            raise ValueError(
-                f"{stage.name} finds its own cut, so {cut.name} before it would blind it"
-            )
+            raise ValueError(f"{stage.name} picks its own cutoff; remove {cut.name} before it")
         if isinstance(stage, Cut | XTC):
             cut = stage
         last = stage
     for kind in (Temperature, DynamicTemperature):
         if sum(isinstance(s, kind) for s in stages) > 1:
-            raise ValueError(f"{kind.name} is there twice: give their product once")
+            raise ValueError(
+                f"{kind.name} occurs twice in stages; use it once, with the product of the two"
+            )
     cold = bool((torch.as_tensor(options.temperature, dtype=torch.float64) == 0).any())
     if not cold and options.do_sample:
         return
@@ -49,5 +49,5 @@ def check_chain(stages: Sequence[Stage], options: Options) -> None:
         idle = isinstance(stage, XTC) and stage not in counted
         if stage.gives == "ids" or isinstance(stage, DynamicTemperature) or idle:
             raise ValueError(
-                f"{stage.name} means nothing with {why}, which takes the best word every time"
+                f"{stage.name} has no effect with {why}, which always takes the best token"
             )

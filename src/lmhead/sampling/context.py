@@ -1,4 +1,4 @@
-"""The ids so far: what penalties count, and what stages that look back look at."""
+"""The token ids so far, for stages that depend on previous tokens."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Context:
         prompt_length: int | Sequence[int] | Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Context:
-        """Check and take what a caller gives.
+        """Validate the context of a call.
 
-        Without `prompt_length` all of it is the prompt, but for nothing: then there is no output.
+        Without `prompt_length` all of it is the prompt.
         """
         ids = _lists(context, rows, mask)
         for row, some in enumerate(ids):
@@ -59,18 +59,18 @@ class Context:
         return len(self.ids)
 
     def rows(self, some: Tensor) -> Context:
-        """Some rows of it."""
+        """Return some of the rows."""
         chosen = some.tolist()
         return Context(tuple(self.ids[i] for i in chosen), tuple(self.prompts[i] for i in chosen))
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """How many ids each row has."""
+        """Number of ids of each row."""
         return tuple(len(some) for some in self.ids)
 
     @property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
-        """Per row the ids after the prompt."""
+        """Generated ids of each row."""
         return tuple(some[n:] for some, n in zip(self.ids, self.prompts, strict=True))
 
 
@@ -98,7 +98,7 @@ def _lists(
         pairs = zip(context, mask.bool(), strict=True)
         return tuple(tuple(some[real].tolist()) for some, real in pairs)
     if mask is not None:
-        raise TypeError("context_mask goes with a context tensor; lists need no padding")
+        raise TypeError("context_mask needs a context tensor; got a list, which needs no padding")
     given = list(context)
     if given and isinstance(given[0], int):  # one row
         given = [given]  # type: ignore[list-item]

@@ -1,14 +1,14 @@
-"""The order of the stages, as Hugging Face, vLLM and llama.cpp have it.
+"""The order of the stages in Hugging Face, vLLM and llama.cpp.
 
 The same options mean different things in different programs: with logits [3, 2, 1], top_p 0.8 and
-temperature 0.5, Hugging Face divides first and keeps one word; llama.cpp cuts first and keeps two.
+temperature 0.5, Hugging Face divides first and keeps one token; llama.cpp cuts first and keeps two.
 An order says in which sequence the stages come and which ids the penalties count. A stage that a
-program does not have comes where its nearest relative is.
+program does not have comes where the most similar stage is.
 
 Where llama.cpp is not followed: with mirostat it drops penalties, DRY and the dynamic temperature,
-which stay here, and all cuts, which are refused here. After top_n_sigma it still counts the words
-that were struck out (dynamic temperature, XTC, min_keep), and typical_p makes NaN of them; here
-they are gone. Temperature 0 with a dynatemp_range is refused here, and drawn from there.
+which work here, and all cuts, which raise an error here. After top_n_sigma it still counts tokens
+that were removed (dynamic temperature, XTC, min_keep), and typical_p makes NaN of them; here
+they are removed. Temperature 0 with a dynatemp_range raises an error here, and samples there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Literal, get_args
 
 import torch
 
-from lmhead.sampling.cuts import XTC, Epsilon, Eta, MinP, TopH, TopK, TopNSigma, TopP, Typical
-from lmhead.sampling.edits import (
+from lmhead.sampler_options import Options, as_ids
+from lmhead.sampling.constraint_stages import (
     AllowedIds,
     BadWords,
     ForcedTokens,
@@ -29,15 +29,29 @@ from lmhead.sampling.edits import (
     SequenceBias,
     Suppress,
 )
-from lmhead.sampling.mirostat import Mirostat1, Mirostat2
-from lmhead.sampling.options import Options, as_ids
-from lmhead.sampling.penalties import DRY, Counted, CountPenalty, NoRepeatNGram, RepetitionPenalty
+from lmhead.sampling.mirostat_stage import Mirostat1, Mirostat2
+from lmhead.sampling.penalty_stages import (
+    DRY,
+    Counted,
+    CountPenalty,
+    NoRepeatNGram,
+    RepetitionPenalty,
+)
 from lmhead.sampling.stage import PerRow, Stage, any_row
 from lmhead.sampling.temperature import DynamicTemperature, Temperature
+from lmhead.sampling.truncation_stages import (
+    XTC,
+    Epsilon,
+    Eta,
+    MinP,
+    TopH,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+)
 
-Order = Literal["hf", "vllm", "llama.cpp"]
 Ties = Literal["lowest", "keep"]
-ORDERS: tuple[str, ...] = get_args(Order)
 TIES: tuple[str, ...] = get_args(Ties)
 
 _SEQUENCES: dict[str, str] = {
@@ -55,12 +69,12 @@ _SEQUENCES: dict[str, str] = {
 _LAST_N = {"llama.cpp": 64}
 # Which ids frequency and presence penalties count.
 _COUNTED: dict[str, Counted] = {"hf": "output", "vllm": "output", "llama.cpp": "context"}
-# Where min_tokens_to_keep is no matter for top_k, which keeps k words.
+# Where top_k ignores min_tokens_to_keep.
 _LEAST_K = {"llama.cpp": 1}
 
 
 def stages_of(options: Options, order: str, ties: str) -> list[Stage]:
-    """The stages that the options ask for, in the order of a program."""
+    """Return the stages that the options ask for, in the order of a program."""
     makers = _Makers(options, order, ties)
     made: list[Stage] = []
     for name in _SEQUENCES[order].split():
@@ -120,7 +134,7 @@ class _Makers:
 
     def bad_words(self) -> Iterator[Stage]:
         if self.o.bad_words_ids is not None:
-            # Hugging Face alone lets a text end even if its end is a bad word.
+            # Hugging Face alone lets a text end even if its end is a bad token.
             yield BadWords(self.o.bad_words_ids, self.o.ends if self.order == "hf" else ())
 
     def min_length(self) -> Iterator[Stage]:
@@ -140,8 +154,7 @@ class _Makers:
             yield ForcedTokens({1: [self.o.forced_bos_token_id]}, name="forced_bos_token_id")
 
     def forced_eos(self) -> Iterator[Stage]:
-        if self.o.forced_eos_token_id is not None:
-            assert self.o.max_length is not None
+        if self.o.forced_eos_token_id is not None and self.o.max_length is not None:
             ids = as_ids(self.o.forced_eos_token_id)
             yield ForcedTokens({self.o.max_length - 1: ids}, name="forced_eos_token_id")
 
@@ -211,7 +224,7 @@ class _Makers:
 
 
 def _at_least(k: PerRow, least: int) -> list[float] | float:
-    """top_k raised to min_tokens_to_keep; 0 and -1 stay: all words."""
+    """Raise top_k to min_tokens_to_keep; 0 and -1 still mean all tokens."""
     given = torch.as_tensor(k, dtype=torch.float64)
     raised: list[float] | float = torch.where(given > 0, given.clamp(min=least), given).tolist()
     return raised

@@ -1,10 +1,10 @@
-"""The distribution on its way through the stages: all words at first, few after the first cut.
+"""Distributions between stages: all tokens at first, candidates after the first cut.
 
-Whole   the logits of every word, (B, V), and a temperature that has not been applied yet
-Few     the words that are left, best first, (B, K), rows filled up with -inf
+FullDistribution  the logits of every token, (B, V), and a temperature to apply
+TopCandidates     the tokens that are left, best first, (B, K), rows padded with -inf
 
-A stage takes one of them and returns one of them. `Few` is small, in float64, and sorted: the
-definitions of the stages can be written down as they are.
+A stage takes one of them and returns one of them. `TopCandidates` is small, in float64, and
+sorted, so that the definitions of the stages can be used directly.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lmhead.sampling import rows
+from lmhead.sampling import row_kernels
 
 
 @dataclass(frozen=True)
-class Few:
-    """Words in descending order of their logits, lowest id first among equals.
+class TopCandidates:
+    """Tokens in descending order of their logits, lowest id first among equals.
 
     Attributes:
         ids: (B, K); meaningless where the logit is -inf.
@@ -32,8 +32,8 @@ class Few:
     z: Tensor
 
     @classmethod
-    def sort(cls, ids: Tensor, z: Tensor) -> Few:
-        """From words in the order of their ids."""
+    def sort(cls, ids: Tensor, z: Tensor) -> TopCandidates:
+        """Sort tokens that are given in the order of their ids."""
         z, order = z.sort(dim=1, descending=True, stable=True)
         return cls(ids.gather(1, order), z)
 
@@ -44,7 +44,7 @@ class Few:
 
     @cached_property
     def n(self) -> Tensor:
-        """How many words are left, (B,), float64."""
+        """How many tokens are left, (B,), float64."""
         return (self.z > -math.inf).sum(1).double()
 
     @cached_property
@@ -64,71 +64,71 @@ class Few:
         far = torch.where(self.z > -math.inf, self.z - self.top[:, None], 0.0)
         return _deviation(self.n, far.sum(1), (far * far).sum(1))
 
-    def keep(self, mask: Tensor) -> Few:
-        """The words of a mask (B, K), in the same order."""
+    def keep(self, mask: Tensor) -> TopCandidates:
+        """Return the tokens of a mask (B, K), in the same order."""
         mask = mask & (self.z > -math.inf)
         counts = mask.sum(1)
-        width = rows.widest(counts)
+        width = row_kernels.widest(counts)
         z = self.z.masked_fill(~mask, -math.inf)
         if _are_first(mask[:, :width], counts):
-            return Few(self.ids[:, :width], z[:, :width])
-        # Words that stay come first, in their order: a stable sort of the mask.
+            return TopCandidates(self.ids[:, :width], z[:, :width])
+        # Kept tokens come first, in their order: a stable sort of the mask.
         order = (~mask).to(torch.int8).argsort(dim=1, stable=True)[:, :width]
-        return Few(self.ids.gather(1, order), z.gather(1, order))
+        return TopCandidates(self.ids.gather(1, order), z.gather(1, order))
 
-    def scaled(self, beta: Tensor) -> Few:
-        """At another temperature: beta (B,) is its inverse."""
-        return Few(self.ids, self.z * beta[:, None])
+    def scaled(self, beta: Tensor) -> TopCandidates:
+        """Return this at another temperature; beta (B,) is its inverse."""
+        return TopCandidates(self.ids, self.z * beta[:, None])
 
-    def widen(self, vocab: int) -> Whole:
-        """All words again, those that were cut at -inf."""
+    def to_full(self, vocab: int) -> FullDistribution:
+        """Return all tokens again, removed ones at -inf."""
         z = torch.full((len(self.z), vocab), -math.inf, dtype=torch.float64, device=self.z.device)
         real = self.z > -math.inf
         row = torch.arange(len(z), device=z.device)[:, None].expand_as(real)
         z[row[real], self.ids[real]] = self.z[real]
-        return Whole.of(z)
+        return FullDistribution.of(z)
 
 
 @dataclass(frozen=True)
-class Top(Few):
-    """The best words of a distribution that has others, with the log of the mass of all.
+class TopWithTotal(TopCandidates):
+    """The best tokens of a distribution, with the log of the mass of all tokens.
 
     Attributes:
-        total: (B,), log Σ exp z over all words.
+        total: (B,), log Σ exp z over all tokens.
     """
 
     total: Tensor
 
     @property
     def lse(self) -> Tensor:
-        """Of all words, those that are not here included."""
+        """Log Σ exp z over all tokens, (B,)."""
         return self.total
 
 
 @dataclass(frozen=True)
-class Whole:
-    """All words. What is asked of them costs a pass over the vocabulary, once.
+class FullDistribution:
+    """All tokens. Each property costs one pass over the vocabulary and is cached.
 
     Attributes:
         z: (B, V), float32 or float64.
         beta: (B,), float64; the logits are beta · z.
-        extent: of z, the largest entry and the number of words that are not masked, (B,) each.
-        own: whether these are the model's own logits, at temperature 1.
-        raw: those, where this is the same at another temperature: their mass is asked for in the
-            end, and comes with this one's.
+        extent: of z, the largest entry and the number of tokens that are not masked, (B,) each.
+        own: whether these are the model's logits, at temperature 1.
+        raw: the distribution at temperature 1, where this one is at another temperature; the
+            masses of both are computed in one pass.
     """
 
     z: Tensor
     beta: Tensor
     extent: tuple[Tensor, Tensor]
     own: bool = False
-    raw: Whole | None = None
+    raw: FullDistribution | None = None
 
     @classmethod
-    def of(cls, z: Tensor, *, own: bool = False) -> Whole:
-        """Logits (B, V), at temperature 1."""
+    def of(cls, z: Tensor, *, own: bool = False) -> FullDistribution:
+        """Return the distribution of logits (B, V), at temperature 1."""
         beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
-        return cls(z, beta, rows.top(z), own)
+        return cls(z, beta, row_kernels.row_max(z), own)
 
     @property
     def largest(self) -> Tensor:
@@ -142,7 +142,7 @@ class Whole:
 
     @property
     def n(self) -> Tensor:
-        """How many words are not masked, (B,), float64."""
+        """How many tokens are not masked, (B,), float64."""
         return self.extent[1]
 
     @cached_property
@@ -150,9 +150,9 @@ class Whole:
         """Σ exp(x) and Σ x exp(x), x being the distance of a logit to the largest."""
         raw = self.raw
         if raw is None or "mass" in vars(raw):
-            mine = rows.mass(self.z, self.beta[None], self.largest)
+            mine = row_kernels.softmax_sums(self.z, self.beta[None], self.largest)
             return mine[0, 0], mine[1, 0]
-        both = rows.mass(self.z, torch.stack([self.beta, raw.beta]), self.largest)
+        both = row_kernels.softmax_sums(self.z, torch.stack([self.beta, raw.beta]), self.largest)
         vars(raw)["mass"] = both[0, 1], both[1, 1]
         return both[0, 0], both[1, 0]
 
@@ -170,64 +170,67 @@ class Whole:
     @cached_property
     def deviation(self) -> Tensor:
         """The standard deviation of the logits, (B,)."""
-        return self.beta * _deviation(self.n, *rows.moments(self.z, self.largest))
+        return self.beta * _deviation(self.n, *row_kernels.moments(self.z, self.largest))
 
-    def scaled(self, beta: Tensor) -> Whole:
-        """At another temperature: beta (B,) is its inverse."""
+    def scaled(self, beta: Tensor) -> FullDistribution:
+        """Return this at another temperature; beta (B,) is its inverse."""
         raw = self if self.own else self.raw
-        return Whole(self.z, self.beta * beta, self.extent, raw=raw)
+        return FullDistribution(self.z, self.beta * beta, self.extent, raw=raw)
 
-    def applied(self) -> Tensor:
-        """The logits with the temperature applied, (B, V): a copy, to be edited."""
+    def scaled_logits(self) -> Tensor:
+        """Return a copy of the logits with the temperature applied, (B, V)."""
         if bool((self.beta == 1).all()):
             return self.z.clone()
         return (self.z.double() * self.beta[:, None]).to(self.z.dtype)
 
-    def within(self, lo: Tensor, hi: Tensor) -> Few:
-        """The words with lo <= z <= hi, in units of z: (B,) each."""
-        return Few(*rows.band(self.z, self.beta, lo, hi))
+    def within(self, lo: Tensor, hi: Tensor) -> TopCandidates:
+        """Return the tokens with lo <= z <= hi, in units of z: (B,) each."""
+        return TopCandidates(*row_kernels.tokens_in_range(self.z, self.beta, lo, hi))
 
-    def above(self, lo: Tensor) -> Few:
-        """The words with z >= lo."""
+    def above(self, lo: Tensor) -> TopCandidates:
+        """Return the tokens with z >= lo."""
         return self.within(lo, torch.full_like(lo, math.inf))
 
     def kth(self, k: Tensor) -> Tensor:
-        """The k-th largest z: (B,) to (B,), -inf where there are fewer words."""
-        return rows.kth_largest(self.z, k)
+        """Return the k-th largest z: (B,) to (B,), -inf where there are fewer tokens."""
+        return row_kernels.kth_largest(self.z, k)
 
-    def nearest(self, centre: Tensor, share: Tensor, least: int) -> Few | None:
-        """The words nearest to `centre` until they hold a share of the mass; None if not so soon.
+    def nearest(self, centre: Tensor, share: Tensor, least: int) -> TopCandidates | None:
+        """Return the tokens nearest to `centre` with a share of the mass; None if not found.
 
-        A word stays if those nearer have less than the share, or are fewer than `least`.
+        A token is kept if those nearer have less than the share, or are fewer than `least`.
         """
-        found = rows.nucleus(self.z, self.beta, self.largest, centre, self.mass[0] * share, least)
-        return None if found is None else Few(*found)
+        found = row_kernels.nucleus(
+            self.z, self.beta, self.largest, centre, self.mass[0] * share, least
+        )
+        return None if found is None else TopCandidates(*found)
 
-    def around(self, centre: Tensor, share: Tensor) -> Few:
-        """The words nearest to `centre` (in units of z) that hold a share of the mass, and a few
-        more: (B,) each.
+    def around(self, centre: Tensor, share: Tensor) -> TopCandidates:
+        """Return the tokens nearest to `centre` that hold a share of the mass, and a few more.
 
-        In a distribution with a peak, words far from it do not count: a near band is tried first.
+        `centre` and `share` are (B,), the former in units of z.
+
+        In a distribution with a peak, tokens far from it do not count: a near band is tried first.
         """
-        # Words that are beyond the limit by rounding alone must be in.
+        # Include tokens that exceed the limit by rounding alone.
         limit = self.mass[0] * (share + _ROUNDING)
         near = _NEAR / self.beta
-        few = self.within(centre - near, centre + near)
-        if bool(((few.z - self.top[:, None]).exp().sum(1) >= limit).all()):
-            return few
-        radius = rows.reach(self.z, self.beta, self.largest, centre, limit)
+        candidates = self.within(centre - near, centre + near)
+        if bool(((candidates.z - self.top[:, None]).exp().sum(1) >= limit).all()):
+            return candidates
+        radius = row_kernels.mass_radius(self.z, self.beta, self.largest, centre, limit)
         radius += _ROUNDING * (1 + centre.abs())
         return self.within(centre - radius, centre + radius)
 
 
 # More than all rounding errors of a sum of probabilities.
 _ROUNDING = 1e-9
-# Of the band that is tried first, in units of the logits: e^-6 of the best word and more.
+# Half-width of the band that is tried first: tokens with e^-6 of the best probability.
 _NEAR = 6.0
 
 
 def _are_first(mask: Tensor, counts: Tensor) -> bool:
-    """Whether those of a mask (B, K), so many in each row, come before all others."""
+    """Return whether a mask (B, K) is True for the first counts[i] entries of each row i."""
     if len(mask) == 1:
         return bool(mask.all())
     return torch.equal(mask, torch.arange(mask.shape[1], device=mask.device) < counts[:, None])
@@ -238,4 +241,4 @@ def _deviation(n: Tensor, shift: Tensor, square: Tensor) -> Tensor:
     return (square / n - mean * mean).clamp(min=0).sqrt()
 
 
-Distribution = Whole | Few
+Distribution = FullDistribution | TopCandidates

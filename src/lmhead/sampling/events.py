@@ -1,4 +1,4 @@
-"""What generation gives: a `TokenEvent` for each token, a `Generation` for each prompt."""
+"""Results of generation: a `TokenEvent` for each token, a `Generation` for each prompt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class TokenEvent:
     Attributes:
         row: the number of the prompt.
         token: its id.
-        text: what can be shown now. It may lag behind the tokens, by an unfinished character or
+        text: text that is complete now. It may lag by an unfinished character or
             what may become a stop string; the texts of all events make the whole text.
         log_prob: the model's log-probability of the token.
         top: the k most probable (id, log-probability), best first; empty unless asked for.
         sampler_log_prob: its log-probability after the sampler's cuts; None for greedy.
-        finish_reason: None as long as the row goes on; "eos" for a token of the model's that ends
-            a text, "stop" for a stop string or id, "length" where there was no room for more.
+        finish_reason: None while the row continues; "eos" for a token of the model's that ends
+            a text, "stop" for a stop string or id, "length" for the maximum length.
         stopped_by: the stop string or id; None for other reasons.
+        log_prob_error: how far the log-probabilities may be off; above 0 only for a screened head.
     """
 
     row: int
@@ -33,11 +34,12 @@ class TokenEvent:
     sampler_log_prob: float | None = None
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None
+    log_prob_error: float = 0.0
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a prompt became.
+    """The result of one prompt.
 
     Attributes:
         prompt_ids: the prompt's ids.
@@ -60,6 +62,11 @@ class Generation:
     def log_probs(self) -> list[float]:
         """The model's log-probability of each token."""
         return [event.log_prob for event in self.events]
+
+    @property
+    def log_prob_error(self) -> float:
+        """How far the log-probabilities may be off; above 0 only for a screened head."""
+        return max((event.log_prob_error for event in self.events), default=0.0)
 
     @property
     def stopped_by(self) -> str | int | None:

@@ -1,4 +1,4 @@
-"""`sampler.explain`: what each stage did, as an object, a table and JSON."""
+"""`sampler.explain`: the effect of each stage, as an object, a table and JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from lmhead.sampling.distribution import Distribution, Few, Whole
-from lmhead.sampling.run import choose
+from lmhead.sampling.distribution import Distribution, FullDistribution, TopCandidates
+from lmhead.sampling.run_stages import choose
 from lmhead.sampling.stage import Call, Stage
 
 SHOWN = 8
@@ -25,20 +25,20 @@ class Step:
         row: of the batch.
         stage: its name; "logits" before the first one.
         settings: the stage with its parameters, as text.
-        words: how many words are left.
-        mass: how much of the model's probability they have.
-        cut: how many words this stage struck out.
-        cut_mass: how much of the probability before this stage they had.
+        words: number of tokens left (the JSON name).  english: word
+        mass: their probability in softmax(logits).
+        cut: number of tokens that this stage removed.
+        cut_mass: their probability before this stage.
         cut_ids: the most probable of them.
         entropy: of what is left, in nats.
-        best: the most probable word that is left.
+        best: the most probable token that is left.
         best_prob: its probability among those that are left.
     """
 
     row: int
     stage: str
     settings: str
-    words: int
+    words: int  # english: word
     mass: float
     cut: int
     cut_mass: float
@@ -56,13 +56,13 @@ class Explanation:
     tokens: tuple[int, ...]
 
     def __str__(self) -> str:
-        head = ("stage", "words", "mass", "cut", "cut mass", "entropy", "best", "p(best)")
+        head = ("stage", "tokens", "mass", "cut", "cut mass", "entropy", "best", "p(best)")
         tables = []
         for steps, token in zip(self.steps, self.tokens, strict=True):
             lines = [
                 (
                     s.stage,
-                    f"{s.words:,}",
+                    f"{s.words:,}",  # english: word
                     f"{s.mass:.4f}",
                     f"{s.cut:,}",
                     f"{s.cut_mass:.4f}",
@@ -78,7 +78,7 @@ class Explanation:
 
     @classmethod
     def join(cls, parts: Sequence[Explanation]) -> Explanation:
-        """Of the rows of a batch, from those of its parts."""
+        """Join the rows of several parts of a batch."""
         rows = sorted(
             (steps[0].row, steps, token)
             for part in parts
@@ -87,7 +87,7 @@ class Explanation:
         return cls(tuple(steps for _, steps, _ in rows), tuple(token for _, _, token in rows))
 
     def to_json(self) -> str:
-        """All steps, and the tokens."""
+        """Return all steps and the tokens as JSON."""
         rows = [[asdict(s) for s in steps] for steps in self.steps]
         return json.dumps({"rows": rows, "tokens": list(self.tokens)}, indent=2)
 
@@ -104,36 +104,36 @@ def _table(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def explain(
-    raw: Whole, stages: Sequence[Stage], call: Call, *, greedy: bool, shown: int = SHOWN
+    raw: FullDistribution, stages: Sequence[Stage], call: Call, *, greedy: bool, shown: int = SHOWN
 ) -> Explanation:
-    """Run the stages one by one and look at what is left after each."""
-    words: Distribution = raw
+    """Run the stages one by one and record what is left after each."""
+    distribution: Distribution = raw
     model = _log_probs(raw, call.vocab)
     before = model
     numbers = call.rows.tolist()
-    found = [_look(numbers, model, model, model, "logits", "", shown)]
+    found = [_steps(numbers, model, model, model, "logits", "", shown)]
     for stage in stages:
-        words = stage(words, call)
-        after = _log_probs(words, call.vocab)
-        left = (after > -math.inf).any(1)  # where no word is, after is NaN
+        distribution = stage(distribution, call)
+        after = _log_probs(distribution, call.vocab)
+        left = (after > -math.inf).any(1)  # where no token is, after is NaN
         if not bool(left.all()):
             raise ValueError(
-                f"{stage.name} removed the last word of row {numbers[int((~left).nonzero()[0])]}: "
+                f"{stage.name} removed the last token of row {numbers[int((~left).nonzero()[0])]}: "
                 f"there is nothing to choose from"
             )
-        found.append(_look(numbers, model, before, after, stage.name, repr(stage), shown))
+        found.append(_steps(numbers, model, before, after, stage.name, repr(stage), shown))
         before = after
-    tokens, _ = choose(words, call, greedy=greedy)
+    tokens, _ = choose(distribution, call, greedy=greedy)
     rows = tuple(tuple(step[i] for step in found) for i in range(len(model)))
     return Explanation(rows, tuple(tokens.tolist()))
 
 
-def _log_probs(words: Distribution, vocab: int) -> Tensor:
-    whole = words.widen(vocab) if isinstance(words, Few) else words
-    return (whole.z.double() * whole.beta[:, None]).log_softmax(1)
+def _log_probs(distribution: Distribution, vocab: int) -> Tensor:
+    full = distribution.to_full(vocab) if isinstance(distribution, TopCandidates) else distribution
+    return (full.z.double() * full.beta[:, None]).log_softmax(1)
 
 
-def _look(
+def _steps(
     numbers: list[int],
     model: Tensor,
     before: Tensor,
@@ -155,7 +155,7 @@ def _look(
                 row=numbers[row],
                 stage=stage,
                 settings=settings,
-                words=int(left.sum()),
+                words=int(left.sum()),  # english: word
                 mass=float(model[row, left].exp().sum().clamp(max=1.0)),
                 cut=len(ids),
                 cut_mass=float(before[row, ids].exp().sum()),

@@ -1,9 +1,9 @@
 """Generation for users: `generate` all at once, `stream_generate` token by token.
 
-Prompts of different lengths are padded on the left and read together; a row that is done leaves the
-batch. The logits are those of the last position, `model.head(hidden[:, -1])`: lazy, if the head is
-ours, so that choosing a token and its log-probabilities is one sweep over the vocabulary. The loop
-itself is in `loop`, text and stop strings are in `text`.
+Prompts of different lengths are padded on the left and read together; a row that is done is removed
+from the batch. The logits are those of the last position, `model.head(hidden[:, -1])`: lazy, if the
+head is an `LMHead`, so that choosing a token and its log-probabilities is one sweep over the
+vocabulary. The loop itself is in `generation_loop`, text and stop strings are in `text`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from lmhead.sampling.arguments import Stop
 from lmhead.sampling.events import Generation, TokenEvent
-from lmhead.sampling.loop import Task
+from lmhead.sampling.generation_loop import GenerationTask
 from lmhead.sampling.model import Model
 
 
@@ -56,14 +56,14 @@ def generate(
     eos_token_ids: Sequence[int] | None = None,
     stream: Callable[[TokenEvent], object] | None = None,
 ) -> Generation | list[Generation]:
-    """Go on from a prompt, or from several at once.
+    """Generate tokens after a prompt, or after several prompts at once.
 
     Equivalent to: for each new token, logits = model.head(model.body(ids)[:, -1]), and the token is
     logits.argmax(-1), or sampler(logits, ids).token.
 
-    A row gives the tokens it gives alone, whatever stands beside it: noise belongs to a seed and a
-    position, padding is not seen, and decisions are those of the exact logits. (The body's rounding
-    may differ with the size of a batch; it decides where two words are equal to the last digits.)
+    The tokens of a row do not depend on the other rows: noise depends on its seed and position,
+    padding is masked, and decisions are those of the exact logits. (The body's rounding
+    may differ with the size of a batch; it decides where two tokens are equal to the last digits.)
 
     Args:
         model: see `lmhead.sampling.model.Model`.
@@ -71,19 +71,19 @@ def generate(
         sampler: called as sampler(logits (B, V), context, position, prompt_length=...,
             context_mask=..., state=...), gives `.token`, `.log_prob`, `.raw_log_prob`, `.state`;
             None for greedy.
-        max_new_tokens: the most tokens of a row.
+        max_new_tokens: maximum number of new tokens per row.
         stop: a stop string, a stop id, or a list of both. A stop string is found also across
             tokens, and is not part of the text.
-        logprobs: k, for the k most probable words of each position.
-        eos_token_ids: in place of the model's; () to go on to the end of `max_new_tokens`.
+        logprobs: k, for the k most probable tokens of each position.
+        eos_token_ids: in place of the model's; () to always generate `max_new_tokens`.
         stream: called with each `TokenEvent`, as it comes.
 
     Returns:
         A `Generation`, or a list of them for a list of prompts. Ctrl-C ends the generation, not the
-        program: what was made so far is returned, with the finish_reason "interrupted".
+        program: the tokens so far are returned, with the finish_reason "interrupted".
 
     Raises:
-        ValueError, TypeError: an argument of the wrong type or range; logits without a next word.
+        ValueError, TypeError: an argument of the wrong type or range; no finite logit.
 
     >>> from types import SimpleNamespace
     >>> from lmhead import LMHead
@@ -98,8 +98,8 @@ def generate(
     >>> len(made.tokens), made.finish_reason, len(made.events[0].top)
     (5, 'length', 2)
     """
-    task = Task(model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids)
-    # Only whole events are kept, so that an interruption at any point leaves no half of one.
+    task = GenerationTask(model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids)
+    # Only whole events are kept, so that an interruption leaves no partial event.
     made: list[list[TokenEvent]] = [[] for _ in task.prompts]
     interrupted = False
     try:
@@ -123,12 +123,12 @@ def stream_generate(
     logprobs: int = 0,
     eos_token_ids: Sequence[int] | None = None,
 ) -> Iterator[TokenEvent]:
-    """`generate` as an iterator: one `TokenEvent` for each token of each row, as it comes.
+    """Yield a `TokenEvent` for each token of each row as soon as it is generated.
 
     Equivalent to: [event for step in steps for event in rows of that step]
 
     Arguments are those of `generate`, and are checked before the first token is asked for. Nothing
-    is computed ahead: leave the loop, or call `.close()`, and no more is done.
+    is computed ahead: to stop early, leave the loop or call `.close()`.
 
     >>> from types import SimpleNamespace
     >>> from lmhead import LMHead
@@ -143,4 +143,6 @@ def stream_generate(
     >>> [event.row for event in events]
     [0, 1, 0, 1]
     """
-    return Task(model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids).run()
+    return GenerationTask(
+        model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids
+    ).run()

@@ -1,7 +1,7 @@
-"""What generation asks of a model: a body, a head, the ids that end a text, perhaps a tokenizer.
+"""Protocols of a model for generation: body, head, end token ids, and optionally a tokenizer.
 
-These are structural types: any object with these attributes will do, nothing has to be inherited.
-The body turns ids into hidden states and remembers what it has read in a cache; the head turns
+These are structural types: any object with these attributes works, without inheritance.
+The body turns ids into hidden states and keeps keys and values in a cache; the head turns
 hidden states into logits.
 """
 
@@ -12,27 +12,27 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lmhead.logits import LazyLogits
+from lmhead.lazy import LazyLogits
 
 
 class Cache(Protocol):
-    """What a body remembers of the ids it has read, one entry per row of the batch."""
+    """State of a body after the ids it has processed, one entry per row of the batch."""
 
     def select(self, rows: Tensor, /) -> Cache:
-        """The cache of these rows, (B',) int64; a row may repeat or be left out."""
+        """Return the cache of these rows, (B',) int64; a row may repeat or be left out."""
         ...
 
 
 class Body(Protocol):
     """A model without its head."""
 
-    # A body takes back only the caches that it gave out, whatever their type: hence Any.
+    # A body accepts only its own caches, of any type: hence Any.
     def __call__(self, ids: Tensor, cache: Any, mask: Tensor, /) -> tuple[Tensor, Any]:
-        """Read new ids.
+        """Process new ids.
 
         Args:
             ids: (B, T), int64, the new ids.
-            cache: what the last call gave back (a `Cache`), or None at the start.
+            cache: what the last call returned (a `Cache`), or None at the start.
             mask: (B, T_before + T), bool, False for padding, which is on the left.
 
         Returns:
@@ -45,16 +45,16 @@ class Tokenizer(Protocol):
     """Text to ids, and an id to its bytes."""
 
     def encode(self, text: str, /) -> list[int]:
-        """The ids of a text."""
+        """Return the ids of a text."""
         ...
 
     def token_bytes(self, id: int, /) -> bytes:
-        """The bytes of one id; a character may be spread over several."""
+        """Return the bytes of one id; a character may be spread over several ids."""
         ...
 
 
 class Model(Protocol):
-    """A language model, as generation sees it."""
+    """A language model."""
 
     @property
     def body(self) -> Body:
@@ -73,5 +73,5 @@ class Model(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """For stop strings and text; None where ids are all there is."""
+        """For stop strings and text; None if there is none."""
         ...

@@ -1,13 +1,12 @@
 """Random numbers that are a function of (seed, position, token id), from Philox 4x32-10.
 
 There is no generator with a state: the same three numbers give the same noise in any batch, in any
-order, for any other words around. `lmhead.reference.philox` is the definition.
+order, whatever other tokens are sampled. `lmhead.reference.philox` is the definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,51 +18,46 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-# What a number is for, so that no two uses share one.
-FOR_WORDS = 0
+# Streams: each use has its own numbers.
+FOR_TOKENS = 0
 FOR_COINS = 1
 FOR_FACTORS = 2  # clusters, decisions on a path: see `vocab`
-FOR_NEGATIVES = 3  # of sampled losses
+FOR_NEGATIVES = 3  # negatives of sampled losses
 
 
 def make_keys(seeds: Sequence[int] | Tensor, positions: Tensor) -> Tensor:
-    """(B, 2), int64: seeds modulo 2^64, as signed numbers, and positions."""
+    """Return (B, 2), int64: seeds modulo 2^64, as signed numbers, and positions."""
     signed = [((int(s) + 2**63) % 2**64) - 2**63 for s in seeds]
     first = torch.tensor(signed, dtype=torch.int64)
     return torch.stack([first, positions.to(first)], 1).contiguous()
 
 
-def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_WORDS) -> Tensor:
-    """One number in (0, 1) per id, in float64: keys (B, 2), ids (B, K) give (B, K).
+def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_TOKENS) -> Tensor:
+    """Return one number in (0, 1) per id, in float64: keys (B, 2), ids (B, K) give (B, K).
 
     >>> keys = make_keys([7], torch.tensor([3]))
     >>> both, alone = uniforms(keys, torch.tensor([[5, 9]])), uniforms(keys, torch.tensor([[9]]))
     >>> bool(both[0, 1] == alone[0, 0])
     True
     """
-    if native.core is not None and ids.device.type == "cpu":
+    if native.core is not None and native.readable(keys, ids):
         out = torch.empty(ids.shape, dtype=torch.float64)
-        keys_, ids_, out_ = views(keys, ids, out)
+        keys_, ids_, out_ = native.views(keys, ids, out)
         native.core.uniforms(keys_, stream, ids_, out_)
         return out
-    high, low = _words(keys.to(ids.device), ids, stream)
+    high, low = _philox(keys.to(ids.device), ids, stream)
     bits = (high << 21) | (low >> 11)
     # The largest would be rounded to 1.
     return ((bits.double() + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53)
 
 
-def views(*tensors: Tensor) -> tuple[Any, ...]:
-    """Tensors as the core takes them fastest: arrays on the same memory (if contiguous)."""
-    return tuple(t.contiguous().numpy() for t in tensors)
-
-
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
-    """Gumbel noise -log(-log u) of each word: argmax(z + gumbel) is a draw from softmax(z)."""
+    """Return the Gumbel noise -log(-log u) of each token: argmax(z + gumbel) samples softmax(z)."""
     return uniforms(keys, ids).log_().neg_().log_().neg_()
 
 
-def _words(keys: Tensor, ids: Tensor, stream: int) -> tuple[Tensor, Tensor]:
-    """The two random words of each id: products of 32-bit numbers, modulo 2^64."""
+def _philox(keys: Tensor, ids: Tensor, stream: int) -> tuple[Tensor, Tensor]:
+    """Return two random 32-bit numbers for each id."""
     seed, position = keys[:, :1], keys[:, 1:]
     c = [ids >> 1, position & _MASK, (position >> 32) & _MASK, torch.full_like(seed, stream)]
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK

@@ -16,36 +16,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.logits import LazyLogits
+from lmhead.lazy import LazyLogits
+from lmhead.sampler_options import ORDERS, Options
 from lmhead.sampling.chain import check_chain
 from lmhead.sampling.context import Context
-from lmhead.sampling.dialects import ORDERS, TIES, stages_of
-from lmhead.sampling.distribution import Distribution, Few
+from lmhead.sampling.dialects import TIES, stages_of
+from lmhead.sampling.distribution import Distribution, TopCandidates
 from lmhead.sampling.explain import SHOWN, Explanation, explain
-from lmhead.sampling.mirostat import Mirostat2
+from lmhead.sampling.mirostat_stage import Mirostat2
 from lmhead.sampling.noise import make_keys
-from lmhead.sampling.options import Options
-from lmhead.sampling.run import active, run, start
-from lmhead.sampling.sampled import Sampled
+from lmhead.sampling.run_stages import active, run_stages, start
+from lmhead.sampling.sampled import Sampled, ScreenedSampled
+from lmhead.sampling.screened_batch import sample_rows
 from lmhead.sampling.stage import Call, Stage, per_row
+from lmhead.scores import Scores
+from lmhead.screen import ScreenedHead, ScreenedSample
+from lmhead.screen.screened_scores import ScreenedScores
+from lmhead.sweep import Source
 
 Ids = Tensor | Sequence[Sequence[int]]
 PerRowInt = int | Sequence[int] | Tensor
 
 
 class Sampler:
-    """Chooses the next token.
+    """Choose the next token.
 
     Options are those of `lmhead.sampling.Options`, named as in Hugging Face's `GenerationConfig`
     and vLLM's `SamplingParams`: `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`,
     `repetition_penalty`, `logit_bias` and so on. Numbers may be lists, one per row.
 
     Args:
-        order: whose sequence of stages: "hf", "vllm" or "llama.cpp".
-        seed: a whole number, or one per row. The same seed, position and logits give the same
-            token, in any batch. None takes a new one for every row and call, from torch's
+        order: the program whose order of stages to use: "hf", "vllm" or "llama.cpp".
+        seed: an integer, or one per row. The same seed, position and logits give the same
+            token, in any batch. None draws a new one for every row and call, from torch's
             generator.
-        ties: of words that tie for the last place of top_k, "lowest" keeps the lowest ids, "keep"
+        ties: of tokens that tie for the last place of top_k, "lowest" keeps the lowest ids, "keep"
             keeps all, as Hugging Face and vLLM do.
         stages: a list of stages in your own order, instead of options.
 
@@ -80,12 +85,12 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best word is taken in every row."""
+        """True if every row takes the best token."""
         hot = torch.as_tensor(self.options.temperature, dtype=torch.float64) > 0
         return not self.options.do_sample or not bool(hot.any())
 
     def select(self, rows: Tensor) -> Sampler:
-        """The sampler of some rows of a batch, where options or seeds are given one per row."""
+        """Return the sampler of some rows of a batch: their options and seeds."""
         chosen: dict[str, Any] = {}
         for f in fields(Options):
             value = getattr(self.options, f.name)
@@ -128,24 +133,63 @@ class Sampler:
             prompt_length: how many of the context ids are the prompt; all if not given.
             context_mask: (B, L), False for padding.
             unconditional: (..., V), logits without the prompt, for `guidance_scale`.
-            state: `Sampled.state` of the call before.
+            state: `Sampled.state` of the previous call.
 
         Raises:
-            ValueError: NaN or inf among the logits, a row where every word is masked (naming the
-                stage that did it), ids out of range.
+            ValueError: NaN or inf among the logits, a row where every token is masked (naming the
+                stage), ids out of range.
         """
         call = self.call(
             logits, context, position, prompt_length, context_mask, unconditional, state
         )
         lead, given = logits.shape[:-1], _rows(logits)
-        sampled = run(given, self.stages, call, self.greedy_rows(call))
-        return replace(
-            sampled,
-            token=sampled.token.reshape(lead),
-            log_prob=sampled.log_prob.reshape(lead),
-            raw_log_prob=sampled.raw_log_prob.reshape(lead),
-            log_kept_mass=sampled.log_kept_mass.reshape(lead),
-        )
+
+        def exact() -> Sampled:
+            sampled = run_stages(given, self.stages, call, self.greedy_rows(call))
+            return replace(
+                sampled,
+                token=sampled.token.reshape(lead),
+                log_prob=sampled.log_prob.reshape(lead),
+                raw_log_prob=sampled.raw_log_prob.reshape(lead),
+                log_kept_mass=sampled.log_kept_mass.reshape(lead),
+            )
+
+        if (
+            isinstance(given, ScreenedScores)
+            and call.surprise is None
+            and call.unconditional is None
+        ):
+            screened: Any = given.screen
+            source = screened.serves(given.source)
+            if source is not None:
+                found = sample_rows(screened, source, self, call, exact=False).reshape(lead)
+                ranges = (found.log_prob, found.raw_log_prob)
+                log_prob, raw_log_prob = ((low + high) / 2 for low, high in ranges)
+                error = max(
+                    (float((high - low).max()) / 2 for low, high in ranges if low.numel()),
+                    default=0.0,
+                )
+                return ScreenedSampled(found.token, (log_prob, raw_log_prob), error, exact)
+        return exact()
+
+    def sample_screened(
+        self,
+        screened: ScreenedHead,
+        source: Source,
+        lead: torch.Size,
+        context: Ids | None = None,
+        position: PerRowInt | None = None,
+        *,
+        prompt_length: PerRowInt | None = None,
+        context_mask: Tensor | None = None,
+        exact: bool = False,
+    ) -> ScreenedSample:
+        """Choose a token for each row of a screened head, (*lead); see `ScreenedHead.sample`."""
+        like = torch.empty(1, device="meta").expand(*lead, source.vocab)
+        call = self.call(like, context, position, prompt_length, context_mask, None, None)
+        if call.surprise is not None:
+            raise ValueError("mirostat needs its state: call the sampler on head(hidden) instead")
+        return sample_rows(screened, source, self, call, exact=exact).reshape(lead)
 
     def process(
         self,
@@ -158,7 +202,7 @@ class Sampler:
         unconditional: Tensor | None = None,
         state: Tensor | None = None,
     ) -> Tensor:
-        """What the stages make of scores (..., V): words that were cut are -inf.
+        """Return the scores (..., V) after all stages; removed tokens are -inf.
 
         >>> Sampler(top_k=2).process(torch.tensor([[3.0, 2.0, 1.0]]))
         tensor([[3., 2., -inf]])
@@ -169,11 +213,15 @@ class Sampler:
         z = _tensor_rows(scores)
         out = torch.empty_like(z)
         for which, cold, part in self._kinds(call):
-            words: Distribution = start(z[which], part.rows)
+            distribution: Distribution = start(z[which], part.rows)
             for stage in active(self.stages, greedy=cold):
-                words = stage(words, part)
-            whole = words.widen(call.vocab) if isinstance(words, Few) else words
-            out[which] = whole.applied().to(z.dtype)
+                distribution = stage(distribution, part)
+            full = (
+                distribution.to_full(call.vocab)
+                if isinstance(distribution, TopCandidates)
+                else distribution
+            )
+            out[which] = full.scaled_logits().to(z.dtype)
         return out.to(scores.dtype).reshape(scores.shape)
 
     def explain(
@@ -188,10 +236,10 @@ class Sampler:
         state: Tensor | None = None,
         shown: int = SHOWN,
     ) -> Explanation:
-        """What each stage does to these logits: words and mass left, words cut, entropy.
+        """Show what each stage does to these logits: tokens and mass left, tokens removed, entropy.
 
         Prints as a table; `.to_json()` and `.steps` for programs, which list the `shown` most
-        probable of the words that a stage cut.
+        probable of the tokens that a stage cut.
         """
         call = self.call(
             logits, context, position, prompt_length, context_mask, unconditional, state
@@ -205,7 +253,7 @@ class Sampler:
         return Explanation.join(parts)
 
     def _kinds(self, call: Call) -> Iterator[tuple[Tensor, bool, Call]]:
-        """The rows that take the best word, and those that are drawn: numbers, which, the call."""
+        """Yield the greedy rows, then the sampled ones: their indices, which kind, their call."""
         greedy = self.greedy_rows(call)
         for cold in (True, False):
             which = (greedy == cold).nonzero()[:, 0]
@@ -213,7 +261,7 @@ class Sampler:
                 yield which, cold, call.select(which)
 
     def greedy_rows(self, call: Call) -> Tensor:
-        """Which rows take the best word, (B,)."""
+        """Return which rows take the best token, (B,)."""
         if not self.options.do_sample:
             return torch.ones(call.batch, dtype=torch.bool)
         if isinstance(self.options.temperature, int | float) and self.options.temperature > 0:
@@ -230,8 +278,8 @@ class Sampler:
         unconditional: Tensor | LazyLogits | None,
         state: Tensor | None,
     ) -> Call:
-        """Check what a caller gives, and put it together."""
-        if not isinstance(logits, Tensor | LazyLogits):
+        """Validate the arguments of a call."""
+        if not isinstance(logits, Tensor):
             raise TypeError(
                 f"logits must be a torch.Tensor or LazyLogits; got {type(logits).__name__}"
             )
@@ -242,8 +290,8 @@ class Sampler:
             )
         vocab = logits.shape[-1]
         n = math.prod(logits.shape[:-1])
-        said = Context.of(context, n, vocab, prompt_length=prompt_length, mask=context_mask)
-        positions = torch.tensor(said.lengths, dtype=torch.int64)
+        known = Context.of(context, n, vocab, prompt_length=prompt_length, mask=context_mask)
+        positions = torch.tensor(known.lengths, dtype=torch.int64)
         if position is not None:
             positions = torch.as_tensor(position).reshape(-1).long()
             if len(positions) not in (1, n):
@@ -260,7 +308,7 @@ class Sampler:
                 )
             other = _dense_rows(unconditional)
         keys = make_keys(self._seeds(n), positions)
-        call = Call(keys, torch.arange(n), n, vocab, said, other)
+        call = Call(keys, torch.arange(n), n, vocab, known, other)
         mirostat = next((s for s in self.stages if isinstance(s, Mirostat2)), None)
         if mirostat is None:
             return call
@@ -281,26 +329,21 @@ class Sampler:
         return self.seed
 
 
-def _rows(logits: Tensor | LazyLogits) -> Any:
-    """(B, V) as a tensor, or as rows that are not built."""
-    if isinstance(logits, Tensor):
-        return _tensor_rows(logits)
-    return logits.detach().reshape(-1, logits.shape[-1]).rows()
+def _rows(logits: Tensor | LazyLogits) -> Tensor | Scores:
+    """Return (B, V) as a tensor, or as scores that are not built."""
+    return logits.scores() if isinstance(logits, LazyLogits) else _tensor_rows(logits)
 
 
 def _tensor_rows(logits: Tensor) -> Tensor:
-    """(B, V), contiguous, in float32 or float64."""
+    """Return (B, V), contiguous, in float32 or float64."""
     z = logits.detach().reshape(-1, logits.shape[-1])
     return (z if z.dtype == torch.float64 else z.float()).contiguous()
 
 
 def _dense_rows(logits: Tensor | LazyLogits) -> Tensor:
-    """(B, V), made one by one where they are lazy."""
-    if isinstance(logits, Tensor):
-        return _tensor_rows(logits)
-    rows = _rows(logits)
-    made = [rows.whole(i) for i in range(len(rows))]
-    return torch.stack(made) if made else torch.empty(0, logits.shape[-1])
+    """Return (B, V), each row computed by itself where they are lazy."""
+    given = _rows(logits)
+    return given if isinstance(given, Tensor) else given.row_logits()
 
 
 def _check_seed(seed: Any) -> int | list[int] | None:
@@ -309,11 +352,11 @@ def _check_seed(seed: Any) -> int | list[int] | None:
         return given
     if isinstance(given, list | tuple) and all(type(s) is int for s in given):
         return list(given)
-    raise TypeError(f"seed must be a whole number, or one per row; got {seed!r}")
+    raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
 
 
 def _signature() -> inspect.Signature:
-    """The options as keyword arguments, for `help` and editors."""
+    """Return the options as keyword arguments, for `help` and editors."""
     own = list(inspect.signature(Sampler.__init__).parameters.values())[1:-1]
     theirs = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)

@@ -1,10 +1,10 @@
-"""What a stage is: one step from logits to a token.
+"""Base classes of stages: one step from logits to a token.
 
 A stage takes a distribution and gives one back, or, as the last one, a token. Three kinds:
 
-    Edit    changes the logits of words, by what has been said or by decree
-    Cut     keeps some words and strikes out the others
-    Choice  gives the token
+    Edit    changes the logits of tokens, by the context or by constraints
+    Cut     keeps some tokens and removes the others
+    Choice  chooses the token
 
 A number in a stage may be one for all rows, or one per row.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sampling.context import Context
-from lmhead.sampling.distribution import Distribution, Few, Whole
+from lmhead.sampling.distribution import Distribution, FullDistribution, TopCandidates
 
 PerRow = float | Sequence[float] | Tensor
 """A number, or one per row."""
@@ -30,12 +30,12 @@ Kind = Literal["logits", "probabilities", "ids"]
 
 @dataclass(frozen=True)
 class Call:
-    """What a stage knows besides the logits: one call of a sampler.
+    """The input of a stage besides the logits: one call of a sampler.
 
     Attributes:
         keys: (B, 2), seed and position of each row.
         rows: (B,), the numbers of the rows in the batch that the sampler was called with.
-        batch: how many rows that has.
+        batch: number of rows of that batch.
         vocab: V.
         context: the ids so far.
         unconditional: (B, V), the logits without the prompt, for guidance.
@@ -51,7 +51,7 @@ class Call:
     surprise: Tensor | None = None
 
     def select(self, which: Tensor) -> Call:
-        """Some of its rows."""
+        """Return the call of some of its rows."""
         return Call(
             self.keys[which],
             self.rows[which],
@@ -67,10 +67,10 @@ class Stage(ABC):
     """One step of a chain.
 
     Attributes:
-        name: the option that asks for it.
+        name: the sampler option.
         takes: what its definition reads: logits, or probabilities.
         gives: logits again, or ids.
-        keeps_argmax: whether the best word surely stays the best one.
+        keeps_argmax: whether the best token always remains the best one.
     """
 
     name: str
@@ -79,8 +79,8 @@ class Stage(ABC):
     keeps_argmax: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(self, words: Distribution, call: Call) -> Distribution:
-        """The distribution after this stage."""
+    def __call__(self, distribution: Distribution, call: Call) -> Distribution:
+        """Return the distribution after this stage."""
 
     def __repr__(self) -> str:
         given = ", ".join(
@@ -90,60 +90,64 @@ class Stage(ABC):
 
 
 class Edit(Stage):
-    """A stage that changes the logits of words where they stand."""
+    """A stage that changes logits."""
 
-    def __call__(self, words: Distribution, call: Call) -> Distribution:
+    def __call__(self, distribution: Distribution, call: Call) -> Distribution:
         """Edit a copy of all logits."""
-        whole = words.widen(call.vocab) if isinstance(words, Few) else words
-        z = whole.applied()
+        full = (
+            distribution.to_full(call.vocab)
+            if isinstance(distribution, TopCandidates)
+            else distribution
+        )
+        z = full.scaled_logits()
         self.edit(z, call)
-        return Whole.of(z)
+        return FullDistribution.of(z)
 
     @abstractmethod
     def edit(self, z: Tensor, call: Call) -> None:
-        """Change z (B, V) in place, each word by its own logit."""
+        """Change z (B, V) in place, each token by its own logit."""
 
     def touches(self, call: Call) -> Sequence[Sequence[int]] | None:  # noqa: ARG002
-        """Per row the words whose logits it may change; None if that may be all of them."""
+        """Return, per row, the tokens whose logits it may change; None if that may be all."""
         return None
 
 
 class Cut(Stage):
-    """A stage that keeps some words: found by selection among all, decided among few.
+    """A stage that keeps some tokens: found by selection among all, decided among candidates.
 
-    `find` gets the words that may stay, by selection; `stays` decides. What it may use is the same
-    whether all words or few were left: the words that may stay, best first, and what is known of
-    the distribution before the cut.
+    `find_candidates` selects the tokens that may be kept; `keep_mask` decides. Its arguments are
+    the same whether all tokens or candidates were left: the tokens that may be kept, best first,
+    and the distribution before the cut.
     """
 
     takes: ClassVar[Kind] = "probabilities"
     keeps_argmax: ClassVar[bool] = True
 
-    def __call__(self, words: Distribution, call: Call) -> Distribution:
-        """Keep what `stays`."""
-        if isinstance(words, Few):
-            return words.keep(self.stays(words, words, call))
-        quick = self.quick(words, call)
-        if quick is not None:
-            return quick
-        few = self.find(words, call)
-        return few.keep(self.stays(few, words, call))
+    def __call__(self, distribution: Distribution, call: Call) -> Distribution:
+        """Keep the tokens of `keep_mask`."""
+        if isinstance(distribution, TopCandidates):
+            return distribution.keep(self.keep_mask(distribution, distribution, call))
+        kept = self.find_kept(distribution, call)
+        if kept is not None:
+            return kept
+        candidates = self.find_candidates(distribution, call)
+        return candidates.keep(self.keep_mask(candidates, distribution, call))
 
-    def quick(self, whole: Whole, call: Call) -> Few | None:  # noqa: ARG002
-        """The words that stay, where there is a short way to them."""
+    def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:  # noqa: ARG002
+        """Return the tokens that are kept, where there is a faster way to find them, else None."""
         return None
 
     @abstractmethod
-    def find(self, whole: Whole, call: Call) -> Few:
-        """All words that may stay, and few others."""
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return all tokens that may be kept, and few others."""
 
     @abstractmethod
-    def stays(self, few: Few, before: Distribution, call: Call) -> Tensor:
-        """Which words stay: (B, K), bool."""
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
+        """Return which candidates are kept: (B, K), bool."""
 
 
 def per_row(name: str, value: PerRow, call: Call) -> Tensor:
-    """A number, or one per row of the batch, for the rows of a call: (B,) in float64."""
+    """Return a parameter for the rows of a call: (B,) in float64."""
     if isinstance(value, int | float):
         return torch.full(call.rows.shape, float(value), dtype=torch.float64)
     given = torch.as_tensor(value, dtype=torch.float64, device=call.rows.device)
@@ -157,6 +161,6 @@ def per_row(name: str, value: PerRow, call: Call) -> Tensor:
 
 
 def any_row(value: PerRow, idle: float) -> bool:
-    """Whether a parameter is something else than `idle` for some row."""
+    """Return whether a parameter differs from `idle` in some row."""
     given = torch.as_tensor(value, dtype=torch.float64)
     return bool(given.ne(idle).any())

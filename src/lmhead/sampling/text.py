@@ -1,7 +1,7 @@
 """Bytes of tokens to text, piece by piece, and where to stop.
 
 A token may end in the middle of a character, and a stop string may begin in one token and end in
-another. `TextStream` therefore lets text out only once it can no longer change: the bytes of an
+another. `TextStream` therefore returns text only when it can no longer change: the bytes of an
 unfinished character wait for the rest of it, and text that may be the beginning of a stop string
 waits until it is one, or not.
 """
@@ -20,9 +20,9 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class TextStream:
     r"""Text from bytes, up to the first stop string.
 
-    What comes out does not depend on how the bytes are cut into pieces. Together it is
+    The text does not depend on how the bytes are cut into pieces. Together it is
     `b"".join(pieces).decode("utf-8", "replace")`, up to the stop string that ends first (of several
-    that end together, the longest); the stop string and what follows it do not come out.
+    that end together, the longest); the stop string and what follows it are not returned.
 
     Args:
         stops: the stop strings.
@@ -30,7 +30,7 @@ class TextStream:
             as soon as there is more of it.
 
     Attributes:
-        stopped_by: the stop string that was found; None as long as there is none.
+        stopped_by: the stop string that was found; None if there is none so far.
 
     >>> stream = TextStream(["END"])
     >>> [stream.push(piece) for piece in (b"\xe4\xbd", b"\xa0 E", b"Z E", b"ND or")]
@@ -49,12 +49,12 @@ class TextStream:
         self._held = ""
 
     def push(self, piece: bytes) -> str:
-        """The text that more bytes let out."""
+        """Return the text that is complete after more bytes."""
         self._begun = self._begun or piece != b""
         return self._take(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """The text that was held back, now that nothing follows; broken bytes become U+FFFD."""
+        """Return the text held back so far, at the end of the input; broken bytes become U+FFFD."""
         if not self._begun:
             return ""
         text = self._take(self._decoder.decode(b"", final=True)) + self._held
@@ -76,13 +76,13 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`, but not all of it."""
+    """Return how many characters at the end of `text` begin `stop`, without completing it."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def bytes_after(tokenizer: Tokenizer, previous: int | None, token: int) -> bytes:
-    """The bytes of a token behind another.
+    """Return the bytes of a token that follows another.
 
     A tokenizer whose tokens change with the one before (no space at the beginning of a text, say)
     has a method of this name; for the others it is `token_bytes`.
@@ -93,7 +93,7 @@ def bytes_after(tokenizer: Tokenizer, previous: int | None, token: int) -> bytes
 
 
 def bytes_of(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
-    """The bytes of ids that begin a text."""
+    """Return the bytes of ids that begin a text."""
     pieces: list[bytes] = []
     previous: int | None = None
     for token in ids:

@@ -1,7 +1,7 @@
-"""Approximate logits with proven bounds for all words, and the words that reach a limit.
+"""Approximate logits with proven bounds for all tokens, and the tokens that reach a limit.
 
 One pass over the copy makes `Candidates`. Everything after that reads a few rows: `reaching` finds
-the words whose upper bound reaches a limit, `refined` adds the low nibbles of "4+4", `exact` takes
+the tokens whose upper bound reaches a limit, `refined` adds the low nibbles of "4+4", `exact` takes
 the float64 dot products that decide.
 """
 
@@ -14,20 +14,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lmhead.screen import kernels, limits
+from lmhead.screen import growing_maps, screen_kernels
 from lmhead.screen.copy import BLOCK, Copy
 from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source
 
 _MAX_BYTES = 1 << 26
 _U = 2.0**-53
-# Words this close to the top, in units of the logits, are worth all of their bits.
+# Tokens this close to the top, in units of the logits, are worth all of their bits.
 _NEAR = 10.0
 
 
 @dataclass
 class Pairs:
-    """Some words of some rows: row after row, ids ascending within a row."""
+    """Some tokens of some rows: row after row, ids ascending within a row."""
 
     counts: Tensor  # (B,)
     ids: Tensor  # (M,)
@@ -46,12 +46,12 @@ class Pairs:
         return torch.arange(len(self.ids)) - starts[self.rows]
 
     def keep(self, mask: Tensor) -> Pairs:
-        """Those where mask (M,) is true."""
+        """Return the pairs where mask (M,) is true."""
         counts = torch.zeros_like(self.counts).index_add_(0, self.rows, mask.long())
         return Pairs(counts, self.ids[mask])
 
     def table(self, values: Tensor, width: int, fill: float) -> Tensor:
-        """One number per pair, (M,), as (B, width), filled up at the end of each row."""
+        """Return one number per pair, (M,), as (B, width), padded at the end of each row."""
         if len(values) == len(self.counts) * width:
             return values.view(-1, width)
         out = values.new_full((len(self.counts), width), fill)
@@ -59,14 +59,14 @@ class Pairs:
         return out
 
     def best(self, values: Tensor, k: int) -> Pairs:
-        """Some k pairs of each row with the largest values; every row must have k."""
+        """Return some k pairs of each row with the largest values; every row must have k."""
         width = int(self.counts.max())
         places = self.table(values, width, -math.inf).topk(k, dim=1).indices
         ids = self.table(self.ids, width, -1).gather(1, places).sort(dim=1).values
         return Pairs(torch.full_like(self.counts, k), ids.reshape(-1))
 
     def largest(self, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest of each row, ties to the lowest id: values and ids (B, k).
+        """Return the k largest of each row, ties to the lowest id: values and ids (B, k).
 
         Every row must have k.
         """
@@ -81,22 +81,22 @@ class Candidates:
     """What one pass over the copy tells of B hidden states.
 
     Attributes:
-        approx: (B, V) float32. Word v's linear value, w_v · h + b_v, and its float64 dot product,
+        approx: (B, V) float32. Token v's linear value, w_v · h + b_v, and its float64 dot product,
             lie in base + approx ± (e · e_v + n · n_v + |approx| · 2^-22 + 2^-120).
         states: base, e and n, one number per hidden state.
     """
 
     def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
-        """`source` has B rows, all usable, and one weight; `bias` is its bias in float64."""
+        """Read the copy; `source` has B usable rows and one weight, `bias` is float64."""
         self.copy, self.source, self.bias = copy, source, bias
         self.pointwise: Pointwise = source.pointwise
         self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())
         self.states = States.of(copy, source.hiddens[0])
-        self.approx, self._top = kernels.products(copy, self.states, bias)
+        self.approx, self._top = screen_kernels.products(copy, self.states, bias)
         self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
 
     def row(self, index: int) -> Candidates:
-        """What is known of one hidden state; nothing is read again."""
+        """Return the candidates of one hidden state, without reading the copy again."""
         one = Candidates.__new__(Candidates)
         one.copy, one.pointwise, one.bias = self.copy, self.pointwise, self.bias
         some = torch.tensor([index])
@@ -107,9 +107,9 @@ class Candidates:
         return one
 
     def around(self) -> tuple[Tensor, Tensor]:
-        """Approximate linear values without the base, and how far they may be off: (B, V) float32.
+        """Return approximate linear values without the base, and their error: (B, V) float32.
 
-        Of "4+4", words near the top are known with all eight bits.
+        Of "4+4", tokens near the top are known with all eight bits.
         """
         states, copy = self.states, self.copy
         approx = self.approx
@@ -135,20 +135,20 @@ class Candidates:
         return len(self.approx)
 
     def best(self, k: int) -> Pairs:
-        """The k words of each row with the largest approximate logits, without a sort of all."""
+        """Return the k tokens of each row with the largest approximate logits, without a sort."""
         if k == 1:
             ids = self._top.argmax(1, keepdim=True) * BLOCK + torch.arange(BLOCK)
             place = self.approx.gather(1, ids.clamp_(max=self.copy.vocab - 1)).argmax(1)
             return Pairs(torch.ones_like(place), ids.gather(1, place[:, None])[:, 0])
-        ids = kernels.best(self.approx, self._top, k)
+        ids = screen_kernels.best(self.approx, self._top, k)
         return Pairs(torch.full((self.rows,), k), ids.view(-1))
 
-    def at_once(self, k: int, most: int) -> kernels.Decided | None:
-        """The k best words where one call into the core finds them: see `kernels.decide`."""
+    def at_once(self, k: int, most: int) -> screen_kernels.Decided | None:
+        """Return the k best tokens by one call into the core: see `screen_kernels.decide`."""
         source, states = self.source, self.states
         if self.rows > 1 or self.copy.low is not None or not self.pointwise.is_identity:
             return None
-        done = kernels.decide(
+        done = screen_kernels.decide(
             self.copy, states, self.approx, self._top, source.hiddens[0], source.weights[0],
             self.bias, k, most,
         )  # fmt: skip
@@ -157,49 +157,51 @@ class Candidates:
         return done
 
     def exact(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Float64 linear values and logits of some words, (M,) each, from the stored weight."""
+        """Return float64 linear values and logits of some tokens, (M,) each, from the weight."""
         weight = self.source.weights[0]
         self.bytes_read += len(pairs.ids) * weight.shape[1] * weight.element_size()
         x = self._linear.pairs(pairs.rows, pairs.ids, max_bytes=_MAX_BYTES)
         return x, self.pointwise.apply_(x.clone())
 
     def limits(self, z: Tensor) -> Tensor:
-        """How far approx must reach for a float64 logit of z or more: (B,) gives (B,)."""
-        t = limits.lowest_linear(self.pointwise, z)
+        """Return the limit of approx for a float64 logit of z or more: (B,) gives (B,)."""
+        t = growing_maps.lowest_linear(self.pointwise, z)
         base = self.states.base
         return (t - base) - 4 * _U * (t.abs().nan_to_num(posinf=0.0) + base.abs())
 
     def reaching(self, limit: Tensor) -> Pairs:
-        """The words whose upper bound reaches a limit of `limits`, (B,)."""
+        """Return the tokens whose upper bound reaches a limit of `limits`, (B,)."""
         self.bytes_read += self.copy.n.nbytes * 2
         states = self.states
-        return Pairs(*kernels.select(self.copy, self.approx, self._top, states.e, states.n, limit))
+        return Pairs(
+            *screen_kernels.select(self.copy, self.approx, self._top, states.e, states.n, limit)
+        )
 
     def refined(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """What approx is with all eight bits, and how far it may be off: (M,) in float64 each."""
+        """Return approx with all eight bits, and its error: (M,) in float64 each."""
         values = self._refined(pairs)
         return values[0], values[1]
 
     def holds(self, pairs: Pairs, x: Tensor) -> bool:
-        """Whether float64 linear values (M,) lie within their bounds."""
-        return kernels.within(self._refined(pairs), self.states.base, pairs.rows, x)
+        """Return whether float64 linear values (M,) lie within their bounds."""
+        return screen_kernels.within(self._refined(pairs), self.states.base, pairs.rows, x)
 
     def _refined(self, pairs: Pairs) -> Tensor:
         if self.copy.low is not None:
             self.bytes_read += len(pairs.ids) * self.copy.low.shape[1]
-        return kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)
+        return screen_kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds of all logits, (B, V) in float32, rounded outwards."""
+        """Return lower and upper bounds of all logits, (B, V) in float32, rounded outwards."""
         states, copy = self.states, self.copy
         lower, upper = torch.empty_like(self.approx), torch.empty_like(self.approx)
         for row in range(self.rows):
             a = self.approx[row].double()
             radius = states.e[row] * copy.first_e.double() + states.n[row] * copy.n.double()
-            radius += a.abs().nan_to_num(posinf=0.0) * kernels.SLACK + kernels.FLOOR
+            radius += a.abs().nan_to_num(posinf=0.0) * screen_kernels.SLACK + screen_kernels.FLOOR
             radius += 4 * _U * states.base[row].abs()
             a += states.base[row]
-            low, high = limits.logit_bounds(self.pointwise, a - radius, a + radius)
+            low, high = growing_maps.logit_bounds(self.pointwise, a - radius, a + radius)
             torch.nextafter(low.float(), torch.tensor(-math.inf), out=lower[row])
             torch.nextafter(high.float(), torch.tensor(math.inf), out=upper[row])
             upper[row].masked_fill_(a == -math.inf, -math.inf)

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of rows done and of all rows."""
 
 BLOCK = 256
-"""Words per block, as in native/screen.hpp."""
+"""Tokens per block, as in native/screen.hpp."""
 LEADING = 32
 """Directions kept at 16 bits."""
 TINY = 2.0**-120
@@ -46,7 +46,7 @@ _UP = 1 + 2.0**-36
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy. V words, D entries, padded to D' by the rotation; K leading directions."""
+    """The copy. V tokens, D entries, padded to D' by the rotation; K leading directions."""
 
     bits: Bits
     mean: Tensor  # (D,) float64
@@ -72,9 +72,9 @@ class Copy:
         if not torch.allclose(self.basis @ self.basis.T, eye, rtol=0, atol=2.0**-30):
             raise ValueError("basis must hold orthonormal directions")
         if any(len(t) != self.vocab for t in self._by_word() if t is not None):
-            raise ValueError("there must be one row per word")
-        for name, words in (("block_e", self.first_e), ("block_n", self.n)):
-            object.__setattr__(self, name, block_largest(words))
+            raise ValueError("there must be one row per token")
+        for name, values in (("block_e", self.first_e), ("block_n", self.n)):
+            object.__setattr__(self, name, block_largest(values))
         object.__setattr__(self, "n_max", float(self.n.max()))
 
     def _by_word(self) -> tuple[Tensor | None, ...]:
@@ -108,13 +108,12 @@ class Copy:
 
     @property
     def pass_bytes(self) -> int:
-        """What one pass over all words reads."""
-        codes = self.whole if self.whole is not None else self.high
-        assert codes is not None
+        """What one pass over all tokens reads."""
+        codes = next(c for c in (self.whole, self.high) if c is not None)
         return codes.nbytes + self.lead.nbytes + self.scales.nbytes + self.lead_scales.nbytes
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a file needs to hold, by name."""
+        """Return all tensors of a file, by name."""
         named = {
             "mean": self.mean,
             "basis": self.basis,
@@ -135,7 +134,7 @@ class Copy:
 
     @classmethod
     def from_tensors(cls, bits: Bits, t: dict[str, Tensor]) -> Copy:
-        """The other way round."""
+        """Make a copy from the result of `tensors`."""
         factors = tuple(t[f"factor.{i}"] for i in range(sum(n.startswith("factor.") for n in t)))
         norm, lead_norm = t["norms"].tolist()
         planes: tuple[str, ...] = ("whole",) if bits == 8 else ("high", "low", "e_high")
@@ -228,7 +227,7 @@ class _Block:
 
 
 def _quantize(w: Tensor, mean: Tensor, basis: Tensor, rotation: Rotation) -> _Block:
-    """Some rows of the weight, (rows, D) in float64."""
+    """Quantize some rows of the weight, (rows, D) in float64."""
     centred = w - mean
     coefficients = centred @ basis.T
     lead, lead_scales = _round(coefficients, 32767)
@@ -267,7 +266,7 @@ def _quantize(w: Tensor, mean: Tensor, basis: Tensor, rotation: Rotation) -> _Bl
 
 
 def _round(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Whole numbers up to `largest` (as float64), and one float32 scale per row."""
+    """Return integers up to `largest` (as float64), and one float32 scale per row."""
     if x.shape[1] == 0:
         return x, torch.zeros(len(x))
     scales = (x.abs().amax(1) / largest).float()
@@ -278,27 +277,27 @@ def _round(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
 
 
 def round_up(x: Tensor) -> Tensor:
-    """Float64 to the next float32 above, at least `TINY`."""
+    """Round float64 to the next float32 above, at least `TINY`."""
     up = torch.nextafter(x.float(), torch.tensor(math.inf))
     return up.clamp_(min=TINY)
 
 
-def block_largest(words: Tensor) -> Tensor:
-    """The largest of each block of words: (V,) or (rows, V) gives (..., blocks)."""
-    missing = -words.shape[-1] % BLOCK
-    padded = torch.nn.functional.pad(words, (0, missing), value=-math.inf)
-    return padded.view(*words.shape[:-1], -1, BLOCK).amax(-1)
+def block_largest(values: Tensor) -> Tensor:
+    """Return the largest of each block of tokens: (V,) or (rows, V) gives (..., blocks)."""
+    missing = -values.shape[-1] % BLOCK
+    padded = torch.nn.functional.pad(values, (0, missing), value=-math.inf)
+    return padded.view(*values.shape[:-1], -1, BLOCK).amax(-1)
 
 
 def pack(entries: Tensor) -> Tensor:
-    """Entries from 0 to 15, (V, D'), two to a byte in the order of native/screen.hpp: (V, D'/2)."""
+    """Pack entries from 0 to 15, (V, D'), two to a byte as in native/screen.hpp: (V, D'/2)."""
     groups = entries.to(torch.uint8).view(len(entries), -1, 4, PAD // 4)
     pairs = groups[:, :, 0::2] | groups[:, :, 1::2] << 4  # (V, groups, 2, 16)
     return pairs.transpose(2, 3).reshape(len(entries), -1)
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """Two to a byte, (V, D'/2), to entries from 0 to 15 as uint8, (V, D')."""
+    """Unpack two to a byte, (V, D'/2), to entries from 0 to 15 as uint8, (V, D')."""
     pairs = packed.view(len(packed), -1, PAD // 4, 2).transpose(2, 3)
     groups = torch.stack([pairs & 15, pairs >> 4], 3)  # (V, groups, 2, 2, 16)
     return groups.reshape(len(packed), -1)

@@ -1,6 +1,6 @@
-"""From bounds to the k best words of each row.
+"""From bounds to the k best tokens of each row.
 
-The k words with the best approximate logits are scored exactly. The least of them is a limit: what
+The k tokens with the best approximate logits are scored exactly. The least of them is a limit: what
 cannot reach it, by its upper bound, is not among the best k. What is left is scored exactly too,
 and the k best of that are the answer.
 """
@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
 
 def decide(found: Candidates, k: int) -> Found:
-    """The k best words of each row, for the rows that the bounds decide."""
+    """Return the k best tokens of each row, for the rows that the bounds decide."""
     rows, vocab = found.rows, found.copy.vocab
     most = max(256, 4 * k, vocab // 8)
     if (one := found.at_once(k, most)) is not None:
@@ -44,7 +44,7 @@ def decide(found: Candidates, k: int) -> Found:
     first = pivots
     if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
         pairs, limit, pivots, x, z = _second_pass(found, pairs, limit, k)
-    # Where masked words come among the best k, nothing can be passed over.
+    # Where masked tokens come among the best k, nothing can be passed over.
     few = pairs.counts <= most
     decided = few & (pairs.counts >= k) & (least > -math.inf)
     if not bool(decided.all()):
@@ -64,20 +64,18 @@ def decide(found: Candidates, k: int) -> Found:
 def _second_pass(
     found: Candidates, pairs: Pairs, limit: Tensor, k: int
 ) -> tuple[Pairs, Tensor, Pairs, Tensor, Tensor]:
-    """With the low nibbles: better pivots, a higher limit, fewer words."""
+    """Repeat with the low nibbles: better pivots, a higher limit, fewer tokens."""
     approx, radius = found.refined(pairs)
     pivots = pairs.best(approx, k)
     x, z = found.exact(pivots)
     limit = torch.maximum(limit, found.limits(z.view(-1, k).amin(1)))
-    # Written so that a NaN stays.
+    # A NaN is kept.
     kept = pairs.keep(~(approx + radius < limit[pairs.rows]))
     return kept, limit, pivots, x, z
 
 
 def _check_sound(sound: bool) -> None:
-    """Every word that was scored exactly must lie within its bounds: a guard against a copy of
-    another weight.
-    """
+    """Raise if a token scored exactly is outside its bounds (a copy of another weight)."""
     if not sound:
         raise RuntimeError(
             "a logit lies outside its bounds: the copy does not belong to the weight as it is now; "

@@ -1,7 +1,7 @@
 """What is taken out of a weight before eight bits: its mean row, and a few leading directions.
 
 A few directions carry most of the energy of hidden states, and much of the error would be along
-them. The proof holds for any directions; better ones leave fewer words.
+them. The proof holds for any directions; better ones leave fewer tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def mean_row(weight: Tensor) -> Tensor:
-    """The mean of the rows (V, D), (D,) in float64. Softmax ignores what all words share."""
+    """Return the mean row (D,) in float64, which softmax ignores, of rows (V, D)."""
     total = torch.zeros(weight.shape[1], dtype=torch.float64)
     for lo in range(0, len(weight), 4096):
         total += weight[lo : lo + 4096].double().sum(0)
@@ -19,7 +19,7 @@ def mean_row(weight: Tensor) -> Tensor:
 
 
 def leading_directions(rows: Tensor, k: int, *, most: int = 16384) -> Tensor:
-    """K orthonormal directions that carry most of the energy of the rows: (K, D).
+    """Return K orthonormal directions that carry most of the energy of the rows: (K, D).
 
     Subspace iteration on a sample. The proof holds for any directions; better ones prune more.
     """

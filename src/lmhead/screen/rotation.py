@@ -37,7 +37,7 @@ class Rotation:
 
     @classmethod
     def of(cls, size: int, *, seed: int = 0) -> Rotation:
-        """A rotation of vectors of this size.
+        """Return a rotation of vectors of this size.
 
         >>> [len(f) for f in Rotation.of(576).factors], Rotation.of(1).padded
         ([64, 9], 64)
@@ -73,7 +73,7 @@ class Rotation:
         return torch.cat([f.reshape(-1) for f in self.factors])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """R x for every row of x, (N, size) in float64, gives (N, padded)."""
+        """Return R x for every row of x, (N, size) in float64: (N, padded)."""
         rows = x.shape[0]
         x = torch.nn.functional.pad(x, (0, self.padded - x.shape[1])) * self.signs
         for factor in self.factors:
@@ -83,7 +83,7 @@ class Rotation:
 
 
 def _factor_sizes(n: int) -> list[int]:
-    """Sizes that multiply to n: powers of two up to 64 (or one of 128), then odd ones."""
+    """Return sizes that multiply to n: powers of two up to 64 (or one of 128), then odd ones."""
     sizes = []
     power = n & -n
     odd = n // power
@@ -98,7 +98,7 @@ def _factor_sizes(n: int) -> list[int]:
 
 
 def _orthogonal(n: int) -> Tensor:
-    """Hadamard's matrix for a power of two, else Hartley's, cos + sin of 2π jk / n; over √n."""
+    """Return Hadamard's matrix for a power of two, else Hartley's; over √n."""
     if n & (n - 1) == 0:
         matrix = torch.ones(1, 1, dtype=torch.float64)
         while len(matrix) < n:

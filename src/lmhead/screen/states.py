@@ -1,10 +1,10 @@
-"""Hidden states as whole numbers, for products with the copy, and how far those are off.
+"""Hidden states as integers, for products with the copy, and how far those are off.
 
     h = Pᵀ g + h⊥        g = lead_scale · lead, 16 bits along the leading directions
     R h⊥ = scale · main + δ       16 bits each; ‖δ‖ is known
 
 Scales are such that every partial sum of a product with the copy fits into 32 bits: by
-Cauchy-Schwarz it is at most ‖q‖ ‖main‖, and the largest ‖q‖ is known. So whole-number products are
+Cauchy-Schwarz it is at most ‖q‖ ‖main‖, and the largest ‖q‖ is known. So integer products are
 exact, in any order.
 """
 
@@ -20,6 +20,7 @@ from lmhead.screen.copy import KAPPA, SHARE, Copy
 from lmhead.screen.rotation import DEFECT
 from lmhead.sweep import native
 
+TOGETHER = 64  # hidden states that one pass over the copy serves
 _UP = 1 + 2.0**-30
 _INT32 = 2.0**31 - 1
 _SMALL_E = 2.0**-36
@@ -39,8 +40,8 @@ class States:
 
     @classmethod
     def of(cls, copy: Copy, hidden: Tensor) -> States:
-        """From hidden states (B, D), all of which `usable` lets through."""
-        h = hidden.double()
+        """Convert hidden states (B, D), all of them `usable`."""
+        h = hidden.double().resolve_neg()
         # Rounding of float64 in sums of D terms, relative to (‖w‖ + ‖μ‖) ‖h‖.
         tau = 4 * (copy.width + len(copy.basis) + 64) * 2.0**-53
         small_n = 2.0**-36 + DEFECT + tau / SHARE
@@ -76,23 +77,23 @@ class States:
         )
 
     def row(self, index: int) -> States:
-        """One of them."""
+        """Return one of the rows."""
         return States(*(getattr(self, f.name)[index : index + 1] for f in fields(self)))
 
 
 def sizes(x: Tensor) -> Tensor:
-    """‖x‖ of each row (B, D): (B,) in float64."""
+    """Return ‖x‖ of each row (B, D): (B,) in float64."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
     return norms
 
 
 def usable(copy: Copy, hidden: Tensor) -> Tensor:
-    """Which hidden states (B, D) are finite, and small enough that no step overflows: (B,)."""
+    """Return which hidden states (B, D) are finite and cannot overflow: (B,)."""
     return sizes(hidden) * max(copy.n_max, 1.0) < 1e30
 
 
 def _round(x: Tensor, room: float) -> tuple[Tensor, Tensor]:
-    """16-bit numbers (as float64) of a norm below `room`, and one scale per row."""
+    """Return 16-bit numbers (as float64) of a limited norm, and one scale per row."""
     if x.shape[1] == 0:
         return x, x.new_zeros(len(x))
     scales = torch.maximum(x.abs().amax(1) / 32767, sizes(x) / room * _UP)

@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str], weight: Tensor) -> Copy:
 
 
 def weight_hash(weight: Tensor) -> str:
-    """SHA-256 of type, shape and bytes."""
+    """Return the SHA-256 of type, shape and bytes."""
     digest = hashlib.sha256(f"{weight.dtype} {tuple(weight.shape)}".encode())
     for lo in range(0, len(weight), 4096):
         block = weight[lo : lo + 4096].detach().cpu().contiguous()

@@ -1,21 +1,23 @@
-"""HTTP for the page of `lmhead explore`: the page itself, and the models given at launch.
+"""HTTP servers: the web page of `lmhead explore`, and the API of `lmhead serve`.
 
-In:  opened models, and what a browser on this machine asks.
+In:  opened models, and requests.
 Out: files of the page, JSON, one row of logits as binary float32.
 
-    limits     how much one request may ask, and how many may wait
-    guard      who may ask: hosts, origins, the key, sizes; and the headers of every answer
-    work       one worker with a bounded queue, deadlines, and jobs that end when nobody waits
-    stopping   how a model ends between two layers, if nobody waits any more
-    files      the built page, read once
-    desk       where questions are read, and handed to the worker
-    endpoints  what may be asked of a model
-    app        all of it as one application
-    launch     the socket, the address and the browser
+    request_limits  bounds of one request, and of the queue
+    guard           host, origin, key and size checks; security headers of every response
+    worker          one worker thread: bounded queue, deadlines, cancellation
+    static_files    the built page, read once
+    api_context     what endpoints use: models, worker, validation of fields
+    endpoints       API of the page, one file per page
+    openai_requests validation of OpenAI's requests
+    openai_api      OpenAI-compatible API
+    metrics         counters as Prometheus text
+    app             the ASGI applications
+    launch          socket, address and browser
 """
 
-from lmhead.server.app import create_app
-from lmhead.server.launch import serve
-from lmhead.server.limits import Limits
+from lmhead.server.app import create_api_app, create_app
+from lmhead.server.launch import serve, serve_api
+from lmhead.server.request_limits import Limits
 
-__all__ = ["Limits", "create_app", "serve"]
+__all__ = ["Limits", "create_api_app", "create_app", "serve", "serve_api"]

@@ -1,8 +1,8 @@
-"""The application: guard, files, and the API on opened models."""
+"""The ASGI applications: guard, web page, and the APIs on opened models."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,16 +14,18 @@ from starlette.types import ASGIApp
 
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel
-from lmhead.server.desk import Desk
+from lmhead.server.api_context import ApiContext
 from lmhead.server.endpoints import all_routes
-from lmhead.server.files import read_page, serve_files
-from lmhead.server.guard import Guard, refusal
-from lmhead.server.limits import Limits
-from lmhead.server.work import Worker
+from lmhead.server.guard import Guard, RequestRecord, error_response
+from lmhead.server.metrics import Metrics
+from lmhead.server.openai_api import openai_routes
+from lmhead.server.request_limits import Limits
+from lmhead.server.static_files import read_page, serve_files
+from lmhead.server.worker import Worker
 
-__all__ = ["create_app"]
+__all__ = ["create_api_app", "create_app"]
 
-PAGES = frozenset({"/", "/next", "/text", "/lens", "/compare", "/train"})
+PAGES = frozenset({"/", "/learn", "/next", "/text", "/lens", "/compare", "/train", "/glossary"})
 
 
 def create_app(
@@ -35,38 +37,84 @@ def create_app(
     page: Path | None = None,
     run: Path | None = None,
     given: Mapping[str, str] | None = None,
+    log: Callable[[RequestRecord], object] | None = None,
 ) -> ASGIApp:
-    """An ASGI application that serves the page and answers about these models.
+    """Return an ASGI application that serves the page and the API on these models.
 
     Args:
         models: by the names that requests use; there may be none.
-        hosts: values of the Host header that are this server's own, e.g. "127.0.0.1:8000".
-        key: a secret that every request must show; None for none.
-        limits: how much may be asked.
-        page: the folder of the built page; that of the package if not given.
-        run: the folder of a training run to watch, which may not have begun yet.
-        given: by name, what opens a model again (`lmhead.open_model(...)`), for the lines that
-            the page lets be copied; the name itself if not given.
+        hosts: allowed values of the Host header, e.g. "127.0.0.1:8000".
+        key: secret that every request must carry; None for none.
+        limits: bounds of a request.
+        page: folder of the built page; the package's if not given.
+        run: folder of a training run to watch, which may not exist yet.
+        given: by name, the argument of `lmhead.open_model` that opens the model again, for the
+            page's export; the name itself if not given.
+        log: called with a record of every request, without prompt and key.
     """
     limits = limits or Limits()
     worker = Worker(limits)
-    desk = Desk(models, worker, limits, None if run is None else run.resolve(), given)
+    api = ApiContext(models, worker, limits, None if run is None else run.resolve(), given)
     files = serve_files(read_page(page_folder() if page is None else page), PAGES)
 
+    app = _application(
+        [*all_routes(api), Route("/{path:path}", files, methods=["GET", "POST"])], worker
+    )
+    return Guard(app, hosts=hosts, key=key, limits=limits, log=log)
+
+
+# More than the web page needs: a request may generate up to the model's context.
+API_LIMITS = Limits(
+    body_bytes=16 << 20, prompt_tokens=1 << 20, new_tokens=1 << 17, waiting=64, seconds=600.0
+)
+
+
+def create_api_app(
+    models: Mapping[str, LanguageModel],
+    *,
+    hosts: Collection[str],
+    key: str | None = None,
+    limits: Limits = API_LIMITS,
+    log: Callable[[RequestRecord], object] | None = None,
+    screened: Mapping[str, LanguageModel] | None = None,
+) -> ASGIApp:
+    """Return an ASGI application with the OpenAI-compatible API on these models.
+
+    Args:
+        models: by the names that requests use.
+        hosts: allowed values of the Host header, e.g. "127.0.0.1:8000".
+        key: secret that every request must carry, OpenAI's `api_key`; None for none.
+        limits: bounds of a request.
+        log: called with a record of every request, without prompt and key.
+        screened: by name, the same models with a screened head, for requests with `certified`.
+    """
+    worker = Worker(limits)
+    metrics = Metrics()
+    routes = openai_routes(ApiContext(models, worker, limits), metrics, screened or {})
+    metrics.paths = frozenset(route.path for route in routes)
+
+    async def not_found(request: Request) -> Response:  # noqa: ARG001
+        return error_response(404, "not_found", "not found")
+
+    def record(request: RequestRecord) -> None:
+        metrics.add(request)
+        if log is not None:
+            log(request)
+
+    anywhere = Route("/{path:path}", not_found, methods=["GET", "POST"])
+    app = _application([*routes, anywhere], worker)
+    return Guard(app, hosts=hosts, key=key, limits=limits, log=record)
+
+
+def _application(routes: list[Route], worker: Worker) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         worker.close()
 
-    async def broken(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        return refusal(500, "broken", "the server made a mistake; its terminal says which")
+    async def internal_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return error_response(500, "broken", "internal error; see the server log")
 
-    app = Starlette(
-        routes=[
-            *all_routes(desk),
-            Route("/{path:path}", files, methods=["GET", "POST"]),
-        ],
-        exception_handlers={Exception: broken},
-        lifespan=lifespan,
+    return Starlette(
+        routes=routes, exception_handlers={Exception: internal_error}, lifespan=lifespan
     )
-    return Guard(app, hosts=hosts, key=key, limits=limits)

@@ -1,15 +1,17 @@
-"""Who may ask: the door of the server, before any other code sees a request.
+"""Checks of every request before any other code sees it: host, origin, key, type, size.
 
-A page on the web can make a browser send requests to this machine. So every request must name one
-of our own hosts (which a rebound DNS name does not), come from our own page or from none at all,
-and send JSON, which no form of a foreign page can. There is no CORS: other pages read nothing.
+Any website can make a browser send requests to this machine. So every request must carry an
+allowed Host header (which a rebound DNS name does not), come from our own page or from no page, and
+send JSON, which no HTML form can. There is no CORS: other pages cannot read responses.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlencode
 
 import anyio
@@ -17,9 +19,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lmhead.server.limits import Limits
+from lmhead.server.request_limits import Limits
 
-__all__ = ["Guard", "refusal"]
+__all__ = ["Guard", "RequestRecord", "error_response"]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -38,84 +40,141 @@ _METHODS = ("GET", "HEAD", "POST")
 _COOKIE = "lmhead_key"
 
 
-def refusal(
+def error_response(
     status: int,
     code: str,
     message: str,
     facts: Mapping[str, float] | None = None,
+    *,
+    param: str | None = None,
     **headers: str,
 ) -> JSONResponse:
-    """An answer that says no: `{"error": {"code": ..., "message": ...}}`, and numbers to it.
+    """Return an error response in OpenAI's format, with facts in numbers.
 
-    With code and numbers a page can say the same in another language.
+    `{"error": {"message": ..., "type": ..., "param": null, "code": ..., **facts}}`; the page
+    translates the error by its code and facts.
     """
-    error = {"error": {"code": code, "message": message, **(facts or {})}}
-    return JSONResponse(error, status, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {
+        "message": message,
+        "type": "rate_limit_error" if status == 429 else kind,
+        "param": param,
+        "code": code,
+        **(facts or {}),
+    }
+    names = {k.replace("_", "-"): v for k, v in headers.items()}
+    return JSONResponse({"error": error}, status, headers=names)
+
+
+class RequestRecord(NamedTuple):
+    """What is logged of a request: never the query, a header or the body.
+
+    These may hold the key or a prompt.
+    """
+
+    client: str
+    method: str
+    path: str
+    status: int
+    seconds: float
+
+    def __str__(self) -> str:
+        path = self.path[:80].encode("unicode_escape").decode("ascii")
+        return f"{self.client} {self.method} {path} {self.status} {self.seconds:.3f} s"
 
 
 class Guard:
-    """ASGI middleware that refuses what is not ours, and bounds what is.
+    """ASGI middleware that refuses foreign requests and bounds the size of the others.
 
     Args:
-        app: what is guarded.
-        hosts: the values of the Host header that are ours, e.g. "127.0.0.1:8000".
-        key: a secret that every request must show, in `Authorization: Bearer ...` or in the cookie
+        app: the application behind it.
+        hosts: allowed values of the Host header, e.g. "127.0.0.1:8000".
+        key: secret that every request must carry, in `Authorization: Bearer ...` or in the cookie
             that `/?key=...` sets; None for none.
-        limits: of the body.
+        limits: bounds of header and body.
+        log: called with a record of every request.
     """
 
     def __init__(
-        self, app: ASGIApp, *, hosts: Collection[str], key: str | None, limits: Limits
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str],
+        key: str | None,
+        limits: Limits,
+        log: Callable[[RequestRecord], object] | None = None,
     ) -> None:
-        self.app, self.key, self.limits = app, key, limits
+        self.app, self.key, self.limits, self.log = app, key, limits, log
         self.hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # a websocket: we have none
+        if scope["type"] != "http":  # websockets are not supported
             await send({"type": "websocket.close", "code": 1008})
             return
+        started = time.monotonic()
         guarded = _with_headers(scope, send)
+        try:
+            await self._handle(scope, receive, guarded)
+        finally:
+            if self.log is not None:
+                client = (scope.get("client") or ("-",))[0]
+                status = scope.get("lmhead.status", 499)  # none was sent: the client has left
+                seconds = time.monotonic() - started
+                self.log(RequestRecord(client, scope["method"], scope["path"], status, seconds))
+
+    async def _handle(self, scope: Scope, receive: Receive, guarded: Send) -> None:
         headers = Headers(scope=scope)
         refused = self._refuse(scope, headers)
         if refused is None and scope["method"] == "POST":
             try:
                 receive = await self._body(receive)
-            except _TooMuch:
+            except _BodyTooLarge:
                 refused = self._too_large()
             except TimeoutError:
-                refused = refusal(408, "too_slow", "the body did not arrive", connection="close")
-            except _Left:
+                refused = error_response(
+                    408, "too_slow", "the body did not arrive", connection="close"
+                )
+            except _Disconnected:
                 return
         if refused is not None and refused.headers.get("connection") == "close":
-            await self._last(refused, scope, receive, guarded)
+            await self._refuse_and_close(refused, scope, receive, guarded)
         else:
             await (refused or self.app)(scope, receive, guarded)
 
     def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
-        """What is wrong with the request, as an answer; None for nothing."""
+        """Return the error response for a request that is not allowed; None if it is."""
+        most = self.limits.header_lines
+        if len(scope["headers"]) > most:
+            return error_response(
+                431, "too_many_headers", f"at most {most} header lines are allowed"
+            )
         named = headers.getlist("host")
         if len(named) != 1 or named[0].lower() not in self.hosts:
-            return refusal(421, "wrong_host", "this server is not known by that name")
+            return error_response(
+                421, "wrong_host", "the Host header is not one of this server's names"
+            )
         if scope["method"] not in _METHODS:
-            return refusal(405, "wrong_method", "use GET or POST", allow=", ".join(_METHODS))
+            return error_response(405, "wrong_method", "use GET or POST", allow=", ".join(_METHODS))
         origins = headers.getlist("origin")
         if any(origin.lower() != f"http://{named[0].lower()}" for origin in origins):
-            return refusal(403, "wrong_origin", "only this server's own page may ask")
+            return error_response(403, "wrong_origin", "requests from other pages are not allowed")
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            # A link from elsewhere may open the page, and nothing else.
+            # A link on another page may open this page, and nothing else.
             opened = headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"
-            if not opened or scope["path"].startswith("/api/"):
-                return refusal(403, "wrong_origin", "only this server's own page may ask")
+            if not opened or scope["path"].startswith(("/api/", "/v1/")):
+                return error_response(
+                    403, "wrong_origin", "requests from other pages are not allowed"
+                )
         keyless = self._without_key(scope, headers)
         if keyless is not None or scope["method"] != "POST":
             return keyless
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
-            return refusal(415, "wrong_type", "the content type must be application/json")
+            return error_response(415, "wrong_type", "the content type must be application/json")
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > self.limits.body_bytes:
             return self._too_large()
@@ -124,7 +183,7 @@ class Guard:
     def _too_large(self) -> Response:
         most = self.limits.body_bytes
         message = f"the body must be at most {most} bytes"
-        return refusal(413, "too_large", message, {"most": most}, connection="close")
+        return error_response(413, "too_large", message, {"most": most}, connection="close")
 
     def _without_key(self, scope: Scope, headers: Headers) -> Response | None:
         if self.key is None:
@@ -138,41 +197,45 @@ class Guard:
             answer = RedirectResponse("/" + (f"?{urlencode(kept)}" if kept else ""), 303)
             answer.set_cookie(_COOKIE, self.key, httponly=True, samesite="strict")
             return answer
-        return refusal(401, "no_key", "this server needs its key", www_authenticate="Bearer")
+        return error_response(
+            401, "no_key", "the key is missing or wrong", www_authenticate="Bearer"
+        )
 
     async def _body(self, receive: Receive) -> Receive:
-        """The whole body, once it has arrived in time and in size; then as one message."""
+        """Read the whole body, within time and size; return a `receive` that replays it."""
         parts: list[bytes] = []
         size = 0
         with anyio.fail_after(self.limits.body_seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise _Left
+                    raise _Disconnected
                 part = message.get("body", b"")
                 size += len(part)
                 if size > self.limits.body_bytes:
-                    raise _TooMuch
+                    raise _BodyTooLarge
                 parts.append(part)
                 if not message.get("more_body", False):
                     break
         whole = b"".join(parts)
-        told = False
+        replayed = False
 
         async def replay() -> Message:
-            nonlocal told
-            if told:
-                return await receive()  # waits for the client to leave
-            told = True
+            nonlocal replayed
+            if replayed:
+                return await receive()  # waits for the client to disconnect
+            replayed = True
             return {"type": "http.request", "body": whole, "more_body": False}
 
         return replay
 
-    async def _last(self, refused: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to a body that is not read, before its connection ends.
+    async def _refuse_and_close(
+        self, refused: Response, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send the response to a body that is not read, then close the connection.
 
-        A connection closed over bytes that nobody has read is reset, and takes the answer with it.
-        So the answer goes out, and what still comes is thrown away for a while.
+        Closing a socket with unread data resets the connection, and the client may lose the
+        response. So the response is sent first, and the rest of the body is discarded for a while.
         """
 
         async def unfinished(message: Message) -> None:
@@ -185,17 +248,18 @@ class Guard:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class _TooMuch(Exception):  # noqa: N818
+class _BodyTooLarge(Exception):  # noqa: N818
     pass
 
 
-class _Left(Exception):  # noqa: N818
+class _Disconnected(Exception):  # noqa: N818
     pass
 
 
 def _with_headers(scope: Scope, send: Send) -> Send:
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
+            scope["lmhead.status"] = message["status"]
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers[name] = value
@@ -207,7 +271,7 @@ def _with_headers(scope: Scope, send: Send) -> Send:
 
 
 def _same(shown: str, key: str) -> bool:
-    """Whether a secret was shown, in a time that tells nothing about it."""
+    """Compare keys in constant time."""
     return hmac.compare_digest(shown.encode("utf-8", "replace"), key.encode("utf-8"))
 
 

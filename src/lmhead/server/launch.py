@@ -1,87 +1,196 @@
-"""From opened models to a page in the browser: the socket, the address, the server's loop."""
+"""Run the server: socket, address, browser, event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlencode
 
+import h11
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmhead.models import LanguageModel
-from lmhead.server.app import create_app
-from lmhead.server.limits import Limits
+from lmhead.server.app import API_LIMITS, create_api_app, create_app
+from lmhead.server.guard import RequestRecord
+from lmhead.server.request_limits import Limits
 
-__all__ = ["serve"]
+__all__ = ["DEFAULT_PORT", "serve", "serve_api"]
+
+DEFAULT_PORT = 8629
 
 
 def serve(
     models: Mapping[str, LanguageModel],
     *,
     host: str = "127.0.0.1",
-    port: int = 0,
+    port: int | None = 0,
     key: str | None = None,
     lang: str | None = None,
     browser: bool = True,
     limits: Limits | None = None,
     run: Path | None = None,
     given: Mapping[str, str] | None = None,
-    said: Callable[[str], None] = print,
+    on_ready: Callable[[str], None] = print,
 ) -> None:
     """Serve until interrupted.
 
     Args:
         models: by name.
-        host: an address of this machine. Another than loopback needs a `key`.
-        port: 0 for any that is free.
-        key: what every request must show.
-        lang: the page's language; the browser's if not given.
+        host: address to listen on; anything but loopback needs a `key`.
+        port: 0 for any free port; None for `DEFAULT_PORT`, or the next free one after it.
+        key: secret that every request must carry.
+        lang: language of the page; the browser's if not given.
         browser: whether to open the page.
-        limits: how much may be asked.
-        run: the folder of a training run to watch.
-        given: by name, what opens a model again; the name itself if not given.
-        said: is told the address, once it can be opened.
+        limits: bounds of a request.
+        run: folder of a training run to watch.
+        given: by name, the argument that opens a model again; the name itself if not given.
+        on_ready: called with the address once the server listens.
 
     Raises:
-        ValueError: a host that others can reach, without a key; or one that cannot be bound.
+        ValueError: a host other than loopback without a key; or one that cannot be bound.
     """
+    query = {k: v for k, v in (("key", key), ("lang", lang)) if v}
+    path = ("/" if run is None else "/train") + (f"?{urlencode(query)}" if query else "")
+
+    def ready(address: str) -> None:
+        on_ready(address + path)
+        if browser:
+            opened = threading.Thread(target=webbrowser.open, args=(address + path,), daemon=True)
+            opened.start()
+
+    def app(hosts: set[str]) -> ASGIApp:
+        return create_app(models, hosts=hosts, key=key, limits=limits, run=run, given=given)
+
+    _serve(app, host, port, key, limits or Limits(), ready)
+
+
+def serve_api(
+    models: Mapping[str, LanguageModel],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    key: str | None = None,
+    also: Collection[str] = (),
+    limits: Limits = API_LIMITS,
+    log: Callable[[RequestRecord], object] | None = None,
+    screened: Mapping[str, LanguageModel] | None = None,
+    on_ready: Callable[[str], None] = print,
+) -> None:
+    """Serve the OpenAI-compatible API until interrupted.
+
+    Args:
+        models: by name.
+        host: address to listen on; anything but loopback needs a `key`.
+        port: 0 for any free port.
+        key: secret that every request must carry, OpenAI's `api_key`.
+        also: more allowed values of the Host header, e.g. of a proxy.
+        limits: bounds of a request.
+        log: called with a record of every request, without prompt and key.
+        screened: by name, the same models with a screened head, for requests with `certified`.
+        on_ready: called with the address, without /v1, once the server listens.
+
+    Raises:
+        ValueError: a host other than loopback without a key; or one that cannot be bound.
+    """
+
+    def app(hosts: set[str]) -> ASGIApp:
+        return create_api_app(
+            models, hosts=hosts | set(also), key=key, limits=limits, log=log, screened=screened
+        )
+
+    _serve(app, host, port, key, limits, on_ready)
+
+
+def _serve(
+    make_app: Callable[[set[str]], ASGIApp],
+    host: str,
+    port: int | None,
+    key: str | None,
+    limits: Limits,
+    ready: Callable[[str], None],
+) -> None:
     if not is_loopback(host) and not key:
         raise ValueError(
-            f"host must be a loopback address such as 127.0.0.1, or come with a key; got {host!r}"
+            f"host must be a loopback address such as 127.0.0.1 unless a key is given; got {host!r}"
         )
-    listener = bind(host, port)
+    listener = bind_default(host) if port is None else bind(host, port)
     bound = listener.getsockname()[1]
-    query = {k: v for k, v in (("key", key), ("lang", lang)) if v}
     name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{bound}/" + (f"?{urlencode(query)}" if query else "")
-    app = create_app(
-        models, hosts=own_names(host, bound), key=key, limits=limits, run=run, given=given
-    )
-    server = _Server(
-        uvicorn.Config(
-            app,
-            # No line for each mistake of a client: they would fill the terminal, and a pipe that
-            # nobody reads would stop the server once it is full.
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            limit_concurrency=256,
-            h11_max_incomplete_event_size=32 << 10,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=2,
-        ),
-        lambda: _ready(address, browser, said),
-    )
+    config = server_config(make_app(own_names(host, bound)), limits)
+    server = _Server(config, lambda: ready(f"http://{name}:{bound}"))
     server.run(sockets=[listener])
 
 
+def server_config(app: ASGIApp, limits: Limits | None = None) -> uvicorn.Config:
+    """Return uvicorn's settings, with the limits of connections and headers."""
+    limits = limits or Limits()
+    return uvicorn.Config(
+        app,
+        http=_limited_protocol(limits),
+        # No log line per client error: it would fill the terminal, and an unread pipe that is full
+        # would block the server.
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        limit_concurrency=limits.connections,
+        h11_max_incomplete_event_size=limits.header_bytes,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=2,
+    )
+
+
+def _limited_protocol(limits: Limits) -> type[H11Protocol]:
+    """Return uvicorn's protocol with a deadline for headers, which uvicorn does not have.
+
+    Connections without a complete header are closed after `header_seconds`, or after a second if
+    there are more than `incomplete`, so that idle connections cannot shut others out.
+    """
+    waiting: dict[H11Protocol, asyncio.TimerHandle] = {}  # without a complete header, oldest first
+
+    class LimitedProtocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+                if self.timeout_keep_alive_task is None:
+                    self._wait()
+            else:
+                self._stop_waiting()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self in waiting:
+                return
+            waiting[self] = self.loop.call_later(limits.header_seconds, self.transport.abort)
+            if len(waiting) > limits.incomplete:
+                old = self.loop.time() - 1.0 + limits.header_seconds
+                for other in [other for other, timer in waiting.items() if timer.when() < old]:
+                    other.transport.abort()
+
+        def _stop_waiting(self) -> None:
+            if (timer := waiting.pop(self, None)) is not None:
+                timer.cancel()
+
+    return LimitedProtocol
+
+
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it.
+    """Return whether only this machine can reach the host.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -95,7 +204,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_names(host: str, port: int) -> set[str]:
-    """The values of the Host header that name this server.
+    """Return the values of the Host header that name this server.
 
     >>> sorted(own_names("127.0.0.1", 80))
     ['127.0.0.1', '127.0.0.1:80', 'localhost', 'localhost:80']
@@ -110,7 +219,7 @@ def own_names(host: str, port: int) -> set[str]:
 
 
 def _addresses() -> set[str]:
-    """Addresses of this machine, by its own name."""
+    """Return the addresses that this machine's host name resolves to."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
@@ -119,14 +228,25 @@ def _addresses() -> set[str]:
     return {f"[{text}]" if ":" in text else text for text in texts}
 
 
+def bind_default(host: str) -> socket.socket:
+    """Return a socket on `DEFAULT_PORT`, or on the next free port if it is in use.
+
+    A fixed port keeps links and the browser's history valid from one start to the next.
+    """
+    for port in range(DEFAULT_PORT, DEFAULT_PORT + 20):
+        with suppress(ValueError):
+            return bind(host, port)
+    return bind(host, 0)
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at this address, ready to listen.
+    """Return a socket bound to this address.
 
     Raises:
-        ValueError: the address is taken, or is none of this machine's.
+        ValueError: the address is in use, or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, for the event loop sends at once what it writes only where it knows that this is TCP.
+    # The protocol is given because asyncio sets TCP_NODELAY only if it is IPPROTO_TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -134,24 +254,18 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise ValueError(f"host and port must be free; {host}:{port} is not: {reason}") from error
+        raise ValueError(f"cannot listen on {host}:{port}: {reason}") from error
     return listener
 
 
-def _ready(address: str, browser: bool, said: Callable[[str], None]) -> None:
-    said(address)
-    if browser:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-
 class _Server(uvicorn.Server):
-    """Says when it can be asked."""
+    """A server that calls a function once it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell."""
+        """Listen, then call `ready`."""
         await super().startup(sockets)
         self._ready()

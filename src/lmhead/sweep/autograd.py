@@ -12,27 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.sweep import run, single
+from lmhead.scores.row_loss import RowLoss, RowSums
+from lmhead.sweep import run_sweep, single_row
 from lmhead.sweep.kernels import FLOOR
-from lmhead.sweep.loss import RowLoss
-from lmhead.sweep.questions import Decisions, Questions, RowAnswers
+from lmhead.sweep.questions import Decisions, Questions
 
 Tensors = tuple[Tensor | None, ...]
 
 
-def row_answers(questions: Questions) -> tuple[RowAnswers, Decisions]:
-    """All answers; those in `RowAnswers` are differentiable with respect to the sources."""
-    if (one := single.answer(questions)) is not None:
+def row_answers(questions: Questions) -> tuple[RowSums, Decisions]:
+    """Return all answers; those in `RowSums` are differentiable with respect to the sources."""
+    if (one := single_row.answer(questions)) is not None:
         return one
     outputs = _Answer.apply(questions.without_tensors(), *questions.tensors())  # type: ignore[no-untyped-call]
     return _unpack(questions, outputs)
 
 
 def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
-    """Σ_n loss.rows, in float64, with gradients from one sweep of three products.
+    """Return Σ_n loss.rows, in float64, with gradients from one sweep of three products.
 
-    The gradients are made together with the value and handed out by the first backward pass; a
-    second one through the same graph makes them anew.
+    The gradients are computed together with the value and returned by the first backward pass; a
+    second one through the same graph computes them again.
     """
     tensors = questions.tensors()
     flags = tuple(t is not None and t.requires_grad for t in tensors[: questions.n_differentiable])
@@ -44,13 +44,13 @@ def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
     return total
 
 
-def dense_answers(questions: Questions) -> RowAnswers:
-    """The definition of every differentiable answer, on logits built whole: (N, V) memory."""
+def dense_answers(questions: Questions) -> RowSums:
+    """Return every differentiable answer by its definition, on dense logits: (N, V) memory."""
     with torch.autocast(questions.source.device.type, enabled=False):
         return _dense_answers(questions)
 
 
-def _dense_answers(q: Questions) -> RowAnswers:
+def _dense_answers(q: Questions) -> RowSums:
     z = q.source.dense().double()
     lse = z.logsumexp(-1)
     log_p = (z - lse[:, None]).clamp(min=FLOOR)
@@ -66,7 +66,7 @@ def _dense_answers(q: Questions) -> RowAnswers:
         log_q = q.other.dense().double().log_softmax(-1)
         cross = (log_p.exp() * log_q).masked_fill(log_p.exp() == 0, 0.0).sum(-1)
         kl = -entropy - cross
-    answers = RowAnswers(
+    answers = RowSums(
         lse=lse,
         entropy=entropy if q.entropy else None,
         picked=None if q.ids is None else z.gather(1, q.ids),
@@ -77,7 +77,7 @@ def _dense_answers(q: Questions) -> RowAnswers:
     )
     if q.active is None:
         return answers
-    return RowAnswers(
+    return RowSums(
         *(None if a is None else torch.where(_column(q.active, a), a, 0.0) for a in answers)
     )
 
@@ -87,7 +87,7 @@ class _Answer(torch.autograd.Function):
 
     @staticmethod
     def forward(form: Questions, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        answers, decisions = run.answer(form.with_tensors(tensors))
+        answers, decisions = run_sweep.answer(form.with_tensors(tensors))
         return tuple(a for a in (*answers, *decisions) if a is not None)
 
     @staticmethod
@@ -105,7 +105,8 @@ class _Answer(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
         form = ctx.form
         n = len(form.tensors())
-        tensors, answers = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        saved = ctx.saved_tensors
+        tensors, answers = saved[:n], saved[n:]
         given = iter(grads)
         upstream = tuple(next(given) if present else None for present in ctx.shape)
         flags = ctx.needs_input_grad[1 : 1 + form.n_differentiable]
@@ -124,7 +125,7 @@ class _AnswerBackward(torch.autograd.Function):
     @staticmethod
     def forward(form: Questions, flags: tuple[bool, ...], *args: Tensor | None) -> Tensors:
         upstream, answers, tensors = _split(args)
-        grads = run.differentiate(form.with_tensors(tensors), answers, upstream, flags)
+        grads = run_sweep.differentiate(form.with_tensors(tensors), answers, upstream, flags)
         return _typed(grads, tensors)
 
     @staticmethod
@@ -156,7 +157,7 @@ class _AnswerBackward(torch.autograd.Function):
 
 
 class _Made:
-    """Gradients made in the forward pass, until the first backward pass takes them."""
+    """Gradients computed in the forward pass, for the first backward pass."""
 
     gradients: Tensors | None = None
 
@@ -169,7 +170,7 @@ class _Total(torch.autograd.Function):
         ctx: Any, form: Questions, flags: tuple[bool, ...], made: _Made, *args: Tensor | None
     ) -> Tensor:
         loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
-        value, grads = run.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
+        value, grads = run_sweep.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
         made.gradients = grads
         ctx.form, ctx.flags, ctx.made = form, flags, made
         ctx.save_for_backward(*args)
@@ -178,11 +179,11 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensors:
         args = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody wants to differentiate again
+        if torch.is_grad_enabled():  # double backward
             apply: Any = _TotalBackward.apply
             out = apply(ctx.form, ctx.flags, ctx.made, grad, *args)
         else:
-            out = _hand_out(ctx.form, ctx.flags, ctx.made, grad, args)
+            out = _scaled_gradients(ctx.form, ctx.flags, ctx.made, grad, args)
         rest = len(args) - 5 - len(ctx.flags)
         return (None, None, None, *(None,) * 5, *_fill(ctx.flags, out), *(None,) * rest)
 
@@ -202,7 +203,7 @@ class _TotalBackward(torch.autograd.Function):
         ctx.form, ctx.flags = form, flags
         ctx.save_for_backward(grad, *args)
         ctx.set_materialize_grads(False)
-        return _hand_out(form, flags, made, grad, args)
+        return _scaled_gradients(form, flags, made, grad, args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
@@ -217,14 +218,14 @@ class _TotalBackward(torch.autograd.Function):
         return (None, None, None, by_grad, *(None,) * 5, *by_tensors, *(None,) * rest)
 
 
-def _hand_out(
+def _scaled_gradients(
     form: Questions, flags: tuple[bool, ...], made: _Made, grad: Tensor, args: Tensors
 ) -> tuple[Tensor, ...]:
-    """The gradients that are there, or made anew, times the gradient of the loss."""
+    """Return the gradients of the forward pass (or new ones) times the gradient of the loss."""
     loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
     gradients, made.gradients = made.gradients, None
     if gradients is None:
-        _, gradients = run.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
+        _, gradients = run_sweep.answer_and_differentiate(form.with_tensors(tensors), loss, flags)
     if float(grad) != 1.0:
         for g in gradients:
             if g is not None:
@@ -239,7 +240,7 @@ def _second_order(
     flags: tuple[bool, ...],
     grads: Tensors,
 ) -> tuple[tuple[Tensor, ...], Tensors]:
-    """The gradients of <grads, first derivative of function> for `upstream` and the sources.
+    """Return the gradients of <grads, first derivative of function> for `upstream` and the sources.
 
     The first derivative is by the flagged tensors; it depends on all tensors of the sources.
     """
@@ -274,7 +275,7 @@ def _second_order(
 def _one_by_one(
     apply: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Vmap as a loop: one sweep per entry, each as streamed as any."""
+    """Run vmap as a loop: one streamed sweep per entry."""
     outputs = [
         apply(
             *(
@@ -288,7 +289,7 @@ def _one_by_one(
     return stacked, (0,) * len(stacked)
 
 
-def _unpack(q: Questions, outputs: tuple[Tensor, ...]) -> tuple[RowAnswers, Decisions]:
+def _unpack(q: Questions, outputs: tuple[Tensor, ...]) -> tuple[RowSums, Decisions]:
     given: Iterator[Tensor] = iter(outputs)
     asked = (
         True,
@@ -299,18 +300,18 @@ def _unpack(q: Questions, outputs: tuple[Tensor, ...]) -> tuple[RowAnswers, Deci
         q.other is not None,
         q.other is not None,
     )
-    answers = RowAnswers(*(next(given) if a else None for a in asked))
+    answers = RowSums(*(next(given) if a else None for a in asked))
     top, rank = q.top_k > 0, q.rank_ids is not None
     return answers, Decisions(*(next(given) if d else None for d in (top, top, rank)))
 
 
-def _split(args: tuple[Tensor | None, ...]) -> tuple[RowAnswers, RowAnswers, Tensors]:
-    n = len(RowAnswers._fields)
-    return RowAnswers(*args[:n]), RowAnswers(*args[n : 2 * n]), tuple(args[2 * n :])
+def _split(args: tuple[Tensor | None, ...]) -> tuple[RowSums, RowSums, Tensors]:
+    n = len(RowSums._fields)
+    return RowSums(*args[:n]), RowSums(*args[n : 2 * n]), tuple(args[2 * n :])
 
 
 def _typed(grads: Tensors, tensors: Tensors) -> tuple[Tensor, ...]:
-    """The gradients that are there, in the types of their tensors."""
+    """Return the gradients that are not None, in the types of their tensors."""
     pairs = zip(grads, tensors, strict=False)
     return tuple(g.to(t.dtype) for g, t in pairs if g is not None and t is not None)
 
@@ -325,5 +326,5 @@ def _column(active: Tensor, like: Tensor) -> Tensor:
 
 
 def _transformed() -> bool:
-    """Whether a `torch.func` transform is running: then gradients cannot be made ahead."""
+    """Return whether a `torch.func` transform is active: then gradients cannot be made ahead."""
     return bool(torch._C._are_functorch_transforms_active())

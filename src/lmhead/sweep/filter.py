@@ -1,17 +1,17 @@
-"""The mass-conserving gradient filter: most of the gradient from few words, the rest as one term.
+"""The mass-conserving gradient filter: most of the gradient from few tokens, the rest as one term.
 
-In a trained model nearly all of P = softmax is tiny. Per chunk of tokens, the words that together
+In a trained model nearly all of P = softmax is tiny. Per chunk of rows, the tokens that together
 carry the last τ of the chunk's probability mass are set aside (targets never are). The two gradient
-products run on the others. The block set aside, T (tokens x words), is replaced by the rank-one
+products run on the others. The block set aside, T (rows x tokens), is replaced by the rank-one
 matrix with the same row sums d and column sums c,
 
     T ≈ d cᵀ / Σd,
 
-so every token's and every word's mass is kept. Its share of the gradients costs one product with
+so every row's and every token's mass is kept. Its share of the gradients costs one product with
 as many columns as there are chunks.
 
 In:  a chunk whose tiles are retained, and the coefficients of its gradient.
-Out: the chunk's gradients, added to a `Gradients`; the error, if somebody wants to know.
+Out: the chunk's gradients, added to a `Gradients`; the error, if it is measured.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lmhead import checks
 from lmhead.sweep import kernels
 from lmhead.sweep.gradients import Gradients
 
 if TYPE_CHECKING:
+    from lmhead.scores.row_loss import RowSums
     from lmhead.sweep.chunk import Chunk
-    from lmhead.sweep.questions import RowAnswers
 
-# Above this share of words kept, gathering them costs more than it saves: be exact instead.
+# Above this share of tokens kept, gathering them costs more than it saves: be exact instead.
 _MOST_KEPT = 0.6
 
 
 @dataclass(frozen=True)
 class FilterReport:
-    """What the filter did to one chunk of tokens.
+    """What the filter did to one chunk of rows.
 
     Attributes:
-        tokens: in the chunk.
-        kept: share of the words whose gradient is exact; 1.0 means the chunk was done exactly.
+        tokens: number of rows (target tokens) of the chunk.
+        kept: share of the tokens whose gradient is exact; 1.0 means the chunk was done exactly.
         hidden_error: relative error of the hidden gradient (Frobenius).
         weight_error: relative error of the weight gradient (Frobenius).
     """
@@ -53,11 +54,11 @@ class FilterReport:
 
 @dataclass
 class GradFilter:
-    """A gradient filter that tells how well it does.
+    """A gradient filter that can measure its error.
 
     Args:
         tail_mass: τ, the share of the probability mass that is set aside, in [0, 1).
-        report_every: measure the error of every so many chunks (0 for none). A measured chunk
+        report_every: measure the error of every n-th chunk (0 for none). A measured chunk
             costs two more products.
 
     >>> import torch, lmhead
@@ -78,7 +79,7 @@ class GradFilter:
     def count(
         self, tokens: int, kept: float = 1.0, error: Callable[[], tuple[float, float]] | None = None
     ) -> None:
-        """Note a chunk, and its error if its turn has come; no error for a chunk done exactly."""
+        """Count a chunk, and record its error every `report_every` chunks; 0 for an exact chunk."""
         self.chunks += 1
         if self.report_every and (self.chunks - 1) % self.report_every == 0:
             hidden, weight = (0.0, 0.0) if error is None else error()
@@ -92,7 +93,7 @@ class GradFilter:
         hidden = sum(r.hidden_error for r in self.reports) / n
         weight = sum(r.weight_error for r in self.reports) / n
         return (
-            f"GradFilter(tail_mass={self.tail_mass:g}): {kept:.1%} of the words kept, error of "
+            f"GradFilter(tail_mass={self.tail_mass:g}): {kept:.1%} of the tokens kept, error of "
             f"the hidden gradient {hidden:.2%}, of the weight gradient {weight:.2%} "
             f"(mean of {n} chunks)"
         )
@@ -100,20 +101,19 @@ class GradFilter:
 
 def backward(
     chunk: Chunk,
-    answers: RowAnswers,
-    upstream: RowAnswers,
+    answers: RowSums,
+    upstream: RowSums,
     a: Tensor,
     into: Gradients,
     settings: GradFilter,
 ) -> bool:
-    """Add the gradients of a chunk whose tiles hold logits; says whether they are exact.
+    """Add the gradients of a chunk whose tiles hold logits; return whether they are exact.
 
-    `a` (tokens,) is the factor of p, in the type of the products; the other parts of the gradient
-    are taken from `upstream`: picked words, label smoothing, soft targets.
+    `a` (rows,) is the factor of p, in the type of the products; the other parts of the gradient
+    are taken from `upstream`: picked tokens, label smoothing, soft targets.
     """
     q = chunk.questions
     source, vocab, dtype = q.source, q.source.vocab, q.source.dtype
-    assert answers.lse is not None
     columns = a.new_empty(vocab)
     totals = torch.zeros_like(a)
     for lo, hi, z in chunk.logits():
@@ -122,7 +122,7 @@ def backward(
             z, answers.lse, a, source.pointwise, columns[lo:hi], totals, scratch
         )
     if upstream.mixed is not None and q.mix is not None:
-        # Label smoothing is a rank-one term by itself, on all words.
+        # Label smoothing is a rank-one term by itself, on all tokens.
         weight = q.mix * source.pointwise.scale
         into.add_rank_one(chunk.rows, chunk.hiddens, weight, upstream.mixed.to(dtype))
     soft = _SoftPart.of(chunk, upstream)
@@ -137,28 +137,28 @@ def backward(
     kept = keep.nonzero()[:, 0]
     if len(kept) > _MOST_KEPT * vocab:
         _add_all(chunk, picks, soft, into)
-        settings.count(chunk.tokens)
+        settings.count(chunk.n_rows)
         return True
 
-    gradient = chunk.whole()  # (V, tokens)
+    gradient = chunk.matrix()  # (V, rows)
     into.start(chunk.rows, chunk.hiddens, whole=False)
     kept_rows = torch.zeros_like(a)
     kept_soft = torch.zeros_like(a)
-    for some in kept.split(chunk.plan.words):  # type: ignore[no-untyped-call]
+    for some in kept.split(chunk.plan.tile_tokens):  # type: ignore[no-untyped-call]
         first, last = int(some[0]), int(some[-1])
         dense = last - first + 1 == len(some)
         block = gradient[first : last + 1] if dense else gradient.index_select(0, some)
         kept_rows += block.sum(0)
         if soft is not None:
-            part = soft.words(some)
+            part = soft.of_tokens(some)
             kept_soft += part.sum(0)
             block = block + part
         if picks is not None:
             block = block.clone() if dense else block
             _add_picks(block, some, picks)
-        into.add(first, last + 1, block) if dense else into.add_words(some, block)
+        into.add(first, last + 1, block) if dense else into.add_tokens(some, block)
     rest = totals - kept_rows
-    tails = [(sums.masked_fill(keep, 0.0), rest * tokens) for sums, tokens in groups]
+    tails = [(sums.masked_fill(keep, 0.0), rest * row_mask) for sums, row_mask in groups]
     if soft is not None:
         tails.append((soft.columns.masked_fill(keep, 0.0), soft.totals - kept_soft))
     for tail in tails:
@@ -167,7 +167,7 @@ def backward(
             into.add_rank_one(chunk.rows, chunk.hiddens, *term)
     into.finish()
     settings.count(
-        chunk.tokens, len(kept) / vocab, lambda: _measure(chunk, picks, soft, keep, tails)
+        chunk.n_rows, len(kept) / vocab, lambda: _measure(chunk, picks, soft, keep, tails)
     )
     return False
 
@@ -176,32 +176,33 @@ def _add_all(chunk: Chunk, picks: Picks | None, soft: _SoftPart | None, into: Gr
     """Add the gradients of a chunk with nothing set aside; its tiles hold a · p."""
     into.start(chunk.rows, chunk.hiddens)
     for lo, hi, g in chunk.logits():
-        words = torch.arange(lo, hi, device=g.device)
+        tokens = torch.arange(lo, hi, device=g.device)
         if soft is not None:
-            g += soft.words(words)
+            g += soft.of_tokens(tokens)
         if picks is not None:
-            _add_picks(g, words, picks)
+            _add_picks(g, tokens, picks)
         into.add(lo, hi, g)
     into.finish()
 
 
 Tail = tuple[Tensor, Tensor]
-"""The sums of a block of one sign that is set aside: c over tokens (V,), d over words (tokens,)."""
+"""The sums of a block of one sign that is set aside: c over rows (V,), d over tokens (rows,)."""
 
 
 def _by_sign(chunk: Chunk, a: Tensor, columns: Tensor) -> list[Tail]:
-    """The column sums of tokens with a positive factor and of those with a negative one, each with
-    a mask of the tokens. A block of both signs could have Σd = 0; each of one sign has not.
+    """Split the column sums by the sign of the factor a, each part with a mask of its rows.
+
+    A block of both signs could have Σd = 0; a block of one sign cannot.
     """
     positive = (a > 0).to(a.dtype)
     if bool((positive == 1).all()) or not bool(positive.any()):
         return [(columns, torch.ones_like(a))]
-    upper = chunk.whole() @ positive
+    upper = chunk.matrix() @ positive
     return [(upper, positive), (columns - upper, 1 - positive)]
 
 
 def _rank_one(tail: Tail) -> Tail | None:
-    """c and d / Σd, whose product is the rank-one block; None where there is no mass."""
+    """Return c and d / Σd, whose product is the rank-one block; None where there is no mass."""
     c, d = tail
     total = d.sum()
     return None if float(total) == 0.0 else (c, d / total)
@@ -210,41 +211,40 @@ def _rank_one(tail: Tail) -> Tail | None:
 Picks = tuple[Tensor, Tensor, Tensor]
 
 
-def _picks(chunk: Chunk, answers: RowAnswers, upstream: RowAnswers) -> Picks | None:
-    """Single entries of the gradient, times the slope of the map: word, token, value."""
+def _picks(chunk: Chunk, answers: RowSums, upstream: RowSums) -> Picks | None:
+    """Return single entries of the gradient, times the slope of the map: token, row, value."""
     if chunk.ids is None or upstream.picked is None:
         return None
-    assert answers.picked is not None
     pointwise, dtype = chunk.questions.source.pointwise, chunk.questions.source.dtype
     if pointwise.bounded:
         slope = pointwise.slope(answers.picked, torch.empty_like(answers.picked))
     else:
         slope = torch.full_like(answers.picked, pointwise.scale)
     value = (upstream.picked * slope).to(dtype)
-    token = torch.arange(chunk.tokens, device=value.device)[:, None].expand_as(value)
-    return chunk.ids.reshape(-1), token.reshape(-1), value.reshape(-1)
+    row = torch.arange(chunk.n_rows, device=value.device)[:, None].expand_as(value)
+    return chunk.ids.reshape(-1), row.reshape(-1), value.reshape(-1)
 
 
-def _add_picks(block: Tensor, words: Tensor, picks: Picks) -> None:
-    """Add to `block` the picks that fall on its words, which are sorted."""
-    word, token, value = picks
-    place = torch.searchsorted(words, word).clamp_(max=len(words) - 1)
-    hit = words[place] == word
-    block.index_put_((place[hit], token[hit]), value[hit], accumulate=True)
+def _add_picks(block: Tensor, tokens: Tensor, picks: Picks) -> None:
+    """Add to `block` the picks that fall on its tokens, which are sorted."""
+    token, row, value = picks
+    place = torch.searchsorted(tokens, token).clamp_(max=len(tokens) - 1)
+    hit = tokens[place] == token
+    block.index_put_((place[hit], row[hit]), value[hit], accumulate=True)
 
 
 @dataclass(frozen=True)
 class _SoftPart:
     """The part of the gradient that comes from soft targets: factor_n · soft_nv · weight_v."""
 
-    soft: Tensor  # (tokens, V)
+    soft: Tensor  # (rows, V)
     weight: Tensor | None  # (V,)
-    factor: Tensor  # (tokens,), with the scale of the map
-    columns: Tensor  # (V,), its sums over tokens
-    totals: Tensor  # (tokens,), its sums over words
+    factor: Tensor  # (rows,), with the scale of the map
+    columns: Tensor  # (V,), its sums over rows
+    totals: Tensor  # (rows,), its sums over tokens
 
     @classmethod
-    def of(cls, chunk: Chunk, upstream: RowAnswers) -> _SoftPart | None:
+    def of(cls, chunk: Chunk, upstream: RowSums) -> _SoftPart | None:
         q = chunk.questions
         if q.soft is None or upstream.softened is None:
             return None
@@ -257,8 +257,8 @@ class _SoftPart:
             columns = columns * weight
         return cls(soft, weight, factor, columns, factor * sums)
 
-    def words(self, ids: Tensor) -> Tensor:
-        """(words, tokens)."""
+    def of_tokens(self, ids: Tensor) -> Tensor:
+        """Return the part of some token ids: (tokens, rows)."""
         part = self.soft.index_select(1, ids).T * self.factor
         return part if self.weight is None else part * self.weight[ids, None]
 
@@ -266,20 +266,20 @@ class _SoftPart:
 def _measure(
     chunk: Chunk, picks: Picks | None, soft: _SoftPart | None, keep: Tensor, tails: list[Tail]
 ) -> tuple[float, float]:
-    """Relative errors of both gradients of a chunk, over all terms of the source."""
+    """Return relative errors of both gradients of a chunk, over all terms of the source."""
     source = chunk.questions.source
     blocks = [block for block in map(_rank_one, tails) if block is not None]
     error, size = torch.zeros(2, 2, dtype=torch.float64)
     for term, hidden in enumerate(chunk.hiddens):
         wrong, right = torch.zeros_like(hidden), torch.zeros_like(hidden)
         for lo, hi, g in chunk.logits():
-            words = torch.arange(lo, hi, device=g.device)
-            whole = g.clone() if soft is None else g + soft.words(words)
+            tokens = torch.arange(lo, hi, device=g.device)
+            whole = g.clone() if soft is None else g + soft.of_tokens(tokens)
             off = whole * ~keep[lo:hi, None]
             for c, d in blocks:
                 off.addr_(c[lo:hi], d, alpha=-1)
             if picks is not None:
-                _add_picks(whole, words, picks)
+                _add_picks(whole, tokens, picks)
             weight = source.weight_tile(term, lo, hi)
             wrong.addmm_(off.T, weight)
             right.addmm_(whole.T, weight)
@@ -289,3 +289,16 @@ def _measure(
         size[0] += right.double().square().sum()
     hidden_error, weight_error = (error / size.clamp(min=1e-300)).sqrt().tolist()
     return hidden_error, weight_error
+
+
+def as_filter(grad_filter: float | GradFilter | None) -> GradFilter | None:
+    """Return a gradient filter from its tail mass; None for exact gradients."""
+    tail_mass = grad_filter.tail_mass if isinstance(grad_filter, GradFilter) else grad_filter
+    if tail_mass is None:
+        return None
+    checks.check_number("grad_filter", tail_mass, low=0.0, high=1.0)
+    if tail_mass == 1.0:
+        raise ValueError("grad_filter must be below 1; got 1.0, which would keep no token")
+    if tail_mass == 0.0:
+        return None
+    return grad_filter if isinstance(grad_filter, GradFilter) else GradFilter(tail_mass)

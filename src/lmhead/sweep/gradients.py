@@ -1,7 +1,7 @@
 """From the gradient of the logits to those of hidden state, weight and bias.
 
 With G = dL/dx, (V, N) as tiles:  dL/dhidden = Gᵀ W,  dL/dweight = G hidden,  dL/dbias = Σ_n G.
-What is not wanted costs nothing; what is wanted is summed in the type of the products.
+Gradients that are not needed cost nothing; the others are summed in the type of the products.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmhead.scores import Rows
+from lmhead.scores.row_loss import RowSums
 from lmhead.sweep.kernels import Coefficients, scatter_add_
-from lmhead.sweep.questions import RowAnswers
-from lmhead.sweep.source import Rows, Source
+from lmhead.sweep.source import Source
 
 # Rank-one terms collected before they are multiplied out.
 _PENDING = 8
@@ -21,7 +22,7 @@ _PENDING = 8
 
 @dataclass(frozen=True)
 class Needs:
-    """Which tensors of a source want a gradient."""
+    """Which tensors of a source need a gradient."""
 
     hiddens: tuple[bool, ...]
     weights: tuple[bool, ...]
@@ -29,7 +30,7 @@ class Needs:
 
     @classmethod
     def of(cls, source: Source, flags: tuple[bool, ...]) -> Needs:
-        """From one flag per tensor, in the order hiddens, weights, bias."""
+        """Make it from one flag per tensor, in the order hiddens, weights, bias."""
         n = len(source.hiddens)
         return cls(flags[:n], flags[n : 2 * n], flags[2 * n] and source.bias is not None)
 
@@ -55,7 +56,7 @@ class Gradients:
         self._bias = _zeros((source.bias,), (needs.bias,), source.dtype)[0]
 
     def start(self, rows: Rows, hiddens: tuple[Tensor, ...], *, whole: bool = True) -> None:
-        """Begin a chunk of tokens; `whole` promises that `add` will see every word of it once."""
+        """Begin a chunk of rows; `whole` promises that `add` will see every token of it once."""
         if not whole:
             self._clear()
         self._rows, self._inputs = rows, hiddens
@@ -66,7 +67,7 @@ class Gradients:
         ]
 
     def add(self, lo: int, hi: int, grad: Tensor) -> None:
-        """Take in a tile of G: (words, tokens)."""
+        """Add a tile of G: (tokens, rows)."""
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
@@ -76,17 +77,17 @@ class Gradients:
         if self._bias is not None:
             self._bias[lo:hi] += grad.sum(1)
 
-    def add_words(self, words: Tensor, grad: Tensor) -> None:
-        """Take in G for some words only: (K,) and (K, tokens)."""
+    def add_tokens(self, tokens: Tensor, grad: Tensor) -> None:
+        """Add G for some tokens only: (K,) and (K, rows)."""
         self._clear()
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
-                into_hidden.addmm_(self.source.weight_rows(term, words).T, grad)
+                into_hidden.addmm_(self.source.weight_rows(term, tokens).T, grad)
             if into_weight is not None:
-                scatter_add_(into_weight, words, grad @ hidden)
+                scatter_add_(into_weight, tokens, grad @ hidden)
         if self._bias is not None:
-            self._bias.index_add_(0, words, grad.sum(1))
+            self._bias.index_add_(0, tokens, grad.sum(1))
 
     def _clear(self) -> None:
         """Set the weights' sums to 0, unless something is in them."""
@@ -97,7 +98,7 @@ class Gradients:
             self._written = True
 
     def add_rank_one(self, rows: Rows, hiddens: tuple[Tensor, ...], c: Tensor, d: Tensor) -> None:
-        """Take in d cᵀ for some tokens, whether or not their chunk has begun: (V,), (tokens,)."""
+        """Add d cᵀ for some rows, whether or not their chunk has begun: (V,), (rows,)."""
         self._pending.append(_RankOne(rows, d, c, tuple(d @ h for h in hiddens)))
         if len(self._pending) >= _PENDING:
             self._flush()
@@ -119,7 +120,7 @@ class Gradients:
             self._bias.addmv_(columns, torch.stack([t.d.sum() for t in terms]))
 
     def _add_low_rank(self, term: int, columns: Tensor, inputs: Tensor) -> Tensor:
-        """DW += columns (V, m) @ inputs (m, D); returns columnsᵀ W (m, D), or 0 if unwanted."""
+        """Add columns (V, m) @ inputs (m, D) to dW; return columnsᵀ W (m, D), or 0 if unwanted."""
         self._clear()
         back = torch.zeros_like(inputs)
         into = self._weights[term]
@@ -132,25 +133,25 @@ class Gradients:
         return back
 
     def finish(self) -> None:
-        """End the chunk, which has been over all words or has cleared the sums before."""
+        """End the chunk, which has been over all tokens or has cleared the sums before."""
         self._written = True
         for total, chunk in zip(self._hiddens, self._sums, strict=True):
             if total is not None and chunk is not None:
                 total[self._rows] += chunk.T  # rank-one terms may have come before
 
     def result(self) -> tuple[Tensor | None, ...]:
-        """The gradients, in the type of the products: hiddens, weights, bias."""
+        """Return the gradients, in the type of the products: hiddens, weights, bias."""
         self._flush()
-        self._clear()  # only where there was no token at all
+        self._clear()  # only where there was no row at all
         return (*self._hiddens, *self._weights, self._bias)
 
 
 @dataclass(frozen=True)
 class _RankOne:
-    """A term d cᵀ of G (tokens x words) that waits to be multiplied out with others."""
+    """A term d cᵀ of G (rows x tokens) that is multiplied out later, together with others."""
 
-    rows: Rows  # which tokens
-    d: Tensor  # (tokens,)
+    rows: Rows  # which rows
+    d: Tensor  # (rows,)
     c: Tensor  # (V,)
     inputs: tuple[Tensor, ...]  # Σ_n d_n h_n, (D_i,) each
 
@@ -164,8 +165,8 @@ def _zeros(
     ]
 
 
-def coefficients(answers: RowAnswers, upstream: RowAnswers, dtype: torch.dtype) -> Coefficients:
-    """The gradient of a loss with respect to z, from its gradients with respect to the answers.
+def coefficients(answers: RowSums, upstream: RowSums, dtype: torch.dtype) -> Coefficients:
+    """Return the gradient with respect to z, from the gradients with respect to the answers.
 
     d lse     / dz_v = p_v
     d entropy / dz_v = -p_v (log p_v + entropy)
@@ -173,11 +174,9 @@ def coefficients(answers: RowAnswers, upstream: RowAnswers, dtype: torch.dtype) 
     """
     a, b, c = upstream.lse, None, None
     if upstream.entropy is not None:
-        assert answers.entropy is not None
         a = _plus(a, -upstream.entropy * answers.entropy)
         b = -upstream.entropy
     if upstream.kl is not None:
-        assert answers.kl is not None
         a = _plus(a, -upstream.kl * answers.kl)
         b, c = _plus(b, upstream.kl), -upstream.kl
     sums = (a, b, c, upstream.mixed, upstream.softened)
@@ -185,7 +184,7 @@ def coefficients(answers: RowAnswers, upstream: RowAnswers, dtype: torch.dtype) 
 
 
 def other_coefficients(upstream_kl: Tensor, dtype: torch.dtype) -> Coefficients:
-    """D kl / dz_q = q - p, with p given as soft targets."""
+    """Return d kl / dz_q = q - p, with p given as soft targets."""
     upstream_kl = upstream_kl.to(dtype)
     return Coefficients(a=upstream_kl, softened=-upstream_kl)
 

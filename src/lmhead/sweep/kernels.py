@@ -1,7 +1,7 @@
-"""The steps on a tile of logits: in the compiled core where it serves, else as torch operations.
+"""The steps on a tile of logits: in the compiled core where possible, else as torch operations.
 
-A tile `z` is (words, tokens), see `plan`. Everything that follows a token is a vector over tokens.
-Masked words have z = -inf; `FLOOR` stands for -inf where 0 · -inf would make a NaN: exp(FLOOR) is
+A tile `z` is (tokens, rows), see `plan`. Everything that follows a row is a vector over rows.
+Masked tokens have z = -inf; `FLOOR` replaces -inf where 0 · -inf would make a NaN: exp(FLOOR) is
 0 in every type.
 """
 
@@ -17,13 +17,13 @@ from lmhead.sweep import native
 from lmhead.sweep.pointwise import Pointwise
 
 if TYPE_CHECKING:
-    from lmhead.sweep.loss import RowLoss
+    from lmhead.scores.row_loss import RowLoss
 
 FLOOR = -1.0e4
 
 
 class Softmax(NamedTuple):
-    """The running softmax of each token: maximum m, s = Σ exp(z - m), t = Σ exp(z - m)(z - m).
+    """The running softmax of each row: maximum m, s = Σ exp(z - m), t = Σ exp(z - m)(z - m).
 
     The sums are in float64: a long tail of small terms would be lost in float32.
     """
@@ -33,15 +33,15 @@ class Softmax(NamedTuple):
     t: Tensor | None
 
     @classmethod
-    def start(cls, tokens: int, *, entropy: bool, like: Tensor) -> Softmax:
-        """Before the first tile."""
-        m = like.new_full((tokens,), -math.inf)
-        s, t = torch.zeros(2, tokens, dtype=torch.float64, device=like.device)
+    def start(cls, n_rows: int, *, entropy: bool, like: Tensor) -> Softmax:
+        """Return the state before the first tile."""
+        m = like.new_full((n_rows,), -math.inf)
+        s, t = torch.zeros(2, n_rows, dtype=torch.float64, device=like.device)
         return cls(m, s, t if entropy else None)
 
     @property
     def lse(self) -> Tensor:
-        """Log Σ exp z in float64, so that lse - z loses nothing for a word with p near 1."""
+        """Log Σ exp z in float64, so that lse - z loses nothing for a token with p near 1."""
         return self.m.double() + self.s.log()
 
     @property
@@ -51,69 +51,68 @@ class Softmax(NamedTuple):
         return self.s.log() - self.t / self.s
 
 
-class HeapWatcher(Protocol):
-    """A watcher that keeps the largest logits: see `exact.TopK`."""
+class TopTracker(Protocol):
+    """A tracker that keeps the largest logits: see `exact_decisions.TopK`."""
 
     values: Tensor
     ids: Tensor
     sizes: Tensor
 
-    def see(self, lo: int, z: Tensor) -> None:
-        """Take in a tile."""
+    def update(self, lo: int, z: Tensor) -> None:
+        """Update with a tile."""
 
 
-class CountWatcher(Protocol):
-    """A watcher that counts logits above given ones: see `exact.Rank`."""
+class RankTracker(Protocol):
+    """A tracker that counts logits above given ones: see `exact_decisions.Rank`."""
 
-    mine: Tensor
+    score: Tensor
     slack: Tensor
     per_norm: Tensor
     counts: Tensor
 
     def norms(self, lo: int, hi: int) -> Tensor:
-        """|w| of a tile's words."""
+        """Return |w| of a tile's tokens."""
 
-    def see(self, lo: int, z: Tensor) -> None:
-        """Take in a tile."""
+    def update(self, lo: int, z: Tensor) -> None:
+        """Update with a tile."""
 
-    def settle(self, which: Tensor, word: Tensor, token: Tensor) -> None:
-        """Decide what the tile could not."""
+    def compare_exact(self, which: Tensor, token: Tensor, row: Tensor) -> None:
+        """Compare single logits in float64."""
 
 
-def absorb_(
+def update_answers_(
     z: Tensor,
     lo: int,
     bias: Tensor | None,
     pointwise: Pointwise,
     running: Softmax,
     scratch: tuple[Tensor, Tensor],
-    top: HeapWatcher | None,
-    rank: CountWatcher | None,
+    top: TopTracker | None,
+    rank: RankTracker | None,
 ) -> None:
-    """From the linear layer to the logits in place, into the running softmax and the watchers."""
-    core = native.for_tile(z)
+    """Turn a tile of the linear layer into logits in place; update the softmax and the trackers."""
+    core = native.for_tile(z, bias)
     if core is None:
         finish_(z, bias, pointwise)
         update_softmax_(z, running, scratch)
-        for watcher in (top, rank):
-            if watcher is not None:
-                watcher.see(lo, z)
+        for tracker in (top, rank):
+            if tracker is not None:
+                tracker.update(lo, z)
         return
     close = core.softmax(
         z,
-        None if bias is None else bias.reshape(-1).detach(),
+        None if bias is None else bias.reshape(-1).detach().contiguous(),
         native.map_tuple(pointwise),
         *running,
         lo,
         *((None,) * 3 if top is None else (top.values, top.ids, top.sizes)),
-        *((None,) * 3 if rank is None else (rank.mine, rank.slack, rank.per_norm)),
+        *((None,) * 3 if rank is None else (rank.score, rank.slack, rank.per_norm)),
         *((None,) * 2 if rank is None else (rank.norms(lo, lo + z.shape[0]), rank.counts)),
         native.threads(),
     )
-    if close:
-        assert rank is not None
-        which, word, token = torch.tensor(close).unbind(1)
-        rank.settle(which, word + lo, token)
+    if close and rank is not None:
+        which, token, row = torch.tensor(close).unbind(1)
+        rank.compare_exact(which, token + lo, row)
 
 
 def loss_(
@@ -124,8 +123,9 @@ def loss_(
     weights: RowLoss,
     mix: Tensor | None,
 ) -> float:
-    """The loss of a tile with all words of its tokens, and its gradient with respect to the linear
-    layer in place of it; on the compiled core alone.
+    """Return the loss of a tile with all tokens of its rows; replace the tile by the gradient.
+
+    The gradient is with respect to the linear layer. Needs the compiled core.
     """
     assert native.core is not None
     assert weights.softened is None
@@ -147,13 +147,12 @@ def loss_(
 def pair_products(
     hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, max_bytes: int
 ) -> Tensor:
-    """hidden[rows[i]] · weight[ids[i]] in float64, each sum in the same order: (M,)."""
+    """Return hidden[rows[i]] · weight[ids[i]] in float64, each sum in the same order: (M,)."""
     out = torch.empty(rows.shape, dtype=torch.float64, device=hidden.device)
     core = native.for_pairs(hidden, weight)
     if core is not None:
-        products = core.pairs_f32 if hidden.dtype == torch.float32 else core.pairs_bf16
-        hidden, weight = native.bits(hidden), native.bits(weight)
-        products(hidden, weight, rows.contiguous(), ids.contiguous(), out, native.threads())
+        rows, ids = rows.contiguous(), ids.contiguous()
+        core.pairs(native.bits(hidden), native.bits(weight), rows, ids, out, native.threads())
         return out
     block = max(1, max_bytes // (32 * weight.shape[1]))
     for i in range(0, len(rows), block):
@@ -163,7 +162,7 @@ def pair_products(
 
 
 def row_norms(weight: Tensor) -> Tensor:
-    """|w| of each row (M, D), in float64: (M,)."""
+    """Return |w| of each row (M, D), in float64: (M,)."""
     if native.for_pairs(weight, weight) is None:
         norms: Tensor = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64)
         return norms
@@ -172,14 +171,14 @@ def row_norms(weight: Tensor) -> Tensor:
 
 
 def finish_(z: Tensor, bias: Tensor | None, pointwise: Pointwise) -> Tensor:
-    """From the linear layer to the logits: bias and map, in place."""
+    """Turn the linear layer into logits in place: bias and map."""
     if bias is not None:
         z.add_(bias)
     return pointwise.apply_(z)
 
 
 def update_softmax_(z: Tensor, running: Softmax, scratch: tuple[Tensor, Tensor]) -> Tensor:
-    """Take a tile into the running softmax. Returns exp(z - m) in scratch."""
+    """Update the running softmax with a tile; return exp(z - m) in scratch."""
     new_m = torch.maximum(running.m, z.amax(0))
     shift, decay = _rebase(running.m, new_m)
     work = torch.sub(z, shift, out=scratch[0])
@@ -198,7 +197,7 @@ def update_softmax_(z: Tensor, running: Softmax, scratch: tuple[Tensor, Tensor])
 
 
 def _rebase(old_m: Tensor, new_m: Tensor) -> tuple[Tensor, Tensor]:
-    """The new origin, and the factor exp(old - new) of what was summed from the old one."""
+    """Return the new origin, and the factor exp(old - new) for sums from the old one."""
     shift = torch.where(new_m == -math.inf, 0.0, new_m)
     return shift, (old_m - shift).exp()
 
@@ -212,8 +211,9 @@ def softmax_gradient_(
     rows: Tensor,
     scratch: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """p · a times the slope of the map, in place of z; sets `columns` to its sums over tokens and
-    adds its sums over words to `rows`.
+    """Replace z by p · a times the slope of the map.
+
+    Sets `columns` to its sums over rows and adds its sums over tokens to `rows`.
     """
     core = native.for_tile(z)
     if core is None:
@@ -230,11 +230,12 @@ def softmax_gradient_(
 
 
 def tail_threshold(mass: Tensor, share: float) -> float:
-    """The largest t such that entries below t add up to at most `share` of the sum: by selection,
-    without a sort.
+    """Return the largest t such that entries below t sum to at most `share` of the total.
+
+    By selection, without a sort.
     """
     limit = share * float(mass.double().sum())
-    if native.core is not None and mass.dtype == torch.float32 and mass.device.type == "cpu":
+    if native.core is not None and mass.dtype == torch.float32 and native.readable(mass):
         return float(native.core.tail_threshold(mass, limit))
     low, high = 0.0, float(mass.max())
     for _ in range(50):  # bisection; the entries between low and high hardly matter after that
@@ -245,36 +246,36 @@ def tail_threshold(mass: Tensor, share: float) -> float:
 
 
 def scatter_add_(into: Tensor, ids: Tensor, rows: Tensor) -> None:
-    """into[ids] += rows, for distinct ids."""
-    if native.core is not None and into.dtype == torch.float32 and into.device.type == "cpu":
+    """Compute into[ids] += rows, for distinct ids."""
+    if native.core is not None and into.dtype == torch.float32 and native.readable(into, rows):
         native.core.scatter_add(into, ids, rows, native.threads())
     else:
         into.index_add_(0, ids, rows)
 
 
 def subtract_(z: Tensor, row: Tensor) -> Tensor:
-    """z - row in place, for a float64 row: in two parts, so that small differences are exact."""
+    """Compute z - row in place, for a float64 row, in two parts: small differences are exact."""
     high, low = split(row, z.dtype)
     z.sub_(high)
     return z if z.dtype == row.dtype else z.sub_(low)
 
 
 def split(row: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A float64 row as the sum of two of another type."""
+    """Return a float64 row as the sum of two of another type."""
     high = row.to(dtype)
     # An infinite row has no second part, and the difference of infinities is a NaN.
     return high, (row - high).to(dtype).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def finite(x: Tensor) -> Tensor:
-    """0 in place of -inf: the origin of a token that has met only masked words."""
+    """Return x with 0 in place of -inf: the origin of a row with only masked tokens so far."""
     return torch.where(x == -math.inf, 0.0, x)
 
 
 class Coefficients(NamedTuple):
     """dL/dz_v = p_v (a + b log p_v + c log q_v) + mix_v · mixed + weight_v soft_v · softened.
 
-    a, b, c, mixed, softened: one number per token, or None for 0.
+    a, b, c, mixed, softened: one number per row, or None for 0.
     """
 
     a: Tensor | None = None
@@ -296,17 +297,17 @@ def gradient_(
     soft: Tensor | None = None,
     picks: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The gradient with respect to the linear layer, in place of the logits of a tile.
+    """Replace the logits of a tile by the gradient with respect to the linear layer.
 
     Args:
-        z: (words, tokens), overwritten.
-        lse: (tokens,) in float64.
+        z: (tokens, rows), overwritten.
+        lse: (rows,) in float64.
         k: the coefficients of the gradient, from `backward.coefficients`.
         pointwise: its slope is the last factor.
-        log_q: (words, tokens), the other distribution, for `k.c`.
-        mix: (words,), 0 for masked words, for `k.mixed`.
-        soft: (words, tokens), already times the class weight, for `k.softened`.
-        picks: word, token, value: single entries to add.
+        log_q: (tokens, rows), the other distribution, for `k.c`.
+        mix: (tokens,), 0 for masked tokens, for `k.mixed`.
+        soft: (tokens, rows), already times the class weight, for `k.softened`.
+        picks: token, row, value: single entries to add.
         scratch: two tiles.
     """
     core = native.for_tile(z)
@@ -333,8 +334,7 @@ def gradient_(
     if k.b is not None or k.c is not None:
         factor = torch.clamp(log_p, min=FLOOR, out=scratch[1])
         factor.mul_(0.0 if k.b is None else k.b)
-        if k.c is not None:
-            assert log_q is not None
+        if k.c is not None and log_q is not None:
             factor.addcmul_(log_q.clamp(min=FLOOR), k.c.expand_as(log_q))
         if k.a is not None:
             factor.add_(k.a)
@@ -348,8 +348,8 @@ def gradient_(
     if k.softened is not None and soft is not None:
         grad.addcmul_(soft, k.softened.expand_as(grad))
     if picks is not None:
-        word, token, value = picks
-        grad.index_put_((word, token), value, accumulate=True)
+        token, row, value = picks
+        grad.index_put_((token, row), value, accumulate=True)
     if slope is not None:
         return grad.mul_(slope)
     return grad if pointwise.scale == 1.0 else grad.mul_(pointwise.scale)

@@ -1,12 +1,12 @@
-"""How a sweep is cut into tiles: the one place that knows about memory.
+"""Tile sizes of a sweep, within a memory budget.
 
-A tile holds the logits of `words` vocabulary entries for `tokens` rows of the hidden state, laid
-out vocabulary first, `(words, tokens)`: the product that makes it and the one that turns it into
-the weight gradient are both faster this way round, and one word's row is contiguous.
+A tile holds the logits of `tile_tokens` tokens for `chunk_rows` rows, laid out vocabulary first,
+`(tokens, rows)`: the product that makes it and the one that turns it into the weight gradient are
+both faster this way, and the logits of one token are contiguous.
 
     streamed    one tile at a time; a backward pass makes each tile a second time.
-    retained    all tiles of a chunk of tokens are kept until its gradients are done: 3 products
-                instead of 4, for a buffer of tokens x vocabulary with few tokens.
+    retained    all tiles of a chunk of rows are kept until its gradients are done: 3 products
+                instead of 4, for a buffer of rows x vocabulary with few rows.
 """
 
 from __future__ import annotations
@@ -16,49 +16,54 @@ from dataclasses import dataclass
 
 DEFAULT_MAX_BYTES = 128 * 2**20
 # Beyond these sizes the products do not get faster; below, they do.
-_WORDS = 8192
-_TOKENS = 1024
-# Tokens of a chunk under the gradient filter: fewer keep fewer words, more make better products.
-_FILTERED_TOKENS = 256
-# With fewer tokens in a chunk, reading and writing the weight gradient for each chunk costs more
+_TILE_TOKENS = 8192
+_CHUNK_ROWS = 1024
+# Rows of a chunk under the gradient filter: fewer keep fewer tokens, more make better products.
+_FILTERED_ROWS = 256
+# With fewer rows in a chunk, reading and writing the weight gradient for each chunk costs more
 # than a fourth product, and more than the filter saves.
 _MIN_RETAINED = 32
-# Up to so many logits (1 MiB), the operations on a sweep's tiles cost more than what is in them:
-# see `few`. Beyond, its tiles no longer stay in the cache.
-_FEW = 2**18
+# Up to this number of logits (1 MiB), the overhead of a sweep's tiles dominates: see `small_vocab`.
+# Larger tiles no longer fit in the cache.
+_SMALL = 2**18
 # Tiles of scratch space that a step on a tile may use beside the tile.
 _SCRATCH = 3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cut of an N x V sweep: chunks of `tokens`, tiles of `words`."""
+    """The cut of an N x V sweep: chunks of `chunk_rows`, tiles of `tile_tokens`."""
 
     rows: int
     vocab: int
-    tokens: int
-    words: int
+    chunk_rows: int
+    tile_tokens: int
     retained: bool
     bytes: int
     filtered: bool = False
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Token ranges [start, stop)."""
-        return ((i, min(i + self.tokens, self.rows)) for i in range(0, self.rows, self.tokens))
+        """Yield row ranges [start, stop)."""
+        return (
+            (i, min(i + self.chunk_rows, self.rows)) for i in range(0, self.rows, self.chunk_rows)
+        )
 
     def tiles(self) -> Iterator[tuple[int, int]]:
-        """Vocabulary ranges [start, stop)."""
-        return ((j, min(j + self.words, self.vocab)) for j in range(0, self.vocab, self.words))
+        """Yield vocabulary ranges [start, stop)."""
+        return (
+            (j, min(j + self.tile_tokens, self.vocab))
+            for j in range(0, self.vocab, self.tile_tokens)
+        )
 
     @property
     def n_chunks(self) -> int:
-        """How many chunks of tokens there are."""
-        return -(-self.rows // self.tokens)
+        """Number of chunks of rows."""
+        return -(-self.rows // self.chunk_rows)
 
     @property
     def n_tiles(self) -> int:
-        """How many tiles the vocabulary is cut into."""
-        return -(-self.vocab // self.words)
+        """Number of tiles of the vocabulary."""
+        return -(-self.vocab // self.tile_tokens)
 
 
 def make_plan(
@@ -73,19 +78,19 @@ def make_plan(
     sources: int = 1,
     filtered: bool = False,
 ) -> Plan:
-    """The fastest plan whose temporary memory is at most `max_bytes`.
+    """Return the fastest plan whose temporary memory is at most `max_bytes`.
 
     Args:
-        rows: N, the number of tokens.
-        vocab: V, the number of words.
+        rows: N, the number of rows.
+        vocab: V, the number of tokens.
         hidden_size: D, all terms of the linear layer together.
         itemsize: bytes of a number in which products are made (4 or 8).
         converts: whether weight and hidden state must be converted to that type, tile by tile.
-        max_bytes: the bound; None means `DEFAULT_MAX_BYTES`. It cannot go under a tile of 8 words
-            and 1 token.
+        max_bytes: the bound; None means `DEFAULT_MAX_BYTES`. It cannot go under a tile of 8 tokens
+            and 1 row.
         retain: whether keeping a chunk's tiles would save a product.
         sources: how many heads are swept side by side.
-        filtered: whether the gradient filter wants all tiles of a chunk as one matrix.
+        filtered: whether the gradient filter needs all tiles of a chunk as one matrix.
 
     >>> make_plan(2048, 49152, 576, itemsize=4, converts=False, retain=True).retained
     True
@@ -94,64 +99,72 @@ def make_plan(
     """
     budget = (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes) // itemsize
     # No tile is as large as the logits, however few they are.
-    most_words = max(1, min(_WORDS, -(-vocab // 2)))
+    most_tokens = max(1, min(_TILE_TOKENS, -(-vocab // 2)))
     # What a tile needs beside the logits: the converted rows of the weight, for every source.
-    word_cost = hidden_size * sources if converts else 0
-    # What a token needs: its hidden state, gathered and converted, and a gradient for it.
-    token_cost = 3 * hidden_size * sources + 16
+    token_cost = hidden_size * sources if converts else 0
+    # What a row needs: its hidden state, gathered and converted, and a gradient for it.
+    row_cost = 3 * hidden_size * sources + 16
 
-    def cost(tokens: int, words: int, kept_words: int) -> int:
-        tiles = (kept_words + (_SCRATCH + sources - 1) * words) * tokens
-        return tiles + words * word_cost + tokens * token_cost
+    def cost(chunk_rows: int, tile_tokens: int, kept_tokens: int) -> int:
+        tiles = (kept_tokens + (_SCRATCH + sources - 1) * tile_tokens) * chunk_rows
+        return tiles + tile_tokens * token_cost + chunk_rows * row_cost
 
-    def fit_tokens(words: int, kept_words: int, most: int) -> int:
-        per_token = cost(1, words, kept_words) - words * word_cost
-        return max(1, min(most, (budget - words * word_cost) // per_token))
+    def fit_rows(tile_tokens: int, kept_tokens: int, most: int) -> int:
+        per_row = cost(1, tile_tokens, kept_tokens) - tile_tokens * token_cost
+        return max(1, min(most, (budget - tile_tokens * token_cost) // per_row))
 
-    def fit_words(tokens: int) -> int:
-        words = most_words
-        while words > min(8, most_words) and cost(tokens, words, words) > budget:
-            words = max(min(8, most_words), words // 2)
-        return words
+    def fit_tokens(chunk_rows: int) -> int:
+        tile_tokens = most_tokens
+        while (
+            tile_tokens > min(8, most_tokens)
+            and cost(chunk_rows, tile_tokens, tile_tokens) > budget
+        ):
+            tile_tokens = max(min(8, most_tokens), tile_tokens // 2)
+        return tile_tokens
 
     rows_or_one = max(1, rows)
     if filtered and rows > 1:
         # Beside the chunk: rows of the weight, of its gradient and of the chunk that are kept, and
-        # the sums over tokens.
-        words = most_words
-        while words > 512 and words * (2 * hidden_size + word_cost) > budget // 4:
-            words //= 2
-        fixed = words * (2 * hidden_size + word_cost) + 12 * vocab
-        per_token = vocab + 4 * words + token_cost
-        tokens = max(1, min(_FILTERED_TOKENS, -(-rows // 2), (budget - fixed) // per_token))
-        if tokens >= min(_MIN_RETAINED, -(-rows // 2)):
-            tokens = _balanced(rows, tokens)
-            used = (fixed + tokens * per_token) * itemsize
-            return Plan(rows, vocab, tokens, words, retained=True, bytes=used, filtered=True)
+        # the sums over rows.
+        tile_tokens = most_tokens
+        while tile_tokens > 512 and tile_tokens * (2 * hidden_size + token_cost) > budget // 4:
+            tile_tokens //= 2
+        fixed = tile_tokens * (2 * hidden_size + token_cost) + 12 * vocab
+        per_row = vocab + 4 * tile_tokens + row_cost
+        chunk_rows = max(1, min(_FILTERED_ROWS, -(-rows // 2), (budget - fixed) // per_row))
+        if chunk_rows >= min(_MIN_RETAINED, -(-rows // 2)):
+            chunk_rows = _balanced(rows, chunk_rows)
+            used = (fixed + chunk_rows * per_row) * itemsize
+            return Plan(
+                rows, vocab, chunk_rows, tile_tokens, retained=True, bytes=used, filtered=True
+            )
     if retain:
-        words = most_words
-        while words > 512 and words * word_cost > budget // 4:
-            words //= 2
-        tokens = fit_tokens(words, vocab, rows_or_one)
-        if tokens >= min(_MIN_RETAINED, rows_or_one) and cost(tokens, words, vocab) <= budget:
-            tokens = _balanced(rows_or_one, tokens)
-            used = cost(tokens, words, vocab) * itemsize
-            return Plan(rows, vocab, tokens, words, retained=True, bytes=used)
-    tokens = min(_TOKENS, rows_or_one)
-    words = fit_words(tokens)
-    if cost(tokens, words, words) > budget:
-        tokens = fit_tokens(words, words, tokens)
-    tokens = _balanced(rows_or_one, tokens)
-    used = cost(tokens, words, words) * itemsize
-    return Plan(rows, vocab, tokens, words, retained=False, bytes=used)
+        tile_tokens = most_tokens
+        while tile_tokens > 512 and tile_tokens * token_cost > budget // 4:
+            tile_tokens //= 2
+        chunk_rows = fit_rows(tile_tokens, vocab, rows_or_one)
+        if (
+            chunk_rows >= min(_MIN_RETAINED, rows_or_one)
+            and cost(chunk_rows, tile_tokens, vocab) <= budget
+        ):
+            chunk_rows = _balanced(rows_or_one, chunk_rows)
+            used = cost(chunk_rows, tile_tokens, vocab) * itemsize
+            return Plan(rows, vocab, chunk_rows, tile_tokens, retained=True, bytes=used)
+    chunk_rows = min(_CHUNK_ROWS, rows_or_one)
+    tile_tokens = fit_tokens(chunk_rows)
+    if cost(chunk_rows, tile_tokens, tile_tokens) > budget:
+        chunk_rows = fit_rows(tile_tokens, tile_tokens, chunk_rows)
+    chunk_rows = _balanced(rows_or_one, chunk_rows)
+    used = cost(chunk_rows, tile_tokens, tile_tokens) * itemsize
+    return Plan(rows, vocab, chunk_rows, tile_tokens, retained=False, bytes=used)
 
 
 def make_small_plan(
     rows: int, vocab: int, hidden_size: int, itemsize: int, max_bytes: int | None
 ) -> Plan | None:
-    """Two chunks of tokens, each with all words as one tile: for `few`.
+    """Return two chunks of rows, each with all tokens as one tile: for `small_vocab`.
 
-    None where the logits are not few, or do not fit `max_bytes`. As ever, no tile is as large as
+    None where there are too many logits, or do not fit `max_bytes`. No tile is as large as
     the logits.
 
     >>> make_small_plan(768, 65, 128, 4, None).n_chunks
@@ -159,16 +172,16 @@ def make_small_plan(
     >>> make_small_plan(2048, 49152, 576, 4, None) is None
     True
     """
-    tokens = -(-rows // 2)
-    used = (2 * tokens * vocab + rows * (hidden_size + 32)) * itemsize
+    chunk_rows = -(-rows // 2)
+    used = (2 * chunk_rows * vocab + rows * (hidden_size + 32)) * itemsize
     fits = used <= (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
-    if not fits or tokens < 1 or rows * vocab > _FEW or vocab > _WORDS:
+    if not fits or chunk_rows < 1 or rows * vocab > _SMALL or vocab > _TILE_TOKENS:
         return None
-    return Plan(rows, vocab, tokens, vocab, retained=True, bytes=used)
+    return Plan(rows, vocab, chunk_rows, vocab, retained=True, bytes=used)
 
 
-def _balanced(rows: int, tokens: int) -> int:
-    """Chunks of equal size, a multiple of 16 where that fits: no small last chunk."""
-    n_chunks = -(-rows // tokens)
+def _balanced(rows: int, chunk_rows: int) -> int:
+    """Return chunks of equal size, a multiple of 16 where that fits: no small last chunk."""
+    n_chunks = -(-rows // chunk_rows)
     even = -(-rows // n_chunks)
-    return min(tokens, -(-even // 16) * 16)
+    return min(chunk_rows, -(-even // 16) * 16)

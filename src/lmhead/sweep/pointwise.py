@@ -20,7 +20,7 @@ from torch import Tensor
 class Pointwise:
     """z = scale · x + shift, or z = outer · tanh(scale · x + shift) + outer_shift if `bounded`.
 
-    A masked word (x = -inf) stays masked under tanh: soft-capping must not revive it.
+    A masked token (x = -inf) remains masked under tanh.
 
     >>> Pointwise.of(softcap=30.0, scale=0.5)(torch.tensor([0.0, 1000.0, -math.inf]))
     tensor([ 0., 30., -inf])
@@ -34,7 +34,7 @@ class Pointwise:
 
     @classmethod
     def of(cls, *, softcap: float | None = None, scale: float = 1.0) -> Pointwise:
-        """The map of a head: z = softcap · tanh(scale · x / softcap), or scale · x."""
+        """Return the map of a head: z = softcap · tanh(scale · x / softcap), or scale · x."""
         if softcap is None:
             return cls(scale=scale)
         return cls(scale=scale / softcap, bounded=True, outer=softcap)
@@ -50,7 +50,7 @@ class Pointwise:
         return abs(self.scale * self.outer)
 
     def times(self, factor: float) -> Pointwise:
-        """The map followed by a multiplication."""
+        """Return the map followed by a multiplication."""
         if self.bounded and factor == 0.0:
             return Pointwise(scale=0.0)
         if self.bounded:
@@ -58,17 +58,17 @@ class Pointwise:
         return replace(self, scale=self.scale * factor, shift=self.shift * factor)
 
     def plus(self, term: float) -> Pointwise:
-        """The map followed by an addition."""
+        """Return the map followed by an addition."""
         if self.bounded:
             return replace(self, outer_shift=self.outer_shift + term)
         return replace(self, shift=self.shift + term)
 
     def tanh(self) -> Pointwise | None:
-        """The map followed by tanh, or None: one tanh is all a map can hold."""
+        """Return the map followed by tanh, or None: a map can hold one tanh only."""
         return None if self.bounded else replace(self, bounded=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """z from x, as a new tensor that autograd can follow."""
+        """Return z for x, as a new tensor, differentiable."""
         if self.is_identity:
             return x
         z = x * self.scale + self.shift
@@ -77,7 +77,7 @@ class Pointwise:
         return z
 
     def apply_(self, x: Tensor) -> Tensor:
-        """z from x, in place of x. With soft-capping it needs one mask of x's shape."""
+        """Compute z from x in place. With soft-capping it needs one mask of x's shape."""
         if self.is_identity:
             return x
         masked = x == -math.inf if self.bounded else None
@@ -93,7 +93,7 @@ class Pointwise:
         return x
 
     def slope(self, z: Tensor, out: Tensor) -> Tensor:
-        """dz/dx, from z, into `out`; 0 for masked words. Only a bounded map has one that varies."""
+        """Compute dz/dx of a bounded map from z into `out`; 0 for masked tokens."""
         torch.sub(z, self.outer_shift, out=out)
         # 1 - tanh², with tanh = (z - outer_shift) / outer; -inf gives 0.
         out.div_(self.outer).square_().neg_().add_(1.0).clamp_(min=0.0)

@@ -1,62 +1,36 @@
-"""What can be asked of logits in one sweep, and the form of the answers.
+"""Questions of a sweep: a source, and which sums and decisions to compute for its rows.
 
-Every answer is a number per token (or a few), computed from the logits z of that token while its
-tiles pass by. With p = softmax(z) and lse = log Σ exp z:
-
-    lse        log Σ_v exp z_v
-    entropy    -Σ_v p_v log p_v
-    picked     z at given ids
-    mixed      Σ_v mix_v z_v              masked words (z = -inf) left out
-    softened   Σ_v soft_v weight_v z_v    masked words with soft_v = 0 left out
-    kl         Σ_v p_v (log p_v - log q_v), q from another source
-
-All of these are differentiable; their gradients with respect to z are in `gradients.coefficients`.
-Losses are weighted sums of the answers, see `loss`: cross-entropy, for one, is lse - picked.
+The sums are those of `RowSums`; all are differentiable, and their gradients with respect to the
+logits are in `gradients.coefficients`. Losses are weighted sums of them, see `scores.row_loss`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from lmhead.sweep.plan import Plan, make_plan
-from lmhead.sweep.source import Rows, Source
+from lmhead.sweep.source import Source
 
 if TYPE_CHECKING:
     from lmhead.sweep.filter import GradFilter
 
 
-class RowAnswers(NamedTuple):
-    """One entry per token, in float64; None where not asked. Also for the gradients of these."""
-
-    lse: Tensor | None = None  # (N,)
-    entropy: Tensor | None = None  # (N,)
-    picked: Tensor | None = None  # (N, K)
-    mixed: Tensor | None = None  # (N,)
-    softened: Tensor | None = None  # (N,)
-    kl: Tensor | None = None  # (N,)
-    other_lse: Tensor | None = None  # (N,), log Σ exp of the other source, for the gradient of kl
-
-    def at(self, rows: Rows) -> RowAnswers:
-        """The answers of some tokens."""
-        return RowAnswers(*(None if a is None else a[rows] for a in self))
-
-
 class Decisions(NamedTuple):
-    """Answers that are whole numbers: exact, from float64 where float32 cannot decide."""
+    """Exact integer answers, decided in float64 where float32 cannot; None if not asked for."""
 
-    top_values: Tensor | None = None  # (N, k)
-    top_ids: Tensor | None = None  # (N, k)
-    ranks: Tensor | None = None  # (N, K)
+    top_values: Any = None  # (N, k)
+    top_ids: Any = None  # (N, k)
+    ranks: Any = None  # (N, K)
 
 
 @dataclass(frozen=True)
 class Questions:
-    """A source and what is asked of it.
+    """A source and the questions about it.
 
-    `active` (N,) leaves tokens out: their answers are 0, their gradients 0, at no cost.
+    `active` (N,) leaves rows out: their answers are 0, their gradients 0, at no cost.
     """
 
     source: Source
@@ -74,15 +48,15 @@ class Questions:
 
     @property
     def rows(self) -> int:
-        """How many tokens are asked about."""
+        """Number of active rows."""
         return self.source.rows if self.active is None else int(self.active.sum())
 
     def plan(
         self, *, rows: int | None = None, retain: bool = False, filtered: bool = False
     ) -> Plan:
-        """How to cut the sweep: for answers, or for gradients, filtered or not.
+        """Return the plan of the sweep: for answers, or for gradients, filtered or not.
 
-        `rows` is how many tokens are still to be seen; None for all.
+        `rows` is how many rows are still to be seen; None for all.
         """
         source = self.source
         return make_plan(
@@ -107,7 +81,7 @@ class Questions:
         return self.grad_filter is not None and not (self.source.pointwise.bounded and spread)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors in a fixed order: first those of the sources, which have gradients."""
+        """Return all tensors in a fixed order: first those of the sources, which have gradients."""
         return (
             *_source_tensors(self.source),
             *(() if self.other is None else _source_tensors(self.other)),
@@ -120,7 +94,7 @@ class Questions:
         )
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> Questions:
-        """The same questions about other tensors, in the order of `tensors()`."""
+        """Return the same questions about other tensors, in the order of `tensors()`."""
         source, rest = _rebuild(self.source, tensors)
         other = None
         if self.other is not None:
@@ -139,7 +113,7 @@ class Questions:
         )
 
     def without_tensors(self) -> Questions:
-        """The form alone, for keeping beside saved tensors."""
+        """Return the questions without tensors, to keep beside saved tensors."""
         return self.with_tensors((None,) * len(self.tensors()))
 
     @property

@@ -1,4 +1,4 @@
-"""Where logits come from: hidden states, the rows of the weight, a bias, an elementwise map."""
+"""The source of logits: hidden states, weights, a bias, an elementwise map."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lmhead.scores import Rows
 from lmhead.sweep import kernels
 from lmhead.sweep.pointwise import Pointwise
 from lmhead.sweep.precision import accumulation_dtype, native_products, unit_roundoff
 
-Rows = slice | Tensor
-"""Which tokens: a range, or their numbers."""
+PAIR_BYTES = 2**26
+"""Default bound on the temporary memory of single dot products."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """z = pointwise(Σ_i hiddens[i] @ weights[i].T + bias), of shape (N, V), never built whole.
+    """z = pointwise(Σ_i hiddens[i] @ weights[i].T + bias), of shape (N, V), never built in full.
 
     More than one term means a low-rank delta: W + B·A is the terms (h, W) and (h @ A.T, B).
 
     Attributes:
         hiddens: (N, D_i) each.
         weights: (V, D_i) each.
-        bias: (V,) or None; -inf masks a word.
+        bias: (V,) or None; -inf masks a token.
         pointwise: the map from the linear layer to the logits.
     """
 
@@ -37,12 +38,12 @@ class Source:
 
     @property
     def rows(self) -> int:
-        """N, the number of tokens."""
+        """N, the number of rows."""
         return self.hiddens[0].shape[0]
 
     @property
     def vocab(self) -> int:
-        """V, the number of words."""
+        """V, the number of tokens."""
         return self.weights[0].shape[0]
 
     @property
@@ -57,7 +58,7 @@ class Source:
 
     @property
     def device(self) -> torch.device:
-        """Where all tensors of the source are."""
+        """The device of all tensors of the source."""
         return self.hiddens[0].device
 
     @property
@@ -66,54 +67,74 @@ class Source:
         return any(t.dtype != self.dtype for t in (*self.hiddens, *self.weights))
 
     def products(self) -> AbstractContextManager[None]:
-        """Where products of this source are made: see `precision`."""
+        """Return the context for products of this source: see `precision`."""
         return native_products(self.hiddens[0].dtype, self.device)
 
     def take(self, rows: Rows) -> tuple[Tensor, ...]:
-        """The hidden states of some tokens, ready for products: (B, D_i) each."""
-        return tuple(h[rows].to(self.dtype) for h in self.hiddens)
+        """Return the hidden states of some rows, ready for products: (B, D_i) each."""
+        return tuple(h[rows].detach().to(self.dtype) for h in self.hiddens)
 
     def select(self, rows: Tensor) -> Source:
-        """The source of some tokens."""
+        """Return the source of some rows."""
         return replace(self, hiddens=tuple(h[rows] for h in self.hiddens))
 
     def weight_tile(self, term: int, lo: int, hi: int) -> Tensor:
-        """Rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i).
+        """Return rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i).
 
         Half precisions are converted into one buffer: a tile holds until the next is asked for.
         """
         return self._ready(self.weights[term][lo:hi])
 
     def weight_rows(self, term: int, ids: Tensor) -> Tensor:
-        """Chosen rows of a term's weight, ready for products: (K, D_i)."""
+        """Return chosen rows of a term's weight, ready for products: (K, D_i)."""
         return self._ready(self.weights[term].index_select(0, ids))
 
     def _ready(self, tile: Tensor) -> Tensor:
         if tile.dtype == self.dtype:
             return tile
-        room = self.__dict__.get("_room")
-        if room is None or room.numel() < tile.numel():
-            room = torch.empty(tile.numel(), dtype=self.dtype, device=self.device)
-            self.__dict__["_room"] = room  # reused for the life of the source, one sweep
-        converted: Tensor = room[: tile.numel()].view(tile.shape)
+        buffer = self.__dict__.get("_buffer")
+        if buffer is None or buffer.numel() < tile.numel():
+            buffer = torch.empty(tile.numel(), dtype=self.dtype, device=self.device)
+            self.__dict__["_buffer"] = buffer  # reused for the life of the source, one sweep
+        converted: Tensor = buffer[: tile.numel()].view(tile.shape)
         return converted.copy_(tile)
 
     def bias_tile(self, lo: int, hi: int) -> Tensor | None:
-        """Entries [lo, hi) of the bias, as a column: (hi - lo, 1)."""
+        """Return entries [lo, hi) of the bias, as a column: (hi - lo, 1)."""
         return None if self.bias is None else self.bias[lo:hi, None].to(self.dtype)
 
-    def linear_tile(self, turned: tuple[Tensor, ...], lo: int, hi: int, out: Tensor) -> Tensor:
-        """W[lo:hi] @ hidden.T, without bias and map, into `out` of shape (hi - lo, B).
+    def linear_tile(self, transposed: tuple[Tensor, ...], lo: int, hi: int, out: Tensor) -> Tensor:
+        """Compute W[lo:hi] @ hidden.T, without bias and map, into `out` of shape (hi - lo, B).
 
-        `turned` are the hidden states as (D_i, B), contiguous: the product is faster so.
+        `transposed` are the hidden states as (D_i, B), contiguous, for a faster product.
         """
-        torch.mm(self.weight_tile(0, lo, hi), turned[0], out=out)
-        for term in range(1, len(turned)):
-            out.addmm_(self.weight_tile(term, lo, hi), turned[term])
+        torch.mm(self.weight_tile(0, lo, hi), transposed[0], out=out)
+        for term in range(1, len(transposed)):
+            out.addmm_(self.weight_tile(term, lo, hi), transposed[term])
         return out
 
+    def weight_ranges(self) -> list[tuple[int, int]]:
+        """Return vocabulary ranges whose rows of the weight may be converted at once."""
+        step = max(1, 2**22 // self.hidden_size) if self.converts else self.vocab
+        return [(lo, min(lo + step, self.vocab)) for lo in range(0, self.vocab, step)]
+
+    def linear_rows(self, rows: Rows) -> Tensor:
+        """Return hidden[rows] @ weight.T without bias and map, (B, V); no gradients."""
+        hiddens = self.take(rows)
+        x = hiddens[0].new_empty(hiddens[0].shape[0], self.vocab)
+        with torch.no_grad(), self.products():
+            for lo, hi in self.weight_ranges():
+                full = hi - lo == self.vocab
+                out = x if full else x.new_empty(x.shape[0], hi - lo)
+                torch.mm(hiddens[0], self.weight_tile(0, lo, hi).T, out=out)
+                for term in range(1, len(hiddens)):
+                    out.addmm_(hiddens[term], self.weight_tile(term, lo, hi).T)
+                if not full:
+                    x[:, lo:hi] = out
+        return x
+
     def dense(self) -> Tensor:
-        """All logits, (N, V), with plain differentiable operations: the definition."""
+        """Return all logits, (N, V), with plain differentiable operations: the definition."""
         x = sum(
             (h.to(self.dtype) @ w.to(self.dtype).T)
             for h, w in zip(self.hiddens, self.weights, strict=True)
@@ -123,8 +144,8 @@ class Source:
             x = x + self.bias.to(self.dtype)
         return self.pointwise(x)
 
-    def pairs(self, rows: Tensor, ids: Tensor, *, max_bytes: int) -> Tensor:
-        """The logits of single (token, word) pairs in float64: (M,) and (M,) give (M,).
+    def pairs(self, rows: Tensor, ids: Tensor, *, max_bytes: int = PAIR_BYTES) -> Tensor:
+        """Return the logits of single (row, token) pairs in float64: (M,) and (M,) give (M,).
 
         The sum runs in one order whatever the batch, so that equal rows of the weight tie.
         """
@@ -136,7 +157,7 @@ class Source:
         return self.pointwise.apply_(x)
 
     @cached_property
-    def word_norms(self) -> Tensor:
+    def token_norms(self) -> Tensor:
         """|w_v| summed over the terms, (V,), for the bounds below."""
         norms = torch.zeros(self.vocab, dtype=self.dtype, device=self.device)
         for lo in range(0, self.vocab, 4096):
@@ -146,7 +167,7 @@ class Source:
         return norms
 
     def error_bounds(self, hiddens: tuple[Tensor, ...]) -> tuple[Tensor, float, float]:
-        """(b, c, d) such that a computed logit z errs by at most b[n] · |w_v| + c · |z| + d.
+        """Return (b, c, d): a computed logit z errs by at most b[n] · |w_v| + c · |z| + d.
 
         A dot product of D terms, in any order, errs by at most γ |h| |w|, γ = D u / (1 - D u), with
         u the unit roundoff (Cauchy-Schwarz on Σ |h_i w_i|). The map stretches that by at most its

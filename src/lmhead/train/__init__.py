@@ -1,63 +1,40 @@
-"""Train a model: data, loop, checkpoints.
+"""Train a model: data, training loop, checkpoints.
 
-In:  text files or files of sentence pairs, and a `TrainConfig`.
-Out: the folder of a run: checkpoints that `lmhead.models` opens, a log, a loss curve.
-May be called by: `cli`, and programs.
-
-Read in this order: `config`, `task`, `loop`, `checkpoints`, `files`; then `corpus`, `vocabulary`,
-`tokens`, `text`, `heads`; `pairs`, `translation` and `bleu` for translation; `run` puts them
-together. Names are loaded on first use: the settings need no torch.
+Read in this order: `train_config`, `task`, `training_loop`, `training_loss`, `checkpoints`,
+`run_files`; then `text_task`, `token_data`, `vocabulary`; `translation_task`, `sentence_pairs` and
+`bleu` for translation; `nonfinite` and `data_parallel`; `run_folder` puts them together. Names are
+loaded on first use, so that the settings need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lmhead.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from lmhead.models.checkpoint import load_checkpoint
-    from lmhead.train.config import PRESETS, TrainConfig, make_config
-    from lmhead.train.corpus import CorpusError
-    from lmhead.train.exporting import export
-    from lmhead.train.files import TrainError
-    from lmhead.train.loop import Result, Trainer
-    from lmhead.train.run import resume, train
-    from lmhead.train.task import Task, random_numbers
+    from lmhead.models.checkpoint import load_checkpoint as load_checkpoint
+    from lmhead.train.checkpoints import export as export
+    from lmhead.train.run_files import TrainError as TrainError
+    from lmhead.train.run_folder import resume as resume
+    from lmhead.train.run_folder import train as train
+    from lmhead.train.task import Task as Task
+    from lmhead.train.task import random_numbers as random_numbers
+    from lmhead.train.token_data import CorpusError as CorpusError
+    from lmhead.train.train_config import PRESETS as PRESETS
+    from lmhead.train.train_config import TrainConfig as TrainConfig
+    from lmhead.train.train_config import make_config as make_config
+    from lmhead.train.training_loop import Result as Result
+    from lmhead.train.training_loop import Trainer as Trainer
 
-_HOME = {
-    "PRESETS": "lmhead.train.config",
-    "CorpusError": "lmhead.train.corpus",
-    "Result": "lmhead.train.loop",
-    "Task": "lmhead.train.task",
-    "TrainConfig": "lmhead.train.config",
-    "TrainError": "lmhead.train.files",
-    "Trainer": "lmhead.train.loop",
-    "export": "lmhead.train.exporting",
-    "load_checkpoint": "lmhead.models.checkpoint",
-    "make_config": "lmhead.train.config",
-    "random_numbers": "lmhead.train.task",
-    "resume": "lmhead.train.run",
-    "train": "lmhead.train.run",
-}
-
-__all__ = [
-    "PRESETS",
-    "CorpusError",
-    "Result",
-    "Task",
-    "TrainConfig",
-    "TrainError",
-    "Trainer",
-    "export",
-    "load_checkpoint",
-    "make_config",
-    "random_numbers",
-    "resume",
-    "train",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'lmhead.train' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "lmhead.models.checkpoint": ["load_checkpoint"],
+        "lmhead.train.checkpoints": ["export"],
+        "lmhead.train.run_files": ["TrainError"],
+        "lmhead.train.run_folder": ["resume", "train"],
+        "lmhead.train.task": ["Task", "random_numbers"],
+        "lmhead.train.token_data": ["CorpusError"],
+        "lmhead.train.train_config": ["PRESETS", "TrainConfig", "make_config"],
+        "lmhead.train.training_loop": ["Result", "Trainer"],
+    },
+)

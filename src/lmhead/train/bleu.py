@@ -1,8 +1,4 @@
-"""BLEU by sacreBLEU, the score that translations are compared by.
-
-In:  translations and references.
-Out: a score of 0 to 100, and the signature that says how it was counted.
-"""
+"""BLEU of translations, computed by sacreBLEU."""
 
 from __future__ import annotations
 
@@ -12,24 +8,24 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-# Han characters: words are not divided by spaces, and each character counts as one.
+# Han characters: Chinese does not separate words by spaces; each character counts as a token.
 _CHINESE = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 
 
 class Bleu(NamedTuple):
-    """A score and how it was counted."""
+    """A score of 0 to 100, and sacreBLEU's signature: how it was computed."""
 
     score: float
     signature: str
 
 
 def installed() -> bool:
-    """Whether sacreBLEU is there."""
+    """Return whether sacreBLEU is installed."""
     return find_spec("sacrebleu") is not None
 
 
 def tokenizer_for(references: Sequence[str]) -> str:
-    """How to count words: "zh" if most references are Chinese, else sacreBLEU's usual "13a".
+    """Return sacreBLEU's tokenizer: "zh" if most references are Chinese, else the default "13a".
 
     >>> tokenizer_for(["我爱音乐。", "他来了。", "OK"]), tokenizer_for(["I love music."])
     ('zh', '13a')
@@ -39,12 +35,12 @@ def tokenizer_for(references: Sequence[str]) -> str:
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
-    """Corpus BLEU with one reference each.
+    """Return corpus BLEU with one reference per translation.
 
     Equivalent to: sacrebleu.corpus_bleu(translations, [references], tokenize=...)
 
     Raises:
-        ValueError: different numbers of them, or none.
+        ValueError: different numbers of translations and references, or none.
         ImportError: sacreBLEU is not installed.
 
     Example::
@@ -53,7 +49,7 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
     """
     if not references or len(translations) != len(references):
         raise ValueError(
-            f"translations must be as many as references, and at least 1; "
+            "there must be as many translations as references, and at least 1; "
             f"got {len(translations)} and {len(references)}"
         )
     try:

@@ -1,22 +1,27 @@
-"""Checkpoints of a run: written whole, found again, thinned out.
+"""Checkpoints of a run: save, restore, delete old ones, export the model.
 
     run/checkpoints/step-00000250/
-        config.json            what the model is, and the settings it was trained with
+        config.json            the model's architecture and the training settings
         model.safetensors      its weights; a tied weight once
-        tokenizer.json         its vocabulary
-        training.json          step, best validation so far, running sums
+        tokenizer.json         its tokenizer
+        training.json          step, best validation so far, running sums, SHA-256 of all files
         training.safetensors   AdamW's moments and torch's random state
 
-The first three are the model, see `lmhead.models.checkpoint`. A folder with such a name is whole:
-it was renamed to it when all its files were on the disk.
+The first three are the model (see `lmhead.models.checkpoint`), and an exported model has only them.
+A folder gets its name when all its files are on disk, so a checkpoint is complete or absent. One
+that is damaged later is renamed to damaged-step-..., and the one before it is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +39,45 @@ from lmhead.models.checkpoint import (
     TOKENIZER,
     VERSION,
     checkpoint_of,
+    find_checkpoint,
+    load_checkpoint,
+    read_about,
     set_weights,
     steps_of,
     weights_of,
 )
-from lmhead.train.files import TrainError, new_folder, put_json, put_tensors, put_text, remove
+from lmhead.train.run_files import (
+    TrainError,
+    file_sha256,
+    new_folder,
+    not_ours,
+    os_errors_as_train_errors,
+    put_json,
+    put_tensors,
+    put_text,
+    remove,
+)
 from lmhead.train.task import Task
 
 _TENSORS = "training.safetensors"
+_FILES = (CONFIG, MODEL, TOKENIZER, STATE, _TENSORS)
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class DamagedCheckpointError(TrainError):
+    """A file of a checkpoint is missing, incomplete or changed."""
 
 
 @dataclass
-class State:
-    """Where a run is.
+class TrainingState:
+    """The progress of a run.
 
     Attributes:
-        step: steps done.
-        seconds: spent on them.
-        tokens: targets seen.
-        best_step, best_loss: of the best validation; None before the first.
-        sums: of loss, steps, targets and seconds since the last line of the log.
+        step: steps completed.
+        seconds: time spent on them.
+        tokens: targets trained on.
+        best_step, best_loss: step and loss of the best validation; None before the first.
+        sums: sums of loss, steps, targets and seconds since the last log line.
     """
 
     step: int = 0
@@ -65,13 +89,13 @@ class State:
 
 
 def save(
-    run: Path, task: Task, optimizer: AdamW, state: State, settings: Mapping[str, Any]
+    run: Path, task: Task, optimizer: AdamW, state: TrainingState, settings: Mapping[str, Any]
 ) -> Path:
-    """Write the checkpoint of a step; nothing of it is seen before it is whole."""
+    """Write the checkpoint of a step; return its folder."""
     folder = checkpoint_of(run, state.step)
-    if folder.exists():  # this run has gone on from it, and is still there
+    if folder.exists():  # the run was resumed from it
         return folder
-    with new_folder(folder) as part:
+    with new_folder(folder) as new:
         about = {
             "format": FORMAT,
             "version": VERSION,
@@ -79,45 +103,129 @@ def save(
             "step": state.step,
             "training": dict(settings),
         }
-        put_json(part / CONFIG, about)
-        put_text(part / TOKENIZER, task.tokenizer_json)
-        put_tensors(part / MODEL, weights_of(task.model))
-        put_json(part / STATE, dataclasses.asdict(state))
-        put_tensors(part / _TENSORS, _training_tensors(task, optimizer))
+        put_json(new / CONFIG, about)
+        put_text(new / TOKENIZER, task.tokenizer_json)
+        put_tensors(new / MODEL, weights_of(task.model))
+        put_tensors(new / _TENSORS, _training_tensors(task, optimizer))
+        digests = {name: file_sha256(new / name) for name in _FILES if name != STATE}
+        digests["state"] = _state_sha256(state)
+        put_json(new / STATE, dataclasses.asdict(state) | {"sha256": digests})
     return folder
 
 
-def restore(folder: Path, task: Task, optimizer: AdamW) -> State:
-    """Put model, optimizer and random numbers back to where they were."""
+def restore_latest(
+    run: Path, task: Task, optimizer: AdamW, say: Callable[[str], object]
+) -> TrainingState:
+    """Restore the last checkpoint that is not damaged; return its state, a new one if none exists.
+
+    Raises:
+        TrainError: there are checkpoints, but all are damaged, or one cannot be read.
+    """
+    damaged: dict[Path, DamagedCheckpointError] = {}
+    for step in reversed(steps_of(run)):
+        folder = checkpoint_of(run, step)
+        try:
+            state = restore(folder, task, optimizer)
+        except DamagedCheckpointError as error:
+            damaged[folder] = error
+            continue
+        for path, problem in damaged.items():
+            number = sum(1 for _ in path.parent.glob(f"damaged-{path.name}*"))
+            new_name = f"damaged-{path.name}" + (f"-{number}" if number else "")
+            with os_errors_as_train_errors(f"rename {path}"):
+                os.rename(path, path.with_name(new_name))
+            say(f"{problem}. Renamed it to {new_name}; continuing from step {step}")
+        return state
+    if damaged:
+        raise TrainError(". ".join(map(str, damaged.values())) + ". Start a new run")
+    return TrainingState()
+
+
+def restore(folder: Path, task: Task, optimizer: AdamW) -> TrainingState:
+    """Load model, optimizer and random state from a checkpoint; return its training state."""
     try:
-        state = State(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+        fields = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        digests = fields.pop("sha256", {})
+        state = TrainingState(**fields)
+        if checkpoint_of(folder.parent.parent, state.step) != folder:
+            raise ValueError(f"{STATE} is of step {state.step}")
+        for name, digest in digests.items():
+            found = _state_sha256(state) if name == "state" else file_sha256(folder / name)
+            if found != digest:
+                raise ValueError(f"{STATE if name == 'state' else name} has changed")
         set_weights(task.model, load_file(folder / MODEL))
         tensors = load_file(folder / _TENSORS)
         for name, tensor in _trained(task):
-            optimizer.state[tensor] = {part: tensors[f"{part}/{name}"] for part in _PARTS}
+            optimizer.state[tensor] = {part: tensors[f"{part}/{name}"] for part in _MOMENTS}
         torch.set_rng_state(tensors["random/torch"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise TrainError(
-            f"the checkpoint {folder} is damaged: {error}. Delete that folder to go on from the "
-            "one before it"
-        ) from error
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename or "a file")).name
+        raise DamagedCheckpointError(f"checkpoint {folder} is damaged: no {missing}") from error
+    except OSError as error:
+        raise TrainError(f"cannot read the checkpoint {folder}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise DamagedCheckpointError(f"checkpoint {folder} is damaged: {error}") from error
     return state
 
 
-def latest(run: Path) -> Path | None:
-    """The checkpoint to go on from; None before the first."""
-    steps = steps_of(run)
-    return checkpoint_of(run, steps[-1]) if steps else None
+def nonfinite_tensor(task: Task, optimizer: AdamW) -> str | None:
+    """Return the name of a weight or moment that holds inf or NaN; None if all are finite."""
+    tensors = weights_of(task.model) | _training_tensors(task, optimizer)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            return name
+    return None
 
 
-def thin_out(run: Path, keep: int, best: int | None) -> None:
-    """Delete all checkpoints but the last `keep` and the best."""
+def delete_old(run: Path, keep: int, best: int | None) -> None:
+    """Delete all checkpoints except the last `keep`, the best, and any with files of others."""
     for step in steps_of(run)[:-keep]:
-        if step != best:
-            remove(checkpoint_of(run, step))
+        folder = checkpoint_of(run, step)
+        if step != best and not not_ours(folder, _FILES, CONFIG):
+            remove(folder)
 
 
-_PARTS = ("exp_avg", "exp_avg_sq", "step")
+def export(where: str | PathLike[str], out: str | PathLike[str], *, dtype: str = "float32") -> Path:
+    """Write the model of a run to a new folder, which `open_model` opens.
+
+    Of the training settings, only the names of the corpus files are kept, not their folders.
+
+    Args:
+        where: a run, whose best checkpoint is exported, or a checkpoint.
+        out: the folder; it must not exist.
+        dtype: "float32", "float16" or "bfloat16", of the file; an opened model computes in float32.
+
+    Raises:
+        ModelError: not a language model of this package, or damaged.
+        TrainError: the folder exists already or cannot be written.
+
+    Example::
+
+        export("run", "model", dtype="float16")
+        open_model("model")
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {dtype!r}")
+    target = Path(out)
+    if target.exists():
+        raise TrainError(f"{target} exists already: choose another folder")
+    folder = find_checkpoint(Path(where))
+    load_checkpoint(folder)  # refuse to export what cannot be opened
+    about = read_about(folder)
+    training: dict[str, Any] = about.get("training", {})
+    training["corpus"] = [Path(path).name for path in training.get("corpus", [])]
+    tensors = {
+        name: tensor.to(_DTYPES[dtype]) if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(folder / MODEL).items()
+    }
+    with os_errors_as_train_errors(f"write the model to {target}"), new_folder(target) as new:
+        put_json(new / CONFIG, about)
+        put_tensors(new / MODEL, tensors)
+        shutil.copyfile(folder / TOKENIZER, new / TOKENIZER)
+    return target
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def _trained(task: Task) -> list[tuple[str, nn.Parameter]]:
@@ -127,9 +235,13 @@ def _trained(task: Task) -> list[tuple[str, nn.Parameter]]:
 def _training_tensors(task: Task, optimizer: AdamW) -> dict[str, Tensor]:
     tensors = {"random/torch": torch.get_rng_state()}
     for name, tensor in _trained(task):
-        for part in _PARTS:
-            value = optimizer.state[tensor].get(part)
-            if value is None:  # it has had no gradient yet
-                value = torch.zeros(()) if part == "step" else torch.zeros_like(tensor)
-            tensors[f"{part}/{name}"] = value
+        for moment in _MOMENTS:
+            value = optimizer.state[tensor].get(moment)
+            if value is None:  # no gradient yet
+                value = torch.zeros(()) if moment == "step" else torch.zeros_like(tensor)
+            tensors[f"{moment}/{name}"] = value
     return tensors
+
+
+def _state_sha256(state: TrainingState) -> str:
+    return hashlib.sha256(json.dumps(dataclasses.asdict(state)).encode()).hexdigest()

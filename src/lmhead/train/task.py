@@ -1,22 +1,23 @@
-"""`Task`: what is learned. The loop knows nothing else of models, texts or losses.
+"""`Task`: what a training run learns. The training loop knows nothing else of models and data.
 
-To train something new, write a class with the methods of `Task` and hand it to the `Trainer`:
+To train something new, write a class with the methods of `Task` and pass it to the `Trainer`:
 
     class Translation(Task):
-        def __init__(self, config, run, say): ...  # data and model; draw weights after manual_seed
-        def batch(self, step, micro): ...          # a function of (seed, step, micro) alone
-        def items(self, batch): ...                # how many targets count in it
-        def loss(self, batch, num_items): ...      # Σ over the targets of the batch / num_items
+        def __init__(self, config, run, say): ...  # load data, call manual_seed, make the model
+        def batch(self, step, micro): ...          # a function of (seed, step, micro) only
+        def items(self, batch): ...                # number of targets that count
+        def loss(self, batch, num_items): ...      # sum of the losses / num_items
         def validate(self): ...                    # {"loss": ..., "bleu": ...}
-        def sample(self): ...                      # a text to look at, or ""
-        def describe(self): ...                    # config.json: what opens the model again
+        def sample(self): ...                      # sample text, or ""
+        def describe(self): ...                    # config.json of a checkpoint
+        def shard(self, batch, rank, size): ...    # only if a batch is not a NamedTuple of tensors
 
     Trainer(Translation(config, run, print), config, run).run()
 
-and name it in `TASKS` (run.py), so that `lmhead train --task NAME` finds it. Its own settings are
-fields of `TrainConfig`. Resuming bit by bit needs two things of a task: `batch` keeps no state (use
-`random_numbers(seed, step, micro)`), and `validate` and `sample` change nothing that is trained.
-Dropout draws from torch's own generator, which checkpoints hold.
+Add it to `TASKS` (run_folder.py) for `lmhead train --task NAME`. Its settings are fields of
+`TrainConfig`. For a resumed run to be bit-identical, `batch` must keep no state (use
+`random_numbers(seed, step, micro)`), and `validate` and `sample` must not change what is trained.
+Dropout uses torch's global generator, which checkpoints save.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from torch import Tensor, nn
 
 
 class Task(ABC):
-    """What is learned: batches, their loss, validation.
+    """Batches, their loss, and validation.
 
     Attributes:
-        model: what is trained; all its parameters that ask for gradients are.
-        tokenizer_json: the vocabulary, as the `tokenizers` library writes it.
+        model: the model; its parameters that require gradients are trained.
+        tokenizer_json: the tokenizer, in the JSON format of the `tokenizers` library.
     """
 
     model: nn.Module
@@ -41,39 +42,50 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, step: int, micro: int) -> Any:
-        """The batch number `micro` of a step; the same whenever it is asked for.
+        """Return a batch of a step; the same arguments always give the same batch.
 
         Args:
-            step: steps done so far.
+            step: steps completed so far.
             micro: 0 to accumulate - 1.
         """
 
+    def shard(self, batch: Any, rank: int, size: int) -> Any:
+        """Return the rows of a batch that belong to a rank, every `size`-th, for data parallelism.
+
+        The default is for a `NamedTuple` of tensors whose first dimension is rows. A rank beyond
+        the last row gets no rows.
+        """
+        return type(batch)(
+            *(part[rank::size] if isinstance(part, Tensor) else part for part in batch)
+        )
+
     @abstractmethod
     def items(self, batch: Any) -> int:
-        """How many targets of the batch count in the loss."""
+        """Return the number of targets of the batch that count in the loss."""
 
     @abstractmethod
     def loss(self, batch: Any, num_items: int) -> Tensor:
-        """The sum of the batch's losses divided by `num_items`, the targets of the whole step."""
+        """Return the sum of the batch's losses / `num_items`, the targets of the whole step."""
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Figures on held-out data; "loss", lower is better, decides which checkpoint is best.
+        """Return metrics on held-out data, {} if there is none.
 
-        {} where nothing is held out. The model is in evaluation mode, and gradients are off.
+        The checkpoint with the lowest "loss" is the best one. Called in evaluation mode, without
+        gradients.
         """
 
     def sample(self) -> str:
-        """A text to look at; "" for none. Called as `validate` is."""
+        """Return sample text, "" for none; called as `validate` is."""
         return ""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What `config.json` of a checkpoint says of the model: "kind", "model" and so on."""
+        """Return the model's part of a checkpoint's `config.json`: "kind", "model" and so on."""
 
 
 def random_numbers(seed: int, step: int, micro: int = 0) -> np.random.Generator:
-    """Random numbers that belong to a step: nothing has to be remembered to draw them again.
+    """Return a random generator that is a function of its arguments, so that it needs no saving.
 
     >>> int(random_numbers(0, 7).integers(100)) == int(random_numbers(0, 7).integers(100))
     True

@@ -1,27 +1,28 @@
-"""Heads for huge vocabularies: a word is found in a few steps instead of among all.
+"""Heads for huge vocabularies: a token is found in a few steps instead of among all.
 
 In:  hidden states (..., D).
-Out: `FactoredLogits`: log-probabilities (..., V) that are not built, and answer as `LazyLogits` do.
+Out: `LazyLogits` on `FactoredScores`: normalised log-probabilities (..., V) that are not built.
 
-    factors        the few hooks that a factored distribution implements
-    lazy           `FactoredLogits`, what such a head returns
-    head           `FactoredHead`, the module around the hooks
-    adaptive       `AdaptiveHead`: `clusters`, `cluster_loss`, `cluster_top`, `cutoffs`, `embedding`
-    hierarchical   `HierarchicalHead`: `tree` (`tree_makers`, `tree_files`), `paths`, `pairs`,
-                   `tree_factors`, `tree_search`
-    sampled        `SampledLoss`: a full head trained on few words; `proposals`
-    advice         which of them, by their costs on this machine
+    factors             the few hooks that a factored distribution implements
+    factored_scores     `FactoredScores`: the answers, from the hooks
+    factored_head       `FactoredHead`, the module around them
+    adaptive_head       `AdaptiveHead`: `clusters`, `cluster_loss`, `cluster_top`, `cutoffs`,
+                        `adaptive_embedding`
+    hierarchical_head   `HierarchicalHead`: `tree` (`tree_makers`, `tree_files`), `tree_paths`,
+                        `row_pairs`, `tree_factors`, `tree_search`
+    sampled_loss        `SampledLoss`: a full head trained on few tokens; `proposals`
+    advice              which of them, by their costs on this machine
 """
 
-from lmhead.vocab.adaptive import AdaptiveHead
+from lmhead.vocab.adaptive_embedding import AdaptiveEmbedding
+from lmhead.vocab.adaptive_head import AdaptiveHead
 from lmhead.vocab.advice import Advice, advise
 from lmhead.vocab.cutoffs import choose_cutoffs
-from lmhead.vocab.embedding import AdaptiveEmbedding
+from lmhead.vocab.factored_head import FactoredHead
+from lmhead.vocab.factored_scores import FactoredScores
 from lmhead.vocab.factors import Factors
-from lmhead.vocab.head import FactoredHead
-from lmhead.vocab.hierarchical import HierarchicalHead
-from lmhead.vocab.lazy import FactoredLogits
-from lmhead.vocab.sampled import SampledLoss
+from lmhead.vocab.hierarchical_head import HierarchicalHead
+from lmhead.vocab.sampled_loss import SampledLoss
 from lmhead.vocab.tree import Tree
 from lmhead.vocab.tree_files import read_tree
 from lmhead.vocab.tree_makers import balanced, huffman
@@ -31,7 +32,7 @@ __all__ = [
     "AdaptiveHead",
     "Advice",
     "FactoredHead",
-    "FactoredLogits",
+    "FactoredScores",
     "Factors",
     "HierarchicalHead",
     "SampledLoss",

@@ -1,17 +1,17 @@
-"""Which head for this vocabulary? Costs on this machine, modelled or measured, then a word.
+"""Which head for this vocabulary? Costs on this machine, modelled or measured, and a choice.
 
-In:  V, D, the tokens of a training step, perhaps how often words occur.
+In:  V, D, the tokens of a training step, perhaps how often tokens occur.
 Out: `Advice`: a row per head, a recommendation with its reasons; prints as a table, or as JSON.
 
 The model counts, and multiplies by what `calibration` finds out about this machine in a moment:
 
-    head           step: pairs of a width                      one word: entries read
+    head           step: pairs of a width                      one token: entries read
     full, tied     N V of D                                    V D
     adaptive       N (S+C) of D, N p_c V_c of D_c              (S+C) D, and p_c V_c D_c
     hierarchical   N L of D                                    a call
     sampled        N (K+1) of D                                V D
 
-with L the decisions on a path of a Huffman tree, about the entropy of the words in bits. Dense
+with L the decisions on a path of a Huffman tree, about the entropy of the tokens in bits. Dense
 gradients cost by the entry: of V D for full and sampled, of all weights for adaptive.
 """
 
@@ -30,12 +30,12 @@ from lmhead import checks
 from lmhead.head import LMHead
 from lmhead.tying import advise_tying
 from lmhead.vocab import calibration
-from lmhead.vocab.adaptive import AdaptiveHead
+from lmhead.vocab.adaptive_head import AdaptiveHead
 from lmhead.vocab.calibration import Rates, best_of
 from lmhead.vocab.cutoffs import choose_cutoffs, widths
 from lmhead.vocab.frequencies import check_frequencies, zipf
-from lmhead.vocab.hierarchical import HierarchicalHead
-from lmhead.vocab.sampled import SampledLoss
+from lmhead.vocab.hierarchical_head import HierarchicalHead
+from lmhead.vocab.sampled_loss import SampledLoss
 
 _DIV_VALUE = 4.0
 # A head that takes less of a training step than this is not worth a factored softmax.
@@ -55,8 +55,8 @@ class HeadCost:
         parameters: of the head alone; 0 where it shares the embedding's.
         training_bytes: of its weights, their gradients and Adam's moments, in float32.
         step_seconds: loss and gradients of one training step.
-        log_prob_seconds: the log-probability of one word.
-        argmax_seconds: the best word of one state.
+        log_prob_seconds: the log-probability of one token.
+        argmax_seconds: the best token of one state.
         note: what to know of it.
     """
 
@@ -97,10 +97,10 @@ class Advice:
         how = "measured" if self.measured else "estimated"
         how += " on this machine"
         lines = [
-            f"Heads for {self.vocab_size:,} words, D {self.hidden_size:,}, {self.tokens:,} tokens "
+            f"Heads for V {self.vocab_size:,}, D {self.hidden_size:,}, {self.tokens:,} tokens "
             f"a step; {how}:",
-            f"  {'head':13s} {'parameters':>12s} {'training':>11s} {'step':>10s} {'one word':>10s} "
-            f"{'best word':>10s}",
+            f"  {'head':13s} {'parameters':>12s} {'training':>11s} {'step':>10s} "
+            f"{'one token':>10s} {'best token':>10s}",
         ]
         lines += [
             f"  {h.kind:13s} {h.parameters:12,} {h.training_bytes / 2**20:7,.0f} MiB "
@@ -114,18 +114,18 @@ class Advice:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return all fields as a dict."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Advice:
-        """What `to_dict` gave."""
+        """Make it from the result of `to_dict`."""
         heads = tuple(HeadCost(**head) for head in content["heads"])
         rest = {name: tuple(content[name]) for name in ("reasons", "cutoffs")}
         return cls(**(content | rest | {"heads": heads}))
 
     def to_json(self) -> str:
-        """For programs."""
+        """Return all fields as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
 
@@ -139,13 +139,13 @@ def advise(
     num_samples: int = 1024,
     measure: bool = False,
 ) -> Advice:
-    """Costs of full, tied, adaptive, hierarchical and sampled heads here, and a recommendation.
+    """Return the costs of full, tied, adaptive, hierarchical and sampled heads, and a choice.
 
     Args:
         vocab_size: V.
         hidden_size: D.
         tokens: N, of a training step.
-        frequencies: (V,), how often words occur; Zipf's law if not given.
+        frequencies: (V,), how often tokens occur; Zipf's law if not given.
         layers: Transformer blocks under the head, of about 12 D² parameters: whether the head is
             what a step waits for. None judges the head alone.
         num_samples: K, of the sampled loss.
@@ -161,11 +161,11 @@ def advise(
     'tied'
     """
     for name, value in (("vocab_size", vocab_size), ("hidden_size", hidden_size)):
-        checks.check_whole(name, value, low=1)
-    checks.check_whole("tokens", tokens, low=1)
-    checks.check_whole("num_samples", num_samples, low=1)
+        checks.check_integer(name, value, low=1)
+    checks.check_integer("tokens", tokens, low=1)
+    checks.check_integer("num_samples", num_samples, low=1)
     if layers is not None:
-        checks.check_whole("layers", layers, low=0)
+        checks.check_integer("layers", layers, low=0)
     shares = zipf(vocab_size)
     if frequencies is not None:
         shares = check_frequencies(frequencies, vocab_size).sort(descending=True).values
@@ -189,13 +189,13 @@ class _Case:
 
     @property
     def path(self) -> float:
-        """Decisions on the path of a word, on average: a little more than the entropy in bits."""
+        """Decisions on the path of a token, on average: a little more than the entropy in bits."""
         p = self.shares[self.shares > 0]
         return max(1.0, float(-(p * p.log2()).sum()) + 0.03)
 
     @property
     def clusters(self) -> list[tuple[int, int, float]]:
-        """Of the adaptive head: words, width and share of all tokens of each cluster."""
+        """Of the adaptive head: tokens, width and share of all tokens of each cluster."""
         ends = [*self.cutoffs, self.vocab]
         sizes = widths(self.width, len(self.cutoffs), _DIV_VALUE)
         pairs = zip(pairwise(ends), sizes, strict=True)
@@ -203,30 +203,32 @@ class _Case:
 
     @property
     def shortlist(self) -> int:
-        """Rows of the head that every token reads: frequent words and clusters."""
+        """Rows of the head that every token reads: frequent tokens and clusters."""
         return (self.cutoffs[0] if self.cutoffs else self.vocab) + len(self.cutoffs)
 
 
 _NOTES = {
     "full": "the softmax itself; `grad_filter` makes its gradients cheaper",
     "tied": "full, on the embedding's weight",
-    "adaptive": "nearly the perplexity of full where words follow Zipf's law; exact distribution",
-    "hierarchical": "the cheapest step and word, for some perplexity; exact distribution",
+    "adaptive": "nearly the perplexity of full where tokens follow Zipf's law; exact distribution",
+    "hierarchical": "the cheapest step and token, for some perplexity; exact distribution",
     "sampled": "trains a full head; evaluation and decoding cost what full costs",
 }
 
 
 def _cost(kind: str, parameters: int, *seconds: float) -> HeadCost:
-    step, word, best = seconds
-    return HeadCost(kind, parameters, _TRAINING_BYTES * parameters, step, word, best, _NOTES[kind])
+    step, log_prob, best = seconds
+    return HeadCost(
+        kind, parameters, _TRAINING_BYTES * parameters, step, log_prob, best, _NOTES[kind]
+    )
 
 
 def _modelled(case: _Case, rates: Rates) -> list[HeadCost]:
     n, d = case.tokens, case.width
     every = case.vocab * d
-    word = rates.question["full"] + rates.read * every
+    log_prob = rates.question["full"] + rates.read * every
     best = rates.search["full"] + rates.compare * every
-    full = (rates.sweep.seconds(n * case.vocab, d) + rates.gradient * every, word, best)
+    full = (rates.sweep.seconds(n * case.vocab, d) + rates.gradient * every, log_prob, best)
     sampled = rates.samples.seconds(n * (case.samples + 1), d) + rates.gradient * every
     tree = (
         rates.paths.seconds(n * case.path, d),
@@ -238,27 +240,27 @@ def _modelled(case: _Case, rates: Rates) -> list[HeadCost]:
         "tied": (0, full),
         "adaptive": _adaptive(case, rates),
         "hierarchical": ((case.vocab - 1) * (d + 1), tree),
-        "sampled": (every, (sampled, word, best)),
+        "sampled": (every, (sampled, log_prob, best)),
     }
     return [_cost(kind, size, *seconds) for kind, (size, seconds) in sizes.items()]
 
 
 def _adaptive(case: _Case, rates: Rates) -> tuple[int, tuple[float, float, float]]:
-    """Entries of its weights, and seconds of a step, of one word and of the best word."""
+    """Return the number of entries, and seconds of a step, a log-probability, an argmax."""
     n, d = case.tokens, case.width
     entries = case.shortlist * d
     step = rates.sweep.seconds(n * case.shortlist, d)
     kind = "adaptive" if case.cutoffs else "full"
-    # A word is looked up in its own cluster; the best one may be in any.
+    # A token is looked up in its own cluster; the best one may be in any.
     read, compared = float(entries), entries
-    for words, width, share in case.clusters:
-        step += rates.clusters + rates.sweep.seconds(n * share * words, width)
+    for count, width, share in case.clusters:
+        step += rates.clusters + rates.sweep.seconds(n * share * count, width)
         step += 3 * n * share * d * width * rates.product
-        size = (words + d) * width
+        size = (count + d) * width
         entries, compared, read = entries + size, compared + size, read + share * size
     step += rates.gradient * entries
-    word = rates.question[kind] + rates.read * read
-    return entries, (step, word, rates.search[kind] + rates.compare * compared)
+    log_prob = rates.question[kind] + rates.read * read
+    return entries, (step, log_prob, rates.search[kind] + rates.compare * compared)
 
 
 def _measured(case: _Case) -> list[HeadCost]:
@@ -308,15 +310,15 @@ def _choose(case: _Case, heads: tuple[HeadCost, ...], layers: int | None) -> tup
     short = case.cutoffs[0] if case.cutoffs else case.vocab
     covered = float(case.shares[:short].sum())
     reasons.append(
-        f"adaptive: {gain:.1f} times as fast as full, with {short:,} words, {covered:.0%} of all "
+        f"adaptive: {gain:.1f} times as fast as full, with {short:,} tokens, {covered:.0%} of all "
         "tokens, in full width"
     )
     further = adaptive.step_seconds / tree.step_seconds
     if further > 1:
         reasons.append(
             f"hierarchical is {further:.1f} times as fast again, but may predict worse (Grave et "
-            "al., 2017: perplexity 166, full 144): take it where one word's log-probability is all "
-            "that is asked"
+            "al., 2017: perplexity 166, full 144): use it where only the log-probability of "
+            "single tokens is needed"
         )
     reasons.append("sampled trains fast, but every evaluation and every token costs a full softmax")
     return "adaptive", reasons

@@ -20,28 +20,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmhead.head import LMHead
-from lmhead.vocab.adaptive import AdaptiveHead
+from lmhead.vocab.adaptive_head import AdaptiveHead
 from lmhead.vocab.frequencies import zipf
-from lmhead.vocab.hierarchical import HierarchicalHead
-from lmhead.vocab.sampled import SampledLoss
+from lmhead.vocab.hierarchical_head import HierarchicalHead
+from lmhead.vocab.sampled_loss import SampledLoss
 
-# Tokens, words and the two widths of a trial; words of a tree; entries of a weight in memory.
-_TOKENS, _WORDS, _NARROW, _WIDE = 256, 1024, 16, 256
+# Rows, tokens and the two widths of a trial; tokens of a tree; entries of a weight in memory.
+_ROWS, _TOKENS, _NARROW, _WIDE = 256, 1024, 16, 256
 _TREE = 2048
 _ENTRIES = 2**23
-_FEW = 8  # tokens or words: what is left is the call
+_FEW = 8  # rows or tokens: what is left is the overhead of a call
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop over pairs of a token and a word, or a decision: its seconds."""
+    """Seconds of a loop over pairs of a row and a token, or a decision."""
 
     call: float  # however small it is
     pair: float  # per pair, beside its multiplications
     product: float  # per multiplication
 
     def seconds(self, pairs: float, width: float) -> float:
-        """Of so many pairs of so many multiplications each."""
+        """Return the time of a number of pairs of `width` multiplications each."""
         return self.call + pairs * (self.pair + self.product * width)
 
 
@@ -50,15 +50,15 @@ class Rates:
     """Seconds of this machine.
 
     Attributes:
-        sweep: loss and gradients of a softmax over words, a sweep.
+        sweep: loss and gradients of a softmax over tokens, a sweep.
         clusters: what a cluster costs beside its sweep.
         paths: loss and gradients of decisions on paths of a tree.
-        samples: loss and gradients against sampled words.
+        samples: loss and gradients against sampled tokens.
         gradient: per entry of a weight whose gradient is dense.
-        question: of one word's log-probability, however few words: full, adaptive, a tree.
-        search: the same of the best word; of a tree, per decision on a path.
-        read: per entry of a weight, for one word's log-probability.
-        compare: per entry of a weight, for the best word.
+        question: of one token's log-probability, however few tokens: full, adaptive, a tree.
+        search: the same of the best token; of a tree, per decision on a path.
+        read: per entry of a weight, for one token's log-probability.
+        compare: per entry of a weight, for the best token.
         product: per multiplication of plain products, as in a Transformer block.
     """
 
@@ -75,7 +75,7 @@ class Rates:
 
 
 def rates() -> Rates:
-    """Of this machine, with torch's number of threads."""
+    """Measure the rates of this machine, with torch's number of threads."""
     return _rates(torch.get_num_threads())
 
 
@@ -95,11 +95,13 @@ def _measure() -> Rates:
         "adaptive": AdaptiveHead(_NARROW, 3 * _FEW, cutoffs=[_FEW]),
         "hierarchical": HierarchicalHead(_NARROW, _FEW, tree="balanced"),
     }
-    sweep = _loop(lambda d, v: LMHead(d, v), _WORDS)
+    sweep = _loop(lambda d, v: LMHead(d, v), _TOKENS)
     cluster = max(0.0, best_of(step(small["adaptive"], _FEW)) - 2 * sweep.call)
     trees = {d: HierarchicalHead(d, _TREE, frequencies=zipf(_TREE)) for d in (_NARROW, _WIDE)}
     paths = _loop(lambda d, _: trees[d], trees[_NARROW].expected_path)
-    samples = _loop(lambda d, v: SampledLoss(LMHead(d, 4 * _WORDS), num_samples=v, seed=0), _WORDS)
+    samples = _loop(
+        lambda d, v: SampledLoss(LMHead(d, 4 * _TOKENS), num_samples=v, seed=0), _TOKENS
+    )
     # A weight that does not fit into a cache.
     large = LMHead(_WIDE, _ENTRIES // _WIDE, device="meta")
     large.weight = nn.Parameter(torch.rand(_ENTRIES // _WIDE, _WIDE))
@@ -111,7 +113,7 @@ def _measure() -> Rates:
     def per_entry(call: Callable[[], object], fixed: float) -> float:
         return max(0.0, best_of(call) - fixed) / _ENTRIES
 
-    a = torch.randn(_TOKENS, _WIDE)
+    a = torch.randn(_ROWS, _WIDE)
     b = torch.randn(_WIDE, 4 * _WIDE)
     return Rates(
         sweep=sweep,
@@ -123,22 +125,22 @@ def _measure() -> Rates:
         search=search,
         read=per_entry(log_prob(large), question["full"]),
         compare=per_entry(argmax(large), search["full"]),
-        product=best_of(lambda: a @ b) / (_TOKENS * 4 * _WIDE**2),
+        product=best_of(lambda: a @ b) / (_ROWS * 4 * _WIDE**2),
     )
 
 
 def _loop(make: Callable[[int, int], nn.Module], pairs: float) -> Loop:
-    """From three steps: tiny, narrow, wide; `pairs` are those of a token."""
+    """Fit three measured steps: tiny, narrow, wide; `pairs` are those of a row."""
     call = best_of(step(make(_NARROW, _FEW), 1))
-    narrow = best_of(step(make(_NARROW, _WORDS), _TOKENS)) - call
-    wide = best_of(step(make(_WIDE, _WORDS), _TOKENS)) - call
-    n = _TOKENS * pairs
+    narrow = best_of(step(make(_NARROW, _TOKENS), _ROWS)) - call
+    wide = best_of(step(make(_WIDE, _TOKENS), _ROWS)) - call
+    n = _ROWS * pairs
     product = max(0.0, wide - narrow) / (n * (_WIDE - _NARROW))
     return Loop(call, max(0.0, narrow / n - product * _NARROW), product)
 
 
 def step(module: nn.Module, tokens: int, targets: Tensor | None = None) -> Callable[[], None]:
-    """Loss and gradients, of random states, as a call."""
+    """Return a function that computes a loss and gradients of random states."""
     head: Any = module.head if isinstance(module, SampledLoss) else module
     hidden = torch.randn(tokens, head.hidden_size)
     if targets is None:
@@ -157,18 +159,18 @@ def step(module: nn.Module, tokens: int, targets: Tensor | None = None) -> Calla
 
 
 def log_prob(head: Any) -> Callable[[], object]:
-    """Of one word, as a call."""
-    hidden, word = torch.randn(1, head.hidden_size), torch.zeros(1, dtype=torch.int64)
+    """Return a function that computes the log-probability of one token."""
+    hidden, token = torch.randn(1, head.hidden_size), torch.zeros(1, dtype=torch.int64)
 
     @torch.no_grad()
     def call() -> object:
-        return head(hidden).ask(log_prob=word)
+        return head(hidden).ask(log_prob=token)
 
     return call
 
 
 def argmax(head: Any) -> Callable[[], object]:
-    """The best word of one state, as a call."""
+    """Return a function that computes the best token of one state."""
     hidden = torch.randn(1, head.hidden_size)
 
     @torch.no_grad()
@@ -179,7 +181,7 @@ def argmax(head: Any) -> Callable[[], object]:
 
 
 def best_of(call: Callable[[], object], rounds: int = 4) -> float:
-    """The least time of a few calls, after a first one."""
+    """Return the least time of a few calls, after a first one."""
     call()
     taken = []
     for _ in range(rounds):

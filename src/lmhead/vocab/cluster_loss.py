@@ -1,12 +1,12 @@
 """Cross-entropy of an adaptive head with all its options, as weighted answers of its parts.
 
-With target y, its class weight w_y, smoothing ε, and words v with weights w_v (1 if not given):
+With target y, its class weight w_y, smoothing ε, and tokens v with weights w_v (1 if not given):
 
     loss = (1-ε) w_y · -log p(y)  +  ε/V Σ_v w_v · -log p(v)
 
 and -log p(v) is the head's cross-entropy of the entry that v goes through, plus that of v in its
 cluster. So each part has a `RowLoss` of its own: in the head a cluster counts with the sum of its
-words' weights, and without smoothing a token is seen by the head and by one cluster at most. The
+tokens' weights, and without smoothing a token is seen by the head and by one cluster at most. The
 gradients of all parts are made in the forward pass, three products each, as `linear_cross_entropy`
 makes them.
 """
@@ -33,7 +33,7 @@ def cluster_loss(
     reduction: str,
     label_smoothing: float,
 ) -> Tensor:
-    """A number, or (N,) for "none". Targets are ids (N,) or probabilities (N, V)."""
+    """Return a number, or (N,) for "none". Targets are ids (N,) or probabilities (N, V)."""
     if targets.is_floating_point():
         if targets.requires_grad:
             raise ValueError(
@@ -71,8 +71,8 @@ class _Job:
     loss: RowLoss
     rows: Tensor | None = None  # (M,), the tokens that it sees; None for all
     ids: Tensor | None = None  # (M,)
-    mix: Tensor | None = None  # (words of the part,)
-    soft: Tensor | None = None  # (M, words of the part)
+    mix: Tensor | None = None  # (tokens of the part,)
+    soft: Tensor | None = None  # (M, tokens of the part)
     active: Tensor | None = None  # (M,)
 
     def questions(self, clusters: Clusters, hidden: Tensor) -> Questions:
@@ -100,7 +100,7 @@ def _hard(
     ignore_index: int,
     smoothing: float,
 ) -> _Plan:
-    """Targets are ids, (N,)."""
+    """Plan the loss for targets that are ids, (N,)."""
     keep = targets != ignore_index
     ids = torch.where(keep, targets, 0)
     own = keep.double()
@@ -133,7 +133,7 @@ def _hard(
 def _soft(
     clusters: Clusters, targets: Tensor, class_weight: Tensor | None, smoothing: float
 ) -> _Plan:
-    """Targets are distributions, (N, V)."""
+    """Plan the loss for targets that are distributions, (N, V)."""
     weighted = targets if class_weight is None else targets * class_weight
     if clusters.word_at is not None:
         weighted = weighted[:, clusters.word_at]
@@ -154,7 +154,7 @@ def _soft(
 
 
 def _row_loss(share: Tensor, mix: Tensor | None, spread: Tensor) -> RowLoss:
-    """Weights (N,) for `share` of a target and `spread` over the words of `mix`."""
+    """Return weights (N,) for `share` of a target and `spread` over the tokens of `mix`."""
     if mix is None:
         return RowLoss(lse=share, picked=share)
     return RowLoss(lse=share + spread * mix.double().sum(), picked=share, mixed=spread)
@@ -163,7 +163,7 @@ def _row_loss(share: Tensor, mix: Tensor | None, spread: Tensor) -> RowLoss:
 def _mixes(
     clusters: Clusters, class_weight: Tensor | None, smoothing: float, device: torch.device
 ) -> list[Tensor | None]:
-    """The weights over which ε is spread in each part; masked words get none."""
+    """Return the weights over which ε is spread in each part; masked tokens get none."""
     if smoothing == 0.0:
         return [None] * len(clusters.parts)
     dtype = accumulation_dtype(clusters.head_weight.dtype)
@@ -184,6 +184,6 @@ def _mixes(
     return [head, *tails]
 
 
-def clusters_order(clusters: Clusters, by_word: Tensor) -> Tensor:
-    """(V,) by word to (V,) by place."""
-    return by_word if clusters.word_at is None else by_word[clusters.word_at]
+def clusters_order(clusters: Clusters, by_token: Tensor) -> Tensor:
+    """Return a vector (V,) by token as (V,) by place."""
+    return by_token if clusters.word_at is None else by_token[clusters.word_at]

@@ -1,7 +1,7 @@
-"""The k best words of an adaptive head, by branch and bound, exact.
+"""The k best tokens of an adaptive head, by branch and bound, exact.
 
-A word has at most the probability of its cluster: a cluster whose probability is under the k-th
-best word found so far need not be read. The head is always read, and for most states nothing else.
+A token has at most the probability of its cluster: a cluster whose probability is under the k-th
+best token found so far need not be read. The head is always read, and for most states nothing else.
 
 Products run in float32 first; what their rounding leaves undecided is done again in float64, and
 what ties even there is sorted whole. The order is that of exact log-probabilities, lowest id first
@@ -23,14 +23,14 @@ from lmhead.vocab.factors import Factors
 
 # Candidates kept beyond k: that far down the list the gap is larger than rounding.
 _SPARE = 8
-# Words converted to float64 at a time.
+# Tokens converted to float64 at a time.
 _TILE = 8192
 # From here on comparing all pairs of candidates costs more than float64.
 _LARGE = 256
 
 
 def cluster_top(clusters: Clusters, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N, k) in float64 and ids (N, k); -1 where a row has a NaN."""
+    """Return log-probabilities (N, k) in float64 and ids (N, k); -1 where a row has a NaN."""
     values = torch.empty(len(hidden), k, dtype=torch.float64, device=hidden.device)
     ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     start = 0
@@ -65,11 +65,11 @@ class _Search:
         self.clusters, self.hidden, self.k, self.exact = clusters, hidden, k, exact
         n = len(hidden)
         self.error = torch.zeros(n, dtype=torch.float64, device=hidden.device)
-        # Of a pruned or cut-off word, the largest log-probability that it may have.
+        # Of a pruned or cut-off token, the largest log-probability that it may have.
         self.left = torch.full_like(self.error, -math.inf)
 
     def run(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values (B, k), ids (B, k), and which rows are decided beyond rounding."""
+        """Return values (B, k), ids (B, k), and which rows are decided beyond rounding."""
         clusters = self.clusters
         head, every = clusters.parts[0], torch.arange(len(self.hidden), device=self.hidden.device)
         log_p, source, lse = self._log_softmax(head, every)
@@ -92,12 +92,12 @@ class _Search:
             found = self._merge(found, some, rows)
         broken = log_p.isnan().any(1) | found.values.isnan().any(1)
         values, places = found.values[:, : self.k], found.places[:, : self.k]
-        ids = clusters.words(places).masked_fill(broken[:, None], -1)
+        ids = clusters.tokens(places).masked_fill(broken[:, None], -1)
         values = values.masked_fill(broken[:, None], math.nan)
         return values, ids, self._decided(found) | broken
 
     def _log_softmax(self, part: Part, rows: Tensor) -> tuple[Tensor, Source, Tensor]:
-        """Log-probabilities within a part (B, words), exact pairs' source, lse (B,); float64."""
+        """Return log-probabilities (B, tokens) of a part, its source, lse (B,); float64."""
         hidden = self.hidden[rows]
         exact = exact_source(self.clusters, part, hidden)
         source = exact if self.exact else self.clusters.source(part, hidden)
@@ -107,7 +107,7 @@ class _Search:
         return z - lse[:, None], exact, lse
 
     def _rounding(self, part: Part, source: Source, hidden: Tensor) -> Tensor:
-        """How far a log-probability of this part may err, (B,): its logit, and the logsumexp.
+        """Return the error bound of a log-probability of this part, (B,): logit and logsumexp.
 
         A product of D terms errs by at most γ |h| |w|, γ = D u / (1 - D u); see `Source`.
         """
@@ -132,7 +132,7 @@ class _Search:
         rows: Tensor,
         through: Tensor | None,
     ) -> _Found:
-        """The best words of a part, their logits exact: equal rows of the weight tie."""
+        """Return the best tokens of a part, their logits exact: equal rows of the weight tie."""
         kept = min(log_p.shape[1], self.k + _SPARE)
         rough, local = log_p.topk(kept, dim=1)
         if kept < log_p.shape[1]:
@@ -144,7 +144,7 @@ class _Search:
         return _Found(values, local + part.start, torch.full_like(local, part.number))
 
     def _merge(self, found: _Found, some: _Found, rows: Tensor) -> _Found:
-        """All candidates, sorted, as many as may matter."""
+        """Return all candidates, sorted, as many as may matter."""
         n, width = len(found.values), some.values.shape[1]
         values = found.values.new_full((n, width), -math.inf)
         places, parts = found.places.new_zeros(n, width), found.parts.new_zeros(n, width)
@@ -154,7 +154,7 @@ class _Search:
         return self._sorted(_Found(values, places, parts))
 
     def _sorted(self, found: _Found) -> _Found:
-        by_id = self.clusters.words(found.places).argsort(1)
+        by_id = self.clusters.tokens(found.places).argsort(1)
         order = found.values.gather(1, by_id).sort(dim=1, descending=True, stable=True).indices
         order = by_id.gather(1, order)
         if order.shape[1] > self.k + _SPARE:
@@ -163,9 +163,9 @@ class _Search:
         return _Found(*(t.gather(1, order) for t in (found.values, found.places, found.parts)))
 
     def _decided(self, found: _Found) -> Tensor:
-        """Rows whose k best words no rounding could change."""
+        """Return rows whose k best tokens no rounding could change."""
         values, parts = found.values, found.parts
-        # Words that were not kept, or lie in a cluster that was not read.
+        # Tokens that were not kept, or lie in a cluster that was not read.
         decided = self.left + 2 * self.error < values[:, self.k - 1]
         if self.exact:
             return decided | (self.left == -math.inf)
@@ -183,7 +183,7 @@ def _norms(hidden: Tensor) -> Tensor:
 
 
 def _largest(weight: Tensor) -> Tensor:
-    """At least the largest |w| of all rows.
+    """Return an upper bound of the largest |w| of all rows.
 
     In float32 where it can be, which is several times faster than float64; squares may be rounded,
     or lost below 10⁻³⁸.
@@ -199,7 +199,7 @@ def _gamma(terms: int, u: float) -> float:
 
 
 def _product(source: Source, dtype: torch.dtype) -> Tensor:
-    """All logits (B, words) in `dtype`, the weight converted tile by tile."""
+    """Return all logits (B, tokens) in `dtype`, the weight converted tile by tile."""
     hidden = source.hiddens[0].to(dtype)
     weight, bias = source.weights[0], source.bias
     tile = source.vocab if weight.dtype == dtype else _TILE

@@ -1,13 +1,13 @@
 """`Clusters`: the distribution of an adaptive head, and how it answers.
 
-Words are numbered by frequency, and cut into a shortlist and clusters. The head scores the words of
-the shortlist and, as one entry each, the clusters; a cluster scores its own words, on hidden states
-of fewer dimensions:
+Tokens are numbered by frequency, and cut into a shortlist and clusters. The head scores the tokens
+of the shortlist and, as one entry each, the clusters; a cluster scores its own tokens, on hidden
+states of fewer dimensions:
 
-    log p(word) = log softmax(W₀ h)[word]                                     in the shortlist
-    log p(word) = log softmax(W₀ h)[cluster] + log softmax(W_c P_c h)[word]   in cluster c
+    log p(token) = log softmax(W₀ h)[token]                                     in the shortlist
+    log p(token) = log softmax(W₀ h)[cluster] + log softmax(W_c P_c h)[token]   in cluster c
 
-Every softmax here is one sweep, so no answer builds its logits, and a question about few words
+Every softmax here is one sweep, so no answer builds its logits, and a question about few tokens
 leaves the other clusters alone.
 """
 
@@ -20,26 +20,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmhead.sweep import (
-    Pointwise,
-    Questions,
-    RowAnswers,
-    Source,
-    accumulation_dtype,
-    row_answers,
-    whole_row,
-)
+from lmhead.scores.row_loss import RowSums
+from lmhead.sweep import Pointwise, Questions, Source, accumulation_dtype, row_answers
+from lmhead.sweep.decode import row_logits
 from lmhead.vocab.factors import Factors, Uniform, inverse_cdf
 
 
 @dataclass(frozen=True)
 class Part:
-    """A softmax of the head or of a cluster: where its words lie in the order of frequency.
+    """A softmax of the head or of a cluster: where its tokens lie in the order of frequency.
 
     Attributes:
         number: 0 for the head, c + 1 for cluster c.
-        start: place of the first word.
-        stop: place after the last word.
+        start: place of the first token.
+        stop: place after the last token.
     """
 
     number: int
@@ -48,7 +42,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many words."""
+        """How many tokens."""
         return self.stop - self.start
 
 
@@ -57,13 +51,13 @@ class Clusters(Factors):
     """The tensors of an adaptive head.
 
     Attributes:
-        head_weight: (S + C, D), for S words of the shortlist and C clusters.
+        head_weight: (S + C, D), for S tokens of the shortlist and C clusters.
         head_bias: (S + C,) or None.
         projections: (D_c, D) each.
         weights: (V_c, D_c) each.
         biases: (V_c,) or None each.
-        ends: place after the last word of the shortlist and of every cluster; the last is V.
-        place_of: (V,), the place of each word by frequency, or None if words are in that order.
+        ends: place after the last token of the shortlist and of every cluster; the last is V.
+        place_of: (V,), the place of each token by frequency, or None if tokens are in that order.
         word_at: (V,), its inverse.
     """
 
@@ -95,12 +89,12 @@ class Clusters(Factors):
         return tuple(Part(i, a, b) for i, (a, b) in enumerate(zip(starts, self.ends, strict=True)))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All parameters."""
+        """Return all parameters."""
         biases = (b for b in (self.head_bias, *self.biases) if b is not None)
         return (self.head_weight, *self.projections, *self.weights, *biases)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Clusters:
-        """The same with every floating tensor changed."""
+        """Return the same with every floating tensor changed."""
         return replace(
             self,
             head_weight=change(self.head_weight),
@@ -110,50 +104,50 @@ class Clusters(Factors):
             biases=tuple(None if b is None else change(b) for b in self.biases),
         )
 
-    # Where a word is ----------------------------------------------------------------------------
+    # Places of tokens ---------------------------------------------------------------------------
 
     def places(self, ids: Tensor) -> Tensor:
-        """Words to their places in the order of frequency."""
+        """Return the places of tokens in the order of frequency."""
         return ids if self.place_of is None else self.place_of[ids]
 
-    def words(self, places: Tensor) -> Tensor:
-        """Places to words."""
+    def tokens(self, places: Tensor) -> Tensor:
+        """Return the tokens at places."""
         return places if self.word_at is None else self.word_at[places]
 
     def part_of(self, places: Tensor) -> Tensor:
-        """0 for the shortlist, c + 1 for cluster c."""
+        """Return 0 for the shortlist, c + 1 for cluster c."""
         ends = torch.tensor(self.ends[:-1], device=places.device)
         return torch.bucketize(places.contiguous(), ends, right=True)
 
     def entries(self, places: Tensor) -> Tensor:
-        """The entry of the head that a place goes through: its own, or its cluster's."""
+        """Return the entry of the head that a place goes through: its own, or its cluster's."""
         part = self.part_of(places)
         return torch.where(part == 0, places, self.shortlist + part - 1)
 
     # The softmaxes ------------------------------------------------------------------------------
 
     def source(self, part: Part, hidden: Tensor) -> Source:
-        """The logits of a part, for rows (N, D)."""
+        """Return the logits of a part, for rows (N, D)."""
         if part.number == 0:
             return Source((hidden,), (self.head_weight,), self.head_bias, Pointwise())
         c = part.number - 1
         return Source((self.project(c, hidden),), (self.weights[c],), self.biases[c], Pointwise())
 
     def project(self, c: int, hidden: Tensor) -> Tensor:
-        """P_c h, (N, D_c), in float32 for half precisions."""
+        """Return P_c h, (N, D_c), in float32 for half precisions."""
         dtype = accumulation_dtype(hidden.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             return F.linear(hidden.to(dtype), self.projections[c].to(dtype))
 
-    def answers(self, part: Part, hidden: Tensor, **asked: object) -> RowAnswers:
-        """One sweep over the words of a part."""
+    def answers(self, part: Part, hidden: Tensor, **asked: object) -> RowSums:
+        """Sweep over the tokens of a part."""
         questions = Questions(self.source(part, hidden), max_bytes=self.max_bytes, **asked)  # type: ignore[arg-type]
         return row_answers(questions)[0]
 
     # Answers ------------------------------------------------------------------------------------
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Log p of given words: (N, D) and (N, K) give (N, K). Only their clusters are read."""
+        """Return log p of tokens: (N, D) and (N, K) give (N, K). Only their clusters are read."""
         places = self.places(ids)
         part_of = self.part_of(places)
         head = self.answers(self.parts[0], hidden, ids=self.entries(places))
@@ -170,7 +164,7 @@ class Clusters(Factors):
         return log_p.to(accumulation_dtype(hidden.dtype))
 
     def log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
-        """Log p of all words: (N, D) gives (N, V)."""
+        """Return log p of all tokens: (N, D) gives (N, V)."""
         dense = _exact_logits if exact else _dense_logits
         head = dense(self, self.parts[0], hidden).log_softmax(1)
         made = [head[:, : self.shortlist]]
@@ -181,18 +175,16 @@ class Clusters(Factors):
         return by_place if self.place_of is None else by_place[:, self.place_of]
 
     def entropy(self, hidden: Tensor) -> Tensor:
-        """H(head) + Σ_c p_c H(c), (N,)."""
+        """Return H(head) + Σ_c p_c H(c), (N,)."""
         first = self.shortlist + torch.arange(len(self.weights), device=hidden.device)
         every = first[None].expand(len(hidden), -1)
         head = self.answers(self.parts[0], hidden, ids=every, entropy=True)
         total = head.entropy
-        assert total is not None
         mass = _log_softmax(head).exp()
         for part in self.parts[1:]:
             inner = self.answers(part, hidden, entropy=True).entropy
-            assert inner is not None
             total = total + mass[:, part.number - 1] * inner
-        return total.to(accumulation_dtype(hidden.dtype))
+        return total.to(accumulation_dtype(hidden.dtype))  # type: ignore[no-any-return]
 
     def cross_entropy(
         self,
@@ -204,7 +196,7 @@ class Clusters(Factors):
         reduction: str,
         label_smoothing: float,
     ) -> Tensor:
-        """The sum of the parts' cross-entropies: see `cluster_loss`."""
+        """Return the sum of the parts' cross-entropies: see `cluster_loss`."""
         from lmhead.vocab.cluster_loss import cluster_loss
 
         return cluster_loss(
@@ -218,28 +210,28 @@ class Clusters(Factors):
         )
 
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k best words, by branch and bound: see `cluster_top`."""
+        """Return the k best tokens, by branch and bound: see `cluster_top`."""
         from lmhead.vocab.cluster_top import cluster_top
 
         return cluster_top(self, hidden, k)
 
     def draw(self, hidden: Tensor, uniform: Uniform) -> Tensor:
-        """First an entry of the head, then a word of its cluster; each row alone."""
+        """Draw an entry of the head, then a token of its cluster; each row alone."""
         first, second = uniform(0), uniform(1)
         drawn = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
         for i in range(len(hidden)):
             row = hidden[i : i + 1]
-            z = whole_row(self.source(self.parts[0], row), 0)
+            z = row_logits(self.source(self.parts[0], row))[0]
             place = inverse_cdf(z.double().log_softmax(0), first[i])
             if place >= self.shortlist:
                 part = self.parts[1 + int(place) - self.shortlist]
-                z = whole_row(self.source(part, row), 0)
+                z = row_logits(self.source(part, row))[0]
                 place = part.start + inverse_cdf(z.double().log_softmax(0), second[i])
             drawn[i] = place
-        return self.words(drawn)
+        return self.tokens(drawn)
 
     def explain(self, rows: int) -> list[str]:
-        """What questions about so many rows cost."""
+        """Return the costs of questions about a number of rows."""
         head, tails = self.head_weight.numel(), [w.numel() for w in self.weights]
         projected = [p.numel() for p in self.projections]
         every = head + sum(tails) + sum(projected)
@@ -249,11 +241,11 @@ class Clusters(Factors):
         )
         full = self.vocab * self.head_weight.shape[1]
         return [
-            f"  shortlist               {self.shortlist:,} words x {self.head_weight.shape[1]}",
+            f"  shortlist               {self.shortlist:,} tokens x {self.head_weight.shape[1]}",
             f"  clusters                {widths or 'none'}",
-            f"  a word's log_prob       {_flop(rows * head)}, and for a word outside the shortlist "
+            f"  a token's log_prob      {_flop(rows * head)}, and outside the shortlist "
             f"up to {_flop(rows * max(map(sum, zip(tails, projected, strict=True)), default=0))}",
-            f"  all words               {_flop(rows * every)}; "
+            f"  all tokens              {_flop(rows * every)}; "
             f"a full softmax takes {_flop(rows * full)}",
         ]
 
@@ -262,21 +254,19 @@ def _flop(products: int) -> str:
     return f"{2e-9 * products:,.3f} GFLOP"
 
 
-def _log_softmax(answers: RowAnswers) -> Tensor:
-    """Log-probabilities of the picked words within their part, (N, K), float64."""
-    assert answers.picked is not None
-    assert answers.lse is not None
-    return answers.picked - answers.lse[:, None]
+def _log_softmax(answers: RowSums) -> Tensor:
+    """Return log-probabilities of the picked tokens within their part, (N, K), float64."""
+    return answers.picked - answers.lse[:, None]  # type: ignore[no-any-return]
 
 
 def _dense_logits(clusters: Clusters, part: Part, hidden: Tensor) -> Tensor:
-    """All logits of a part, (N, words)."""
+    """Return all logits of a part, (N, tokens)."""
     with torch.autocast(hidden.device.type, enabled=False):
         return clusters.source(part, hidden).dense()
 
 
 def _exact_logits(clusters: Clusters, part: Part, hidden: Tensor) -> Tensor:
-    """The same in float64, each sum in one order whatever the batch."""
+    """Return the same in float64, each sum in one order whatever the batch."""
     source = exact_source(clusters, part, hidden)
     every = torch.arange(source.vocab, device=hidden.device)
     ids = every.expand(len(hidden), -1)
@@ -284,7 +274,7 @@ def _exact_logits(clusters: Clusters, part: Part, hidden: Tensor) -> Tensor:
 
 
 def exact_source(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
-    """A part's logits from float64 hidden states; weights stay as they are stored."""
+    """Return a part's logits from float64 hidden states; weights remain as stored."""
     if part.number == 0:
         return clusters.source(part, hidden)
     c = part.number - 1
@@ -296,14 +286,14 @@ def exact_source(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
 
 
 def exact_pairs(source: Source, ids: Tensor) -> Tensor:
-    """Logits of words (N, K) in float64, each sum in one order."""
+    """Return logits of tokens (N, K) in float64, each sum in one order."""
     rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
     flat = source.pairs(rows.reshape(-1), ids.reshape(-1), max_bytes=_PAIR_BYTES)
     return flat.reshape(ids.shape)
 
 
 def cluster_rows(part_of: Tensor, parts: tuple[Part, ...]) -> Iterator[tuple[Part, Tensor]]:
-    """Every cluster with the rows (M,) that go to it."""
+    """Return every cluster with the rows (M,) that go to it."""
     for part in parts[1:]:
         yield part, (part_of == part.number).nonzero()[:, 0]
 

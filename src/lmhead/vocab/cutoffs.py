@@ -1,13 +1,13 @@
 """Where to cut the vocabulary of an adaptive head: a model of its cost, and the cheapest cut.
 
-In:  how often words occur, most frequent first; the sizes.
+In:  how often tokens occur, most frequent first; the sizes.
 Out: cut-offs, places by frequency where the shortlist ends and where clusters end.
 
 The time of one training step for N tokens, in multiplications, is
 
-    N · (S + C) · D                                  the head: S words, C clusters
+    N · (S + C) · D                                  the head: S tokens, C clusters
     + Σ_c N · p_c · (V_c + D) · D_c                  cluster c sees its share p_c of the tokens
-    + Σ_parts a · words · width                      reading the weight and writing its gradient
+    + Σ_parts a · tokens · width                      reading the weight and writing its gradient
     + Σ_parts b                                      a call costs something however small it is
 
 The best cut of a given number of clusters is found by dynamic programming over places on a
@@ -32,16 +32,16 @@ _PER_WEIGHT = 25.0
 _PER_CALL = 1.5e7
 # Places where a cut may lie.
 _GRID = 96
-# A width below this cannot tell words apart.
+# A width below this cannot tell tokens apart.
 _NARROWEST = 8
 
 
 def check_cutoffs(cutoffs: Any, vocab_size: int) -> tuple[int, ...]:
-    """Cut-offs in ascending order, inside the vocabulary: [2000, 10000] for V = 50000."""
+    """Validate cut-offs: ascending, inside the vocabulary: [2000, 10000] for V = 50000."""
     if isinstance(cutoffs, str) or not isinstance(cutoffs, Sequence):
-        raise TypeError(f"cutoffs must be a list of whole numbers; got {type(cutoffs).__name__}")
+        raise TypeError(f"cutoffs must be a list of integers; got {type(cutoffs).__name__}")
     for i, cut in enumerate(cutoffs):
-        checks.check_whole(f"cutoffs[{i}]", cut, low=1, high=vocab_size - 1)
+        checks.check_integer(f"cutoffs[{i}]", cut, low=1, high=vocab_size - 1)
     given = tuple(cutoffs)
     if any(a >= b for a, b in pairwise(given)):
         raise ValueError(f"cutoffs must be in ascending order, each once; got {list(given)}")
@@ -49,7 +49,7 @@ def check_cutoffs(cutoffs: Any, vocab_size: int) -> tuple[int, ...]:
 
 
 def widths(hidden_size: int, clusters: int, div_value: float) -> tuple[int, ...]:
-    """D_c = D / div_value^(c + 1), at least 1, as in `nn.AdaptiveLogSoftmaxWithLoss`."""
+    """Return D_c = D / div_value^(c + 1), at least 1, as in `nn.AdaptiveLogSoftmaxWithLoss`."""
     return tuple(max(1, int(hidden_size // div_value ** (c + 1))) for c in range(clusters))
 
 
@@ -63,10 +63,10 @@ def choose_cutoffs(
     max_clusters: int = 4,
     coverage: float = 0.8,
 ) -> tuple[int, ...]:
-    """The cut-offs with the least modelled time per training step.
+    """Return the cut-offs with the least modelled time per training step.
 
-    By time alone the shortlist would be a few dozen words, and most tokens would be told apart in a
-    fraction of the width: `coverage` holds the quality.
+    By time alone the shortlist would be a few dozen tokens, and most positions would be scored at
+    a fraction of the width: `coverage` keeps the quality.
 
     Args:
         vocab_size: V.
@@ -74,25 +74,25 @@ def choose_cutoffs(
         frequencies: (V,), in any order; Zipf's law if not given.
         div_value: by how much the width shrinks from one cluster to the next.
         tokens: N, of a training step.
-        max_clusters: at most so many; widths under 8 are not used.
-        coverage: the share of all tokens whose words must be in the shortlist, at least.
+        max_clusters: maximum number; widths under 8 are not used.
+        coverage: minimum share of positions whose target is in the shortlist.
 
     >>> choose_cutoffs(33278, 256)
     (5761, 8932)
     >>> choose_cutoffs(100, 32)
     ()
     """
-    checks.check_whole("vocab_size", vocab_size, low=1)
-    checks.check_whole("hidden_size", hidden_size, low=1)
+    checks.check_integer("vocab_size", vocab_size, low=1)
+    checks.check_integer("hidden_size", hidden_size, low=1)
     checks.check_number("div_value", div_value, low=1.0)
-    checks.check_whole("tokens", tokens, low=1)
-    checks.check_whole("max_clusters", max_clusters, low=0)
+    checks.check_integer("tokens", tokens, low=1)
+    checks.check_integer("max_clusters", max_clusters, low=0)
     checks.check_number("coverage", coverage, low=0.0, high=1.0)
     if frequencies is None:
         shares = zipf(vocab_size)
     else:
         shares = check_frequencies(frequencies, vocab_size).sort(descending=True).values
-    before = torch.cat([shares.new_zeros(1), shares.cumsum(0)])  # mass of the first v words
+    before = torch.cat([shares.new_zeros(1), shares.cumsum(0)])  # mass of the first v tokens
     places = _grid(vocab_size)
     best: tuple[float, tuple[int, ...]] = (_head_cost(vocab_size, 0, hidden_size, tokens), ())
     for n in range(1, max_clusters + 1):
@@ -112,7 +112,7 @@ def training_cost(
     div_value: float,
     tokens: int,
 ) -> float:
-    """The modelled cost of a step in multiplications; `shares` (V,) most frequent first."""
+    """Return the modelled cost of a step in multiplications; `shares` (V,) descending."""
     ends = [*cutoffs, vocab_size]
     cost = _head_cost(ends[0], len(cutoffs), hidden_size, tokens)
     sizes = widths(hidden_size, len(cutoffs), div_value)
@@ -123,18 +123,18 @@ def training_cost(
 
 
 def _grid(vocab_size: int) -> list[int]:
-    """Places from 1 to V on a logarithmic scale, V last."""
+    """Return places from 1 to V on a logarithmic scale, V last."""
     steps = torch.logspace(0, 1, _GRID, base=vocab_size, dtype=torch.float64).round().long()
     return sorted({*steps.tolist(), vocab_size})
 
 
-def _head_cost(words: int, clusters: int, hidden_size: int, tokens: int) -> float:
-    return (words + clusters) * hidden_size * (tokens + _PER_WEIGHT) + _PER_CALL
+def _head_cost(vocab: int, clusters: int, hidden_size: int, tokens: int) -> float:
+    return (vocab + clusters) * hidden_size * (tokens + _PER_WEIGHT) + _PER_CALL
 
 
-def _cluster_cost(share: Any, words: Any, width: int, hidden_size: int, tokens: int) -> Any:
-    products = tokens * share * (words + hidden_size) * width
-    return products + _PER_WEIGHT * (words + hidden_size) * width + _PER_CALL
+def _cluster_cost(share: Any, vocab: Any, width: int, hidden_size: int, tokens: int) -> Any:
+    products = tokens * share * (vocab + hidden_size) * width
+    return products + _PER_WEIGHT * (vocab + hidden_size) * width + _PER_CALL
 
 
 def _best_cut(
@@ -145,10 +145,10 @@ def _best_cut(
     tokens: int,
     coverage: float,
 ) -> tuple[float, tuple[int, ...]]:
-    """The cheapest cut into a shortlist and len(sizes) clusters: its cost, the cut-offs."""
+    """Return the cheapest cut into a shortlist and len(sizes) clusters: its cost, the cut-offs."""
     at = torch.tensor(places)
     mass = before[at]
-    # cost[i]: the cheapest way to cover the words from places[i] on; filled from the last cluster.
+    # cost[i]: the cheapest way to cover the tokens from places[i] on; filled from the last cluster.
     cost = torch.full((len(places),), torch.inf, dtype=torch.float64)
     cost[-1] = 0.0
     following: list[Tensor] = []

@@ -1,8 +1,8 @@
 """`Factors`: the hooks by which a factored head answers every question.
 
-A factored head gives a normalised distribution as a product of smaller ones: a cluster and a word
+A factored head gives a normalised distribution as a product of smaller ones: a cluster and a token
 in it, or the decisions on a path. Its tensors at the time of the call, together with these hooks,
-are all that `FactoredLogits` knows of it.
+are all that `FactoredScores` knows of it.
 
 In:  rows of hidden states, (N, D).
 Out: numbers in float32 (float64 for float64 hidden states) that carry gradients, unless said
@@ -30,7 +30,7 @@ Self = TypeVar("Self", bound="Factors")
 
 
 class Factors(ABC):
-    """A factored distribution over V words.
+    """A factored distribution over V tokens.
 
     To write one: the five abstract hooks. The rest is answered from whole rows of log-probabilities
     as long as it is not overridden: right, in bounded memory, but V per row.
@@ -49,19 +49,19 @@ class Factors(ABC):
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors that may want a gradient."""
+        """Return all tensors that may want a gradient."""
 
     @abstractmethod
     def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same with every floating tensor changed: detached, moved, in another type."""
+        """Return the same with every floating tensor changed: detached, moved, converted."""
 
     @abstractmethod
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Log p of given words: (N, D) and (N, K) give (N, K)."""
+        """Return log p of given tokens: (N, D) and (N, K) give (N, K)."""
 
     @abstractmethod
     def log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
-        """Log p of all words: (N, D) gives (N, V).
+        """Return log p of all tokens: (N, D) gives (N, V).
 
         Callers give few rows at a time. `exact` asks for float64 arithmetic on the stored numbers,
         with sums in one order whatever the batch; no gradients then.
@@ -78,7 +78,7 @@ class Factors(ABC):
         reduction: str,
         label_smoothing: float,
     ) -> Tensor:
-        """`F.cross_entropy(log_probs(hidden), targets, ...)`: a number, or (N,) for "none".
+        """Return `F.cross_entropy(log_probs(hidden), targets, ...)`: a number, or (N,) for "none".
 
         Targets are ids (N,), or probabilities (N, V); all arguments have been checked. Where an
         option cannot be had, raise a `ValueError` that says so.
@@ -87,11 +87,11 @@ class Factors(ABC):
     # What follows from whole rows, unless it can be had cheaper ----------------------------------
 
     def explain(self, rows: int) -> list[str]:
-        """What questions about so many rows cost, one line each."""
-        return [f"  an answer               all {self.vocab:,} words of {rows:,} rows"]
+        """Return the costs of questions about a number of rows, one line each."""
+        return [f"  an answer               all {self.vocab:,} tokens of {rows:,} rows"]
 
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest log-probabilities and their ids, (N, k) each; float64, no gradients.
+        """Return the k largest log-probabilities and ids, (N, k) each; float64, no gradients.
 
         In the order of exact log-probabilities, lowest id first among equals. Where a row holds a
         NaN there is no order: its ids are -1.
@@ -108,7 +108,7 @@ class Factors(ABC):
         return values, ids.long()
 
     def entropy(self, hidden: Tensor) -> Tensor:
-        """-Σ_v p_v log p_v in nats, (N,)."""
+        """Return -Σ_v p_v log p_v in nats, (N,)."""
 
         def of(rows: Tensor) -> Tensor:
             log_p = self.log_probs(rows)
@@ -120,7 +120,7 @@ class Factors(ABC):
         return self.by_blocks(of, hidden)
 
     def draw(self, hidden: Tensor, uniform: Uniform) -> Tensor:
-        """A word per row, drawn from the distribution: (N,), no gradients."""
+        """Return a token per row, drawn from the distribution: (N,), no gradients."""
         u = uniform(0)
         drawn = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
         with torch.no_grad():
@@ -131,33 +131,31 @@ class Factors(ABC):
     # Helpers -------------------------------------------------------------------------------------
 
     def blocks(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Rows, as many at a time as `max_bytes` has room for; none if there are none."""
+        """Yield rows, as many at a time as fit `max_bytes`; none if there are none."""
         budget = DEFAULT_MAX_BYTES if self.max_bytes is None else self.max_bytes
         size = max(1, budget // (32 * self.vocab))
         return torch.split(hidden, size) if len(hidden) else ()
 
     def by_blocks(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """`function` of rows (B, D) to (B, ...), a block at a time, in the forward pass and in the
-        backward one.
-        """
+        """Apply `function` to rows (B, D) -> (B, ...), a block at a time, in both passes."""
         blocks = self.blocks(hidden)
         return torch.cat([again(function, b) for b in blocks]) if blocks else function(hidden)
 
     def bounded(self: Self, max_bytes: int) -> Self:
-        """The same with another bound on temporary memory."""
+        """Return the same with another bound on temporary memory."""
         checks.check_max_bytes(max_bytes)
         other = copy(self)
         object.__setattr__(other, "max_bytes", max_bytes)  # a frozen dataclass, as often as not
         return other
 
     def wants_grad(self, hidden: Tensor) -> bool:
-        """Whether gradients will be asked for."""
+        """Return whether gradients are needed."""
         tensors = (hidden, *self.tensors())
         return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    """`function(*args)`, computed once more in the backward pass instead of being remembered."""
+    """Return `function(*args)`, recomputed in the backward pass."""
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return function(*args)
     made: Tensor = checkpoint(function, *args, use_reentrant=False)
@@ -165,14 +163,14 @@ def again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
 
 
 def vmapped() -> bool:
-    """Whether we are inside of `torch.func.vmap`, where no size may depend on numbers."""
+    """Return whether `torch.func.vmap` is active, where no size may depend on values."""
     stack = torch._C._functorch.get_interpreter_stack()
     kind = torch._C._functorch.TransformType.Vmap
     return any(level.key() == kind for level in stack or ())
 
 
 def inverse_cdf(log_p: Tensor, u: Tensor) -> Tensor:
-    """The word v with P(< v) <= u < P(<= v): (V,) and () give (). Never a word of probability 0."""
+    """Return the token v with P(< v) <= u < P(<= v), never of probability 0: (V,), () give ()."""
     cumulated = log_p.double().exp().cumsum(0)
     # Rounding may leave the sum at a little more or less than 1.
     found = torch.searchsorted(cumulated, u * cumulated[-1], right=True)

@@ -1,8 +1,8 @@
-"""Where the negatives of a sampled loss come from: q(word), and draws from it.
+"""Where the negatives of a sampled loss come from: q(token), and draws from it.
 
     uniform        q = 1 / V
     log_uniform    q = log((r + 2) / (r + 1)) / log(V + 1), r the rank by frequency: Zipf's law
-    unigram        q = how often the word occurs
+    unigram        q = how often the token occurs
 
 A draw is a function of (seed, step, number): the same in any process that has come as far.
 """
@@ -22,10 +22,10 @@ PROPOSALS = ("log_uniform", "unigram", "uniform")
 
 
 def log_proposal(proposal: str, vocab_size: int, frequencies: Any) -> Tensor:
-    """Log q of every word, (V,), float64.
+    """Return log q of every token, (V,), float64.
 
-    With "unigram", words that never occur count for half of the rarest one: a target must be
-    possible. With "log_uniform", ranks are those of `frequencies`, or the words' numbers.
+    With "unigram", tokens that never occur count for half of the rarest one: a target must be
+    possible. With "log_uniform", ranks are those of `frequencies`, or the tokens' numbers.
 
     >>> log_proposal("log_uniform", 3, None).exp()
     tensor([0.5000, 0.2925, 0.2075], dtype=torch.float64)
@@ -50,7 +50,7 @@ def log_proposal(proposal: str, vocab_size: int, frequencies: Any) -> Tensor:
 
 
 def draw_negatives(cumulated: Tensor, count: int, seed: int, step: int) -> Tensor:
-    """`count` words, with replacement: (K,). `cumulated` (V,) is the running sum of q."""
+    """Draw `count` tokens with replacement: (K,). `cumulated` (V,) is the running sum of q."""
     keys = make_keys([seed], torch.tensor([step]))
     u = uniforms(keys, torch.arange(count)[None], FOR_NEGATIVES)[0].to(cumulated.device)
     found = torch.searchsorted(cumulated, u * cumulated[-1], right=True)

@@ -1,11 +1,11 @@
-"""A tree over the words of a vocabulary, as tables of whole numbers.
+"""A tree over the tokens of a vocabulary, as tables of integers.
 
 In:  forks with their branches, from `tree_makers` (Huffman, balanced) or from `tree_files` (JSON).
-Out: `Tree`, checked: who stands above whom, what stands below a fork, and the path of a word.
+Out: `Tree`, checked: parents, children, and the path of a token.
 
-A node is a word (0 to V - 1) or a fork (V + f). Forks are numbered from the root, 0, level by
-level. A fork with c branches has c - 1 rows of weights: the last branch has the score 0, as the
-right branch of a yes-or-no question has. Every tree over V words has V - 1 rows in all.
+A node is a token (0 to V - 1) or a fork (V + f). Forks are numbered from the root, 0, level by
+level. A fork with c branches has c - 1 rows of weights: the last branch has the score 0, as in
+a binary decision. Every tree over V tokens has V - 1 rows in all.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class Steps(NamedTuple):
-    """The decisions on the paths of some words, path after path, each from the root down.
+    """The decisions on the paths of some tokens, path after path, each from the root down.
 
     Attributes:
-        owner: (P,), whose path it is: the place of the word among those given.
+        owner: (P,), whose path it is: the place of the token among those given.
         fork: (P,), where the decision is made.
         branch: (P,), how it goes.
     """
@@ -51,7 +51,7 @@ class Tables:
         start: (F + 1,), the first edge of a fork.
         child: (E,), the node at the end of an edge.
         first_row: (F + 1,), the first row of weights of a fork.
-        below: (N,), how many words stand below a node, itself included.
+        below: (N,), number of tokens below a node, itself included.
     """
 
     parent: Tensor
@@ -65,19 +65,19 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Words at the leaves, decisions at the forks.
+    """Tokens at the leaves, decisions at the forks.
 
     Made by `huffman`, `balanced`, `read_tree`, or `Tree.from_parents`.
 
     Attributes:
-        vocab: V, the number of words.
+        vocab: V, the number of tokens.
         start: (F + 1,), the first edge of each fork.
         child: (E,), the node at the end of each edge.
 
     >>> from lmhead.vocab.tree_files import read_tree
     >>> tree = read_tree([[0, 1], 2], vocab=3)
     >>> tree
-    Tree(3 words, 2 forks, paths of 1 to 2 decisions)
+    Tree(3 tokens, 2 forks, paths of 1 to 2 decisions)
     >>> steps = tree.paths(torch.tensor([2, 1]))
     >>> steps.owner, steps.fork, steps.branch
     (tensor([0, 1, 1]), tensor([0, 0, 1]), tensor([1, 0, 1]))
@@ -95,13 +95,13 @@ class Tree:
         Args:
             vocab: V.
             start: (F + 1,), the first entry of each fork in `child`.
-            child: (E,), words and V + forks.
-            root: the fork at the top; ignored if there is none, which a single word needs.
+            child: (E,), tokens and V + forks.
+            root: the fork at the top; ignored if there is none, which a single token needs.
         """
         forks = len(start) - 1
         if forks == 0:
             if vocab != 1:
-                raise ValueError(f"tree must have forks for {vocab} words; got none")
+                raise ValueError(f"tree must have forks for {vocab} tokens; got none")
             return cls(vocab, np.zeros(1, np.int64), np.zeros(0, np.int64))
         _check_forks(vocab, start, child, root)
         sizes = np.diff(start)
@@ -125,11 +125,11 @@ class Tree:
 
     @classmethod
     def from_parents(cls, vocab: int, parents: Tensor) -> Tree:
-        """The tree of a checkpoint: (N, 2), the fork above each node and its place there."""
+        """Return the tree of a checkpoint: (N, 2), the fork above each node and its place there."""
         table = parents.detach().cpu().numpy().astype(np.int64)
         if table.ndim != 2 or table.shape[1] != 2 or len(table) < vocab:
             raise ValueError(
-                f"parents must have shape (words and forks, 2) for {vocab} words; "
+                f"parents must have shape (tokens and forks, 2) for {vocab} tokens; "
                 f"got {tuple(parents.shape)}"
             )
         forks = len(table) - vocab
@@ -154,7 +154,7 @@ class Tree:
 
     @cached_property
     def arity(self) -> int:
-        """The most branches that a fork has; 0 for a single word."""
+        """The most branches that a fork has; 0 for a single token."""
         return int(np.diff(self.start).max(initial=0))
 
     @cached_property
@@ -197,7 +197,7 @@ class Tree:
         return Tables(*(torch.from_numpy(t) for t in (*made, first_row, below)))
 
     def on(self, device: torch.device) -> Tables:
-        """The tables on a device, moved there once."""
+        """Return the tables on a device, moved there once."""
         if device.type in ("cpu", "meta"):
             return self.tables
         if device not in self._tables:
@@ -212,25 +212,25 @@ class Tree:
 
     @property
     def depths(self) -> Tensor:
-        """(V,), how many decisions lead to each word."""
+        """(V,), how many decisions lead to each token."""
         return self.tables.depth[: self.vocab]
 
-    def paths(self, words: Tensor) -> Steps:
-        """The decisions that lead to each of the words (M,): all paths at once, a step at a time.
+    def paths(self, tokens: Tensor) -> Steps:
+        """Return the decisions that lead to each of the tokens (M,), all paths at once.
 
         No path is stored: the tree costs O(V) memory whatever its shape.
         """
-        tables = self.on(words.device)
-        lengths = tables.depth[words]
+        tables = self.on(tokens.device)
+        lengths = tables.depth[tokens]
         ends = lengths.cumsum(0)
         owner = torch.repeat_interleave(lengths)
         fork, branch = torch.empty_like(owner), torch.empty_like(owner)
         wrapped = torch._C._are_functorch_transforms_active()
-        if native.core is not None and words.device.type == "cpu" and not wrapped:
-            given = (words.contiguous(), ends, fork, branch)
+        if native.core is not None and native.readable(tokens) and not wrapped:
+            given = (tokens.contiguous(), ends, fork, branch)
             native.core.tree_paths(tables.parent, tables.branch, self.vocab, *given)
             return Steps(owner, fork, branch)
-        node, place = words[lengths > 0], ends[lengths > 0] - 1
+        node, place = tokens[lengths > 0], ends[lengths > 0] - 1
         left = lengths[lengths > 0]
         while len(node):
             above = tables.parent[node]
@@ -241,7 +241,7 @@ class Tree:
         return Steps(owner, fork, branch)
 
     def to_json(self) -> str:
-        """The tree as `{"forks": [[...], ...]}`, which `read_tree` reads: see docs/vocab_tree.md.
+        """Return the tree as `{"forks": [[...], ...]}` for `read_tree`: see docs/vocab_tree.md.
 
         >>> from lmhead.vocab.tree_makers import balanced
         >>> balanced(3).to_json()
@@ -267,13 +267,13 @@ class Tree:
 
     def __repr__(self) -> str:
         if not self.forks:
-            return f"Tree({self.vocab} word, no forks)"
+            return f"Tree({self.vocab} token, no forks)"
         low, high = int(self.depths.min()), int(self.depths.max())
-        return f"Tree({self.vocab} words, {self.forks} forks, paths of {low} to {high} decisions)"
+        return f"Tree({self.vocab} tokens, {self.forks} forks, paths of {low} to {high} decisions)"
 
 
 def ranges(starts: Ints, sizes: Ints) -> Ints:
-    """starts[0], starts[0] + 1, ... (sizes[0] of them), starts[1], ..., in one array.
+    """Return starts[0], starts[0] + 1, ... (sizes[0] of them), starts[1], ..., in one array.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -283,7 +283,7 @@ def ranges(starts: Ints, sizes: Ints) -> Ints:
 
 
 def _check_forks(vocab: int, start: Ints, child: Ints, root: int) -> None:
-    """Every word once, every fork but the root once, two branches or more."""
+    """Validate forks: every token once, every fork but the root once, two branches or more."""
     forks = len(start) - 1
     sizes = np.diff(start)
     if (sizes < 2).any():
@@ -296,18 +296,18 @@ def _check_forks(vocab: int, start: Ints, child: Ints, root: int) -> None:
         at = int(np.argmax(wrong))
         fork = int(np.searchsorted(start, at, side="right")) - 1
         raise ValueError(
-            f"nodes of the tree must be words in [0, {vocab}) or forks in [0, {forks}); "
+            f"nodes of the tree must be tokens in [0, {vocab}) or forks in [0, {forks}); "
             f"got {int(child[at])} in fork {fork}"
         )
     counts = np.bincount(child, minlength=vocab + forks)
     again = np.flatnonzero(counts[:vocab] > 1)
     if len(again):
-        word = int(again[0])
-        raise ValueError(f"tree must hold every word once; {word} is there {counts[word]} times")
+        token = int(again[0])
+        raise ValueError(f"tree must hold every token once; {token} is there {counts[token]} times")
     missing = np.flatnonzero(counts[:vocab] == 0)
     if len(missing):
         raise ValueError(
-            f"tree must hold every word of [0, {vocab}); it misses {len(missing)}, "
+            f"tree must hold every token of [0, {vocab}); it misses {len(missing)}, "
             f"the first is {int(missing[0])}"
         )
     if counts[vocab + root]:

@@ -1,7 +1,7 @@
 """`TreeFactors`: the questions of a head, answered by decisions on paths.
 
 In:  rows of hidden states (N, D), the parameters of the forks.
-Out: log-probabilities, losses, best words and samples; see `Factors` for what each hook means.
+Out: log-probabilities, losses, best tokens and samples; see `Factors` for what each hook means.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from lmhead.sweep import accumulation_dtype
 from lmhead.vocab.factors import Factors, Uniform, again, vmapped
-from lmhead.vocab.paths import Forks
-from lmhead.vocab.tree_search import best_words
+from lmhead.vocab.tree_paths import Forks
+from lmhead.vocab.tree_search import best_tokens
 
 
 @dataclass(frozen=True)
 class TreeFactors(Factors):
-    """A distribution over words as a tree of decisions.
+    """A distribution over tokens as a tree of decisions.
 
     Attributes:
         forks: the tree with its parameters.
@@ -38,23 +38,23 @@ class TreeFactors(Factors):
         return self.forks.tree.vocab
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Weight and bias of the forks."""
+        """Return weight and bias of the forks."""
         weight, bias = self.forks.weight, self.forks.bias
         return (weight,) if bias is None else (weight, bias)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TreeFactors:
-        """The same with changed parameters."""
+        """Return the same with changed parameters."""
         bias = None if self.forks.bias is None else change(self.forks.bias)
         return replace(self, forks=self.forks._replace(weight=change(self.forks.weight), bias=bias))
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Log p of given words: (N, D) and (N, K) give (N, K), in O(log V) products each."""
-        token = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
-        log_p = self.forks.word_log_prob(hidden, token, ids.reshape(-1))
+        """Return log p of tokens: (N, D) and (N, K) give (N, K), in O(log V) products each."""
+        row = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+        log_p = self.forks.token_log_prob(hidden, row, ids.reshape(-1))
         return log_p.reshape(ids.shape).to(accumulation_dtype(hidden.dtype))
 
     def log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
-        """Log p of all words, (N, V)."""
+        """Return log p of all tokens, (N, V)."""
         return self.forks.all_log_probs(hidden, exact=exact)
 
     def cross_entropy(
@@ -67,7 +67,7 @@ class TreeFactors(Factors):
         reduction: str,
         label_smoothing: float,
     ) -> Tensor:
-        """Cross-entropy; see `Factors`.
+        """Return the cross-entropy; see `Factors`.
 
         Label smoothing and target probabilities are exact, and read all forks: a product with V - 1
         rows, where the plain loss has one with those on the targets' paths.
@@ -91,19 +91,19 @@ class TreeFactors(Factors):
         ignore_index: int,
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        """The loss of each token (N,), 0 where ignored, and what "mean" divides by; float64."""
+        """Return the loss of each row (N,), 0 where ignored, and the divisor of "mean"; float64."""
         if vmapped():
             return self._hard_of_all(hidden, targets, class_weight, ignore_index, label_smoothing)
-        token = (targets != ignore_index).nonzero()[:, 0]
-        words = targets[token]
-        own = torch.ones(len(words), dtype=torch.float64, device=words.device)
+        row = (targets != ignore_index).nonzero()[:, 0]
+        ids = targets[row]
+        own = torch.ones(len(ids), dtype=torch.float64, device=ids.device)
         if class_weight is not None:
-            own = class_weight.double()[words]
-        loss = -own * self.forks.word_log_prob(hidden, token, words)
+            own = class_weight.double()[ids]
+        loss = -own * self.forks.token_log_prob(hidden, row, ids)
         if label_smoothing:
-            spread = self._spread(hidden[token], class_weight)
+            spread = self._spread(hidden[row], class_weight)
             loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
-        return loss.new_zeros(len(targets)).index_copy(0, token, loss), own.sum()
+        return loss.new_zeros(len(targets)).index_copy(0, row, loss), own.sum()
 
     def _hard_of_all(
         self,
@@ -113,11 +113,11 @@ class TreeFactors(Factors):
         ignore_index: int,
         label_smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        """The same from all words: under `vmap` no size may depend on the targets."""
+        """Return the same from all tokens: under `vmap` no size may depend on the targets."""
         kept = targets != ignore_index
-        words = torch.where(kept, targets, 0)
-        own = kept.double() if class_weight is None else kept * class_weight.double()[words]
-        log_p = self.forks.all_log_probs(hidden).gather(1, words[:, None])[:, 0]
+        ids = torch.where(kept, targets, 0)
+        own = kept.double() if class_weight is None else kept * class_weight.double()[ids]
+        log_p = self.forks.all_log_probs(hidden).gather(1, ids[:, None])[:, 0]
         loss = -own * log_p
         if label_smoothing:
             spread = self._spread(hidden, class_weight)
@@ -125,7 +125,7 @@ class TreeFactors(Factors):
         return torch.where(kept, loss, 0.0), own.sum()
 
     def _shares(self) -> Tensor:
-        """Which words get a share of what smoothing spreads: 1 and 0, (V,). Masked ones do not."""
+        """Return which tokens get a share of the smoothing: 1 or 0, (V,); 0 for masked ones."""
         forks = self.forks.detach()
         ones = torch.ones(self.vocab, dtype=torch.float64, device=forks.weight.device)
         if forks.bias is None or vmapped() or bool(forks.bias.isfinite().all()):
@@ -134,7 +134,7 @@ class TreeFactors(Factors):
         return ones.masked_fill(forks.all_log_probs(nothing)[0] == -torch.inf, 0.0)
 
     def _spread(self, hidden: Tensor, class_weight: Tensor | None) -> Tensor:
-        """Σ_v m_v log p_v with the class weights m, or 1: (N,), float64."""
+        """Return Σ_v m_v log p_v with the class weights m, or 1: (N,), float64."""
         mass = self._shares()
         if class_weight is not None:
             mass = mass * class_weight.detach()
@@ -148,7 +148,7 @@ class TreeFactors(Factors):
         class_weight: Tensor | None,
         label_smoothing: float,
     ) -> Tensor:
-        """The loss of each token (N,) for target probabilities (N, V); float64."""
+        """Return the loss of each row (N,) for target probabilities (N, V); float64."""
         t = (1 - label_smoothing) * targets
         if label_smoothing:
             t = t + (label_smoothing / self.vocab * self._shares()).to(t)
@@ -163,15 +163,15 @@ class TreeFactors(Factors):
 
     def _soft_rows(self, hidden: Tensor, targets: Tensor) -> Tensor:
         log_p = self.forks.all_log_probs(hidden)
-        # 0 · log 0 is 0: a word that has no share of the target may have no probability.
+        # 0 · log 0 is 0: a token that has no share of the target may have no probability.
         return -torch.where(targets == 0, 0.0, targets * log_p).double().sum(1)
 
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k best words by best-first search: see `tree_search`."""
-        return best_words(self.forks, hidden, k)
+        """Return the k best tokens by best-first search: see `tree_search`."""
+        return best_tokens(self.forks, hidden, k)
 
     def draw(self, hidden: Tensor, uniform: Uniform) -> Tensor:
-        """A walk from the root: the i-th decision takes the i-th random number. (N,)."""
+        """Walk from the root: the i-th decision takes the i-th random number. (N,)."""
         tree = self.forks.tree
         node = torch.full((len(hidden),), tree.vocab if tree.forks else 0, device=hidden.device)
         row = torch.arange(len(hidden), device=hidden.device)
@@ -184,27 +184,27 @@ class TreeFactors(Factors):
         return node
 
     def explain(self, rows: int) -> list[str]:
-        """What questions about so many rows cost, one line each."""
-        width, words = self.forks.weight.shape[1], self.vocab
+        """Return the costs of questions about a number of rows, one line each."""
+        width, vocab = self.forks.weight.shape[1], self.vocab
         row = width * self.forks.weight.element_size()
         path = self.path()
         pairs = path * rows
         return [
             f"  log_prob, loss          {path:.1f} rows of {row:,} bytes a token, expected: "
             f"{2e-9 * pairs * width:,.4f} GFLOP",
-            f"  a loss with gradients   {6e-9 * pairs * width:,.4f} GFLOP; all words would take "
-            f"{6e-9 * rows * words * width:,.2f}",
+            f"  a loss with gradients   {6e-9 * pairs * width:,.4f} GFLOP; all tokens would take "
+            f"{6e-9 * rows * vocab * width:,.2f}",
             "  argmax, top-k           as many forks as the search opens; a sample: one path",
-            f"  all words, smoothing    1 product with {words - 1:,} rows: "
-            f"{2e-9 * rows * words * width:,.2f} GFLOP",
+            f"  all tokens, smoothing   1 product with {vocab - 1:,} rows: "
+            f"{2e-9 * rows * vocab * width:,.2f} GFLOP",
         ]
 
 
 def _choose(log_p: Tensor, start: Tensor, u: Tensor) -> Tensor:
-    """The branch of each fork with P(before) <= u < P(up to it), as a place in log_p: (P,)."""
+    """Return the branch of each fork with P(before) <= u < P(up to it), as an index: (P,)."""
     p = log_p.exp()
     if bool(p.isnan().any()):
-        raise ValueError("decisions must be numbers to draw a word; got NaN")
+        raise ValueError("decisions must be numbers to draw a token; got NaN")
     sizes = torch.diff(start, append=start.new_tensor([len(p)]))
     place = torch.arange(int(sizes.max()), device=p.device)
     inside = place < sizes[:, None]

@@ -1,7 +1,7 @@
 """Trees that a user gives: nested lists, a list of forks, or a JSON file with either.
 
-Nested   `[[0, 1], [2, [3, 4]]]`: a list is a fork, a whole number is a word. A single word is `0`.
-Forks    `{"forks": [[-1, 2], [0, 1]]}`: one list per fork, the root first; a branch is a word, or
+Nested   `[[0, 1], [2, [3, 4]]]`: a list is a fork, an integer is a token. A single token is `0`.
+Forks    `{"forks": [[-1, 2], [0, 1]]}`: one list per fork, the root first; a branch is a token, or
          -f for fork f. No limit of depth, where a reader of JSON has one for nested lists.
 """
 
@@ -17,14 +17,14 @@ from lmhead.vocab.tree import Tree
 
 
 def read_tree(given: Any, vocab: int) -> Tree:
-    """A tree from nested lists, from `{"forks": ...}`, from a JSON file of either, or a `Tree`.
+    """Return a tree from nested lists, `{"forks": ...}`, a JSON file of either, or a `Tree`.
 
     Args:
         given: what describes it.
-        vocab: V; every word of [0, V) must be there once.
+        vocab: V; every token of [0, V) must be there once.
 
     Raises:
-        ValueError, TypeError: it is not a tree over these words; the message says why.
+        ValueError, TypeError: it is not a tree over these tokens; the message says why.
 
     >>> read_tree([[0, 1], [2, [3, 4]]], vocab=5).depths
     tensor([2, 2, 2, 3, 3])
@@ -35,7 +35,7 @@ def read_tree(given: Any, vocab: int) -> Tree:
         given = _read_json(Path(given))
     if isinstance(given, Tree):
         if given.vocab != vocab:
-            raise ValueError(f"tree must be over {vocab} words; got one over {given.vocab}")
+            raise ValueError(f"tree must be over {vocab} tokens; got one over {given.vocab}")
         return given
     if isinstance(given, dict):
         if set(given) != {"forks"}:
@@ -59,10 +59,12 @@ def read_tree(given: Any, vocab: int) -> Tree:
 
 
 def _flatten(given: Any, vocab: int) -> list[list[int]]:
-    """Nested lists as forks, each a list of words and V + forks; without recursion."""
+    """Convert nested lists to forks, each a list of tokens and V + forks; without recursion."""
     if isinstance(given, int):
         if given != 0 or vocab != 1:
-            raise ValueError(f"a tree that is a single word must be 0 of 1; got {given} of {vocab}")
+            raise ValueError(
+                f"a tree that is a single token must be 0 of 1; got {given} of {vocab}"
+            )
         return []
     lists: list[Any] = [given]
     seen = {id(given)}
@@ -79,7 +81,7 @@ def _flatten(given: Any, vocab: int) -> list[list[int]]:
                 branches.append(vocab + len(lists))
                 lists.append(branch)
             else:
-                branches.append(_word(branch, vocab))
+                branches.append(_token(branch, vocab))
         forks.append(branches)
     return forks
 
@@ -87,16 +89,18 @@ def _flatten(given: Any, vocab: int) -> list[list[int]]:
 def _branch(given: Any, vocab: int, forks: int) -> int:
     if isinstance(given, int) and not isinstance(given, bool) and -forks < given < 0:
         return vocab - given
-    return _word(given, vocab, f", or fork -1 to {1 - forks}" if forks > 1 else "")
+    return _token(given, vocab, f", or fork -1 to {1 - forks}" if forks > 1 else "")
 
 
-def _word(given: Any, vocab: int, other: str = "") -> int:
+def _token(given: Any, vocab: int, other: str = "") -> int:
     if isinstance(given, bool) or not isinstance(given, int | np.integer):
         raise TypeError(
-            f"a branch of the tree must be a word's id or a list; got {type(given).__name__}"
+            f"a branch of the tree must be a token's id or a list; got {type(given).__name__}"
         )
     if not 0 <= given < vocab:
-        raise ValueError(f"a branch of the tree must be a word in [0, {vocab}){other}; got {given}")
+        raise ValueError(
+            f"a branch of the tree must be a token in [0, {vocab}){other}; got {given}"
+        )
     return int(given)
 
 

@@ -1,6 +1,6 @@
 """Trees made from counts, or from nothing: Huffman's and the balanced one.
 
-In:  how many words there are, how often each is met, how many branches a fork may have.
+In:  how many tokens there are, how often each is met, how many branches a fork may have.
 Out: a `Tree`.
 """
 
@@ -16,39 +16,39 @@ from lmhead.vocab.tree import Tree
 
 
 def huffman(frequencies: Any, *, arity: int = 2) -> Tree:
-    """The tree with the shortest average path: join the rarest subtrees until one is left.
+    """Return the tree with the shortest average path: join the rarest subtrees repeatedly.
 
     Args:
-        frequencies: (V,), how often each word is met: counts or shares, not negative.
+        frequencies: (V,), how often each token is met: counts or shares, not negative.
         arity: how many subtrees are joined at a time.
 
-    Among equals, words come before joined subtrees, and low ids before high ones: words that were
+    Among equals, tokens come before joined subtrees, and low ids before high ones: tokens that were
     never met form a balanced subtree at the bottom.
 
     >>> huffman([8, 1, 1, 2]).depths
     tensor([1, 3, 3, 2])
     """
     vocab = len(frequencies) if hasattr(frequencies, "__len__") else 0
-    checks.check_whole("the number of frequencies", vocab, low=1)
+    checks.check_integer("the number of frequencies", vocab, low=1)
     counts = check_counts(frequencies, vocab).numpy()
     check_arity(arity)
     order = np.argsort(counts, kind="stable")
-    # Two queues, both in ascending order: words by count, and joined subtrees, which only grow.
-    words: list[int] = order.tolist()
-    word_counts: list[float] = [*counts[order].tolist(), np.inf]
+    # Two queues, both in ascending order: tokens by count, and joined subtrees, which only grow.
+    tokens: list[int] = order.tolist()
+    token_counts: list[float] = [*counts[order].tolist(), np.inf]
     fork_counts: list[float] = [np.inf] * (vocab + 1)
     children: list[int] = []
     start = [0]
-    next_word = next_fork = forks = 0
+    next_token = next_fork = forks = 0
     # The first join takes as many as leave the others full.
     take = (vocab - 2) % (arity - 1) + 2
-    while vocab - next_word + forks - next_fork > 1:
+    while vocab - next_token + forks - next_fork > 1:
         total = 0.0
         for _ in range(take):
-            if word_counts[next_word] <= fork_counts[next_fork] and next_word < vocab:
-                total += word_counts[next_word]
-                children.append(words[next_word])
-                next_word += 1
+            if token_counts[next_token] <= fork_counts[next_fork] and next_token < vocab:
+                total += token_counts[next_token]
+                children.append(tokens[next_token])
+                next_token += 1
             else:
                 total += fork_counts[next_fork]
                 children.append(vocab + next_fork)
@@ -61,17 +61,17 @@ def huffman(frequencies: Any, *, arity: int = 2) -> Tree:
 
 
 def balanced(vocab: int, *, arity: int = 2) -> Tree:
-    """All words at the same depth, or one less, in the order of their ids.
+    """Return a tree with all tokens at the same depth, or one less, in the order of their ids.
 
     >>> balanced(5).depths
     tensor([2, 2, 2, 3, 3])
     >>> balanced(9, arity=3).depths
     tensor([2, 2, 2, 2, 2, 2, 2, 2, 2])
     """
-    checks.check_whole("vocab", vocab, low=1)
+    checks.check_integer("vocab", vocab, low=1)
     check_arity(arity)
     # Node i of a full tree, counted level by level, has the children k i + 1 to k i + k; those
-    # without children are words. The last fork has the branches that are left.
+    # without children are tokens. The last fork has the branches that are left.
     forks = -(-(vocab - 1) // (arity - 1))
     start = np.minimum(np.arange(forks + 1) * arity, forks + vocab - 1)
     place = np.arange(1, forks + vocab)
@@ -80,5 +80,5 @@ def balanced(vocab: int, *, arity: int = 2) -> Tree:
 
 
 def check_arity(arity: Any) -> None:
-    """How many branches a fork may have."""
-    checks.check_whole("arity", arity, low=2)
+    """Validate the maximum number of branches of a fork."""
+    checks.check_integer("arity", arity, low=2)

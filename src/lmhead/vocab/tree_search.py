@@ -1,7 +1,7 @@
-"""The best words of a tree by best-first search: exact, without looking at every word.
+"""The best tokens of a tree by best-first search: exact, without looking at every token.
 
-A subtree's probability bounds that of each of its words. So forks are opened in the order of their
-probability, and once k words are found, a subtree with less than the k-th of them is never opened.
+A subtree's probability bounds that of each of its tokens. So forks are opened in the order of their
+probability, and once k tokens are found, a subtree with less than the k-th of them is never opened.
 A trained distribution has its mass in few places: tens of forks are opened of tens of thousands.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep import native
-from lmhead.vocab.paths import Forks
+from lmhead.vocab.tree_paths import Forks
 
 # Forks opened per row in the first round; each round may open half as many more, so that a flat
 # distribution, where every fork has to be opened, takes few rounds.
@@ -23,10 +23,10 @@ _GROWTH = 1.5
 
 
 @torch.no_grad()
-def best_words(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k words of largest log-probability, (N, k) each: values in float64, ids.
+def best_tokens(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k tokens of largest log-probability, (N, k) each: values in float64, ids.
 
-    Descending, lowest id first among equals, as a stable sort of all words gives. Where a decision
+    Descending, lowest id first among equals, as a stable sort of all tokens gives. Where a decision
     that was looked at is a NaN, the ids of that row are -1 and its values NaN.
     """
     forks = forks.detach()
@@ -35,26 +35,27 @@ def best_words(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         values = (0 * hidden.double().sum(1, keepdim=True)).expand(-1, k)
         return values, torch.where(values.isnan(), -1, 0)
     core = native.for_pairs(hidden, forks.weight)
-    if core is not None and (forks.bias is None or forks.bias.dtype == forks.weight.dtype):
+    bias = forks.bias
+    plain = bias is None or (bias.dtype == forks.weight.dtype and native.readable(bias))
+    if core is not None and plain:
         return _in_core(core, forks, hidden, k)
     return _in_rounds(forks, hidden, k)
 
 
 def _in_core(core: ModuleType, forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """A heap of open forks per row, one fork at a time."""
-    best = core.tree_best_f32 if hidden.dtype == torch.float32 else core.tree_best_bf16
+    """Search with a heap of open forks per row, one fork at a time."""
     n, tree = len(hidden), forks.tree
     values = torch.empty(n, k, dtype=torch.float64)
     ids, opened = torch.empty(n, k, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
     bias = None if forks.bias is None else native.bits(forks.bias.contiguous())
     given = (native.bits(hidden), native.bits(forks.weight), bias)
     tables = (tree.tables.start, tree.tables.child, tree.vocab)
-    best(*given, *tables, values, ids, opened, native.threads())
+    core.tree_best(*given, *tables, values, ids, opened, native.threads())
     return values, ids
 
 
 def _in_rounds(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Several forks of every row at a time, the heaviest of those that are open."""
+    """Search several forks of every row at a time, the most probable open ones."""
     n, vocab = len(hidden), forks.tree.vocab
     values = torch.full((n, k), -math.inf, dtype=torch.float64, device=hidden.device)
     ids = torch.full((n, k), vocab, device=hidden.device)
@@ -70,15 +71,15 @@ def _in_rounds(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         row_below = here[decided.owner]
         mass_below = above[decided.owner] + decided.log_p
         broken[row_below[mass_below.isnan()]] = True
-        is_word = decided.child < vocab
+        is_token = decided.child < vocab
         values, ids = _merge(
-            values, ids, *(t[is_word] for t in (row_below, mass_below, decided.child))
+            values, ids, *(t[is_token] for t in (row_below, mass_below, decided.child))
         )
-        row = torch.cat([row[~opened], row_below[~is_word]])
-        fork = torch.cat([fork[~opened], decided.child[~is_word] - vocab])
-        mass = torch.cat([mass[~opened], mass_below[~is_word]])
-        # A subtree that ties with the k-th word may hold one with a lower id. While fewer than k
-        # are found, words of probability 0 count as well.
+        row = torch.cat([row[~opened], row_below[~is_token]])
+        fork = torch.cat([fork[~opened], decided.child[~is_token] - vocab])
+        mass = torch.cat([mass[~opened], mass_below[~is_token]])
+        # A subtree that ties with the k-th token may hold one with a lower id. While fewer than k
+        # are found, tokens of probability 0 count as well.
         full = ids[:, -1] < vocab
         stays = ((mass >= values[row, -1]) | ~full[row]) & ~broken[row]
         row, fork, mass = row[stays], fork[stays], mass[stays]
@@ -87,7 +88,7 @@ def _in_rounds(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _rank_in_row(row: Tensor, mass: Tensor) -> Tensor:
-    """How many entries of the same row have more mass: (M,)."""
+    """Return how many entries of the same row have more mass: (M,)."""
     order = mass.argsort(descending=True, stable=True)
     order = order[row[order].argsort(stable=True)]
     sorted_row = row[order]
@@ -98,20 +99,20 @@ def _rank_in_row(row: Tensor, mass: Tensor) -> Tensor:
 
 
 def _merge(
-    values: Tensor, ids: Tensor, row: Tensor, mass: Tensor, word: Tensor
+    values: Tensor, ids: Tensor, row: Tensor, mass: Tensor, token: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The k best of (N, k) found words and of new ones, (M,) each; ties to the lowest id."""
+    """Return the k best of (N, k) found tokens and of new ones, (M,) each; ties: lowest id."""
     n, k = values.shape
     if len(row) == 0:
         return values, ids
     every = torch.arange(n, device=row.device).repeat_interleave(k)
     rows = torch.cat([every, row])
     masses = torch.cat([values.reshape(-1), mass])
-    words = torch.cat([ids.reshape(-1), word])
-    order = words.argsort(stable=True)
+    tokens = torch.cat([ids.reshape(-1), token])
+    order = tokens.argsort(stable=True)
     order = order[masses[order].argsort(descending=True, stable=True)]
     order = order[rows[order].argsort(stable=True)]
     sorted_rows = rows[order]
     begin = torch.searchsorted(sorted_rows, torch.arange(n, device=row.device))
     kept = order[begin[:, None] + torch.arange(k, device=row.device)]
-    return masses[kept], words[kept]
+    return masses[kept], tokens[kept]

@@ -1,24 +1,43 @@
-"""What may be asked of the models given at launch, a file for each page.
+"""The API of the web page, one file per page.
 
-models   GET  /api/models, /api/vocabulary          names and sizes; the text of every token
-next     POST /api/next                             one row of logits behind a prompt
-paths    POST /api/paths                            how greedy choice, a sampler and beams go on
-text     POST /api/score                            every token of a text, and what it comes to
-lens     POST /api/lens                             layers x positions, read with the head
-compare  GET  /api/comparable, POST /api/compare    two models or samplers, along a text
-runs     GET  /api/run                              what is new in the log of a training run
+api_models   GET  /api/models, /api/vocabulary          names and sizes; the text of every token
+api_next     POST /api/next                             one row of logits after a prompt
+api_products POST /api/products                         hidden state and weights of some tokens
+api_paths    POST /api/paths                            greedy, sampled and beam continuations
+api_text     POST /api/score                            every token of a text, and its totals
+api_lens     POST /api/lens                             logit lens: layers x positions
+api_compare  GET  /api/comparable, POST /api/compare    two models or samplers, along a text
+api_runs     GET  /api/run                              new lines in the log of a training run
 """
 
 from starlette.routing import Route
 
-from lmhead.server.desk import Desk
-from lmhead.server.endpoints import compare, lens, models, next, paths, runs, text
+from lmhead.server.api_context import ApiContext
+from lmhead.server.endpoints import (
+    api_compare,
+    api_lens,
+    api_models,
+    api_next,
+    api_paths,
+    api_products,
+    api_runs,
+    api_text,
+)
 
 __all__ = ["all_routes"]
 
-_PAGES = (models, next, paths, text, lens, compare, runs)
+_PAGES = (
+    api_models,
+    api_next,
+    api_products,
+    api_paths,
+    api_text,
+    api_lens,
+    api_compare,
+    api_runs,
+)
 
 
-def all_routes(desk: Desk) -> list[Route]:
-    """Of every page."""
-    return [route for page in _PAGES for route in page.routes(desk)]
+def all_routes(api: ApiContext) -> list[Route]:
+    """Return the routes of every page."""
+    return [route for page in _PAGES for route in page.routes(api)]

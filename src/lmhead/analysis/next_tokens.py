@@ -1,0 +1,192 @@
+"""`next_tokens`: the next-token distribution after a prompt, and what a sampler makes of it.
+
+In:  a model, a prompt, optionally a sampler.
+Out: `NextTokens`: the best tokens with logit, probability, sampler probability, removing stage.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead import checks
+from lmhead.analysis.text_to_ids import Text, hidden_states, prompt_ids
+from lmhead.analysis.token_text import Piece, Token, piece_of, pieces_of
+from lmhead.models import LanguageModel
+from lmhead.sampling import Sampler, Step
+
+
+@dataclass(frozen=True)
+class Processed:
+    """What a sampler's stages left of the distribution.
+
+    Attributes:
+        settings: the sampler, as text.
+        kept: number of tokens left ("words" in JSON).
+        mass: the model's probability of the tokens left.
+        entropy: of the remaining distribution, in nats.
+        steps: what each stage did.
+        token: the token that the sampler chooses, with its seed.
+    """
+
+    settings: str
+    kept: int
+    mass: float
+    entropy: float
+    steps: tuple[Step, ...]
+    token: Piece
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every attribute; `steps` without row numbers and ids."""
+        omitted = ("row", "cut_ids")
+        steps = [{k: v for k, v in asdict(s).items() if k not in omitted} for s in self.steps]
+        return {
+            "settings": self.settings,
+            "words": self.kept,
+            "mass": self.mass,
+            "entropy": self.entropy,
+            "steps": steps,
+            "token": self.token.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """The distribution of the token after a prompt.
+
+    Attributes:
+        prompt: the tokens of the prompt.
+        tokens: the best tokens, best first; with a sampler also its own best ones.
+        vocab_size: size of the vocabulary.
+        entropy: of the model's distribution, in nats.
+        mass: the model's probability of all `tokens` together.
+        processed: what the sampler did; None without one.
+    """
+
+    prompt: tuple[Piece, ...]
+    tokens: tuple[Token, ...]
+    vocab_size: int
+    entropy: float
+    mass: float
+    processed: Processed | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `prompt`, `tokens` best first, `entropy`, `mass`, `processed`."""
+        return {
+            "prompt": [piece.to_json() for piece in self.prompt],
+            "vocab_size": self.vocab_size,
+            "entropy": self.entropy,
+            "mass": self.mass,
+            "processed": None if self.processed is None else self.processed.to_json(),
+            "tokens": [token.to_json() for token in self.tokens],
+        }
+
+
+@torch.no_grad()
+def next_tokens(
+    model: LanguageModel,
+    prompt: Text,
+    *,
+    top: int = 10,
+    sampler: Sampler | None = None,
+    prompt_length: int | None = None,
+) -> NextTokens:
+    """Return the most probable next tokens.
+
+    Equivalent to: p = softmax(model.head(hidden of the last id)), then p.topk(top)
+
+    Args:
+        model: any `LanguageModel`.
+        prompt: text, or ids.
+        top: number of tokens. With a sampler, its own `top` best tokens are included too.
+        sampler: sampler to apply to the distribution; a seed makes random cuts (XTC) repeatable.
+        prompt_length: number of ids that are the prompt, for penalties that count only generated
+            tokens; None for all.
+
+    Raises:
+        ValueError: an empty prompt, or one longer than the model's context.
+    """
+    checks.check_integer("top", top, low=1)
+    ids = prompt_ids(model, prompt)
+    if prompt_length is not None:
+        checks.check_integer("prompt_length", prompt_length, low=0, high=len(ids))
+    logits = model.head(hidden_states(model, ids)[-1:]).double()  # answers in float64
+    top = min(top, logits.shape[-1])
+    found, also = None, torch.empty(0, dtype=torch.int64)
+    if sampler is not None:
+        row = logits.scores().row_logits()[:1].double()
+        found = _process(model, row, ids, sampler, prompt_length)
+        also = found.log_probs.topk(min(top, found.summary.kept)).indices
+    answers: Any = logits.ask(
+        top_k=top, entropy=True, logsumexp=True, log_prob=also[None], rank=also[None]
+    )
+    values, best = (side[0] for side in answers.top_k)
+    new = ~torch.isin(also, best)
+    log_probs = torch.cat((values - answers.logsumexp, answers.log_prob[0][new]))
+    figures = (
+        torch.cat((best, also[new])),
+        torch.cat((values, answers.log_prob[0][new] + answers.logsumexp)),
+        log_probs,
+        torch.cat((torch.arange(top), answers.rank[0][new])),
+    )
+    tokens = []
+    for id, logit, log_prob, rank in zip(*(t.tolist() for t in figures), strict=True):
+        processed = log_prob if found is None else float(found.log_probs[id])
+        tokens.append(
+            Token(
+                piece_of(model, id, ids[-1]),
+                logit=logit,
+                log_prob=log_prob,
+                processed_p=math.exp(processed),
+                rank=rank,
+                cut_by=None if found is None else found.cut_by.get(id),
+            )
+        )
+    tokens.sort(key=lambda token: token.rank)
+    return NextTokens(
+        prompt=tuple(pieces_of(model, ids)),
+        tokens=tuple(tokens),
+        vocab_size=logits.shape[-1],
+        entropy=float(answers.entropy[0]),
+        mass=min(1.0, math.fsum(token.p for token in tokens)),
+        processed=None if found is None else found.summary,
+    )
+
+
+@dataclass(frozen=True)
+class _SamplerResult:
+    log_probs: Tensor  # (V,), float64; -inf for removed tokens
+    cut_by: dict[int, str]
+    summary: Processed
+
+
+def _process(
+    model: LanguageModel, z: Tensor, ids: list[int], sampler: Sampler, prompt_length: int | None
+) -> _SamplerResult:
+    """Apply the sampler's stages to the logits z (1, V)."""
+    vocab = z.shape[-1]
+    explanation = sampler.explain(z, [ids], prompt_length=prompt_length, shown=vocab)
+    steps, token = explanation.steps[0], explanation.tokens[0]
+    cut_by = {id: step.stage for step in steps for id in step.cut_ids}
+    if sampler.is_greedy:  # a single token is left
+        stage = "do_sample" if not sampler.options.do_sample else "temperature"
+        cut_by = {id: cut_by.get(id, stage) for id in range(vocab) if id != token}
+        log_probs = torch.full((vocab,), -math.inf, dtype=torch.float64)
+        log_probs[token] = 0.0
+    else:
+        log_probs = sampler.process(z, [ids], prompt_length=prompt_length)[0].log_softmax(-1)
+    left = log_probs > -math.inf
+    p = log_probs[left].exp()
+    summary = Processed(
+        settings=repr(sampler),
+        kept=int(left.sum()),
+        mass=float(z[0].softmax(-1)[left].sum().clamp(max=1.0)),
+        entropy=float(-torch.xlogy(p, p).sum()) + 0.0,
+        steps=steps,
+        token=piece_of(model, token, ids[-1]),
+    )
+    return _SamplerResult(log_probs, cut_by, summary)

@@ -1,0 +1,182 @@
+"""Shared by all commands: lazy loading, exit codes, errors in one line, pipes, Ctrl-C.
+
+    0    success
+    1    failure: no result, or the output could not be written
+    2    usage error
+    3    a model or a file cannot be read
+    4    a threshold failed (`compare --fail-above`)
+    130  interrupted
+
+A user error is printed as one line; LMHEAD_TRACEBACK=1 shows where it was raised. An unexpected
+exception keeps its traceback: it is a bug.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any, TypeVar
+
+import click
+
+from lmhead.errors import ModelError
+from lmhead.interrupt import INTERRUPTED
+
+FAILED, FILE_ERROR, THRESHOLD = 1, 3, 4
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class FileError(click.ClickException):
+    """A file cannot be read."""
+
+    exit_code = FILE_ERROR
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only when it is run, so that `--help` is fast.
+
+    Args:
+        lazy: {command: its help line}; `lmhead NAME` runs `lmhead.cli.cmd_NAME:command`.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names, in order."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return the command."""
+        if cmd_name not in self.lazy:
+            return None
+        command: click.Command = import_module(f"lmhead.cli.cmd_{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of commands in `--help`."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.lazy.items()))
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command and exit with its code."""
+        given = {"args": args, "prog_name": prog_name, "complete_var": complete_var, **extra}
+        if not standalone_mode:
+            return super().main(standalone_mode=False, **given)
+        try:
+            result = super().main(standalone_mode=False, **given)
+            code = result if isinstance(result, int) else 0
+            if sys.stdout is not None:  # None if it was closed from the start
+                sys.stdout.flush()
+        except BrokenPipeError:
+            code = FAILED
+            _silence_stdout()
+        except click.ClickException as error:
+            _maybe_traceback()
+            with suppress(OSError):  # standard error is closed or full; the code still tells
+                error.show()
+            code = error.exit_code
+        except click.Abort:
+            with suppress(OSError):
+                click.echo("Interrupted.", err=True)
+            code = INTERRUPTED
+        except ModelError as error:
+            code = _print_error(error, FILE_ERROR)
+        except (ValueError, MemoryError) as error:
+            code = _print_error(error, FAILED)
+        except OSError as error:  # e.g. a full disk
+            code = _print_error(error, FAILED)
+            _silence_stdout()
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):  # torch has no exception class for it
+                raise
+            code = _print_error(MemoryError("not enough memory"), FAILED)
+        sys.exit(code)
+
+
+class SectionedCommand(click.Command):
+    """A command whose `--help` groups options by their `section`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those without a section first."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                section = getattr(parameter, "section", "Options")
+                sections.setdefault(section, []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+class SectionedOption(click.Option):
+    """An option listed under its own heading."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+@contextmanager
+def as_usage_errors() -> Iterator[None]:
+    """Turn `ValueError` and `TypeError` into usage errors (exit code 2)."""
+    try:
+        yield
+    except ModelError:  # about a model, not an option
+        raise
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def check_threshold(what: str, value: float, limit: float | None) -> None:
+    """Exit with code 4 if the value is above the limit, or NaN."""
+    if limit is not None and not value <= limit:
+        click.echo(f"Failed: {what} is {value:.6g}, above {limit:g}.", err=True)
+        raise SystemExit(THRESHOLD)
+
+
+def combine_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """Combine several options into one decorator, listed in this order."""
+
+    def add(function: _F) -> _F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _print_error(error: BaseException, code: int) -> int:
+    _maybe_traceback()
+    text = str(getattr(error, "strerror", None) or error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {text}"
+    with suppress(OSError):
+        click.echo(f"Error: {text[:1].upper()}{text[1:]}", err=True)
+    return code
+
+
+def _maybe_traceback() -> None:
+    if os.environ.get("LMHEAD_TRACEBACK"):
+        import traceback
+
+        traceback.print_exc()
+
+
+def _silence_stdout() -> None:
+    """Point standard output to /dev/null: the flush at exit would fail again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,175 @@
+"""Arguments shared by commands: model, prompt, text.
+
+The model may be omitted: `lmhead next "The capital of"` uses the default one. A text is a file, `-`
+for standard input, or --text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from lmhead.cli._command_group import FileError, combine_options
+from lmhead.interrupt import exit_on_interrupt
+from lmhead.progress import Progress
+
+if TYPE_CHECKING:
+    from lmhead.models import LanguageModel
+
+_BLOCK = 1 << 16
+_MOST_PROMPT = 1 << 24  # characters of a prompt, so that an endless input ends
+MAX_THREADS = 1024  # OpenMP crashes if it cannot start all threads
+NAMED = ("smollm2", "tiny")  # as in lmhead.models.bundled, not imported to keep start-up fast
+
+model_options: Callable[[Any], Any] = combine_options(
+    click.option(
+        "--threads",
+        type=click.IntRange(1, MAX_THREADS),
+        help="Number of threads.  [default: torch's]",
+    ),
+    click.option("--download", is_flag=True, help="Allow downloading the model."),
+)
+
+
+def open_model(where: str | None, *, download: bool, threads: int | None) -> LanguageModel:
+    """Import torch and open the model; None for the default one."""
+    with Progress() as progress:
+        progress("Loading torch ...")
+        with exit_on_interrupt():
+            import torch
+
+            from lmhead import models
+        if threads is not None:
+            torch.set_num_threads(threads)
+        progress(f"Opening {where or 'the default model'} ...")
+        return models.open_model(where, download=download)
+
+
+def open_models(
+    places: tuple[str, ...], download: bool, threads: int | None
+) -> tuple[dict[str, LanguageModel], dict[str, str]]:
+    """Open models, or the default one; return them, and where each is, by a unique name."""
+    opened: dict[str, LanguageModel] = {}
+    given: dict[str, str] = {}
+    for where in places or (None,):
+        model = open_model(where, download=download, threads=threads)
+        base = Path(model.name or where or "model").name or "model"
+        names = [base, *(f"{base} ({n})" for n in range(2, len(opened) + 2))]
+        name = next(name for name in names if name not in opened)
+        opened[name], given[name] = model, where or name
+    return opened, given
+
+
+def model_json(model: LanguageModel) -> dict[str, Any]:
+    """Return the model's entry in a JSON document."""
+    return {
+        "name": model.name,
+        "vocab_size": model.head.vocab_size,
+        "hidden_size": model.head.hidden_size,
+        "max_length": model.max_length,
+    }
+
+
+def split_arguments(arguments: tuple[str, ...], last: str) -> tuple[str | None, str]:
+    """Split `[MODEL] LAST` into both; a single argument is LAST."""
+    if not arguments:
+        raise click.UsageError(f"Missing argument '{last}'.")
+    if len(arguments) > 2:
+        raise click.UsageError(
+            f"Got {len(arguments)} arguments; expected at most MODEL and {last}. "
+            "Put quotes around a text with spaces."
+        )
+    if len(arguments) == 1:
+        _check_not_a_model(arguments[0], last)
+        return None, arguments[0]
+    return arguments[0], arguments[1]
+
+
+def _check_not_a_model(argument: str, last: str) -> None:
+    """Refuse a single argument that is a model: the other one is missing."""
+    if argument in NAMED or (last != "FILE" and Path(argument).suffix in (".gguf", ".bin")):
+        raise click.UsageError(f"Missing argument '{last}': {argument} is a model.")
+
+
+def read_prompt(prompt: str) -> str:
+    """Return the prompt; `-` reads standard input, without the last newline."""
+    if prompt == "-":
+        text = ""
+        for piece in read_text("-"):
+            text += piece
+            if len(text) > _MOST_PROMPT:
+                raise FileError(f"standard input must have at most {_MOST_PROMPT:,} characters.")
+        return text.removesuffix("\n").removesuffix("\r")
+    return check_utf8(prompt, "PROMPT")
+
+
+def check_utf8(text: str, name: str) -> str:
+    """Return a text from the command line, or refuse invalid UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"{name} must be UTF-8; character {error.start} is not.") from None
+    return text
+
+
+def read_text(where: str) -> Iterator[str]:
+    """Yield a file, or `-` for standard input, in pieces, with newlines unchanged."""
+    try:
+        if where == "-":
+            yield from _decode(standard_input(), "standard input")
+        else:
+            with Path(where).open("rb") as file:
+                yield from _decode(file, where)
+    except OSError as error:
+        name = "standard input" if where == "-" else where
+        raise FileError(f"{name} cannot be read: {error.strerror}.") from None
+
+
+def standard_input() -> BinaryIO:
+    """Return standard input as bytes, or refuse a closed one."""
+    if sys.stdin is None:
+        raise FileError("standard input is closed.")
+    return sys.stdin.buffer
+
+
+def check_file(where: str) -> None:
+    """Refuse a file that cannot be read, before a model is loaded."""
+    if where == "-":
+        standard_input()
+    elif Path(where).is_file() or not Path(where).exists():  # a pipe can be read only once
+        next(read_text(where), None)
+
+
+def check_window(model: LanguageModel, window: int | None) -> None:
+    """Refuse a --window longer than the model's context."""
+    most = model.max_length
+    if window is not None and most is not None and window > most:
+        raise click.UsageError(
+            f"--window must be at most {most}, the context length of {model.name}; got {window}"
+        )
+
+
+def _decode(file: BinaryIO, name: str) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    while True:
+        block = file.read(_BLOCK)
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            place = done - pending + error.start
+            raise FileError(
+                f"{name} must be text in UTF-8; byte {place:,} is not. "
+                "(iconv -f latin1 -t utf-8 may help.)"
+            ) from None
+        done += len(block)
+        if text:
+            yield text
+        if not block:
+            return

@@ -1,0 +1,201 @@
+"""`lmhead compare`: divergence of two models, or two samplers, on a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._command_group import as_usage_errors, check_threshold
+from lmhead.cli._model_arguments import (
+    check_file,
+    check_utf8,
+    check_window,
+    model_json,
+    model_options,
+    open_model,
+    read_text,
+)
+from lmhead.cli._sampler_arguments import make_sampler, parse_options, sampler_for_model
+from lmhead.cli._terminal import (
+    clip,
+    cyan,
+    dim,
+    echo,
+    left,
+    one_line,
+    right,
+    tail,
+    token_label,
+    width,
+)
+from lmhead.progress import Progress
+
+if TYPE_CHECKING:
+    from lmhead.analysis import Comparison, Piece
+
+_MARGIN = "  "
+_VISIBLE = 5e-5  # smallest value that four digits show
+METRICS = ("kl", "max-kl", "tv", "disagreement")
+
+
+@click.command("compare")
+@click.argument("arguments", nargs=-1, metavar="A [B] FILE")
+@click.option("--text", help="Compare on this text instead of a file.")
+@click.option(
+    "--sampler-a", metavar="OPTIONS", help="Options of sampler A, as 'NAME=VALUE NAME=VALUE'."
+)
+@click.option("--sampler-b", metavar="OPTIONS", help="Options of sampler B; '' for none.")
+@click.option("--fail-above", type=float, help="Exit with code 4 if the metric is above this.")
+@click.option(
+    "--metric",
+    type=click.Choice(METRICS),
+    default="kl",
+    show_default=True,
+    help="Metric of --fail-above. kl and max-kl are in nats; tv is for samplers.",
+)
+@click.option("--window", type=click.IntRange(1), help="Context window in tokens.  [default: 1024]")
+@click.option(
+    "--worst",
+    type=click.IntRange(0),
+    default=5,
+    show_default=True,
+    help="Number of largest differences to show.",
+)
+@model_options
+@_json.json_option
+def command(
+    arguments: tuple[str, ...],
+    text: str | None,
+    sampler_a: str | None,
+    sampler_b: str | None,
+    fail_above: float | None,
+    metric: str,
+    window: int | None,
+    worst: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare two models on a text, or two samplers of one model.
+
+    At every position of the text: KL(A ‖ B) of the next-token distributions, and whether the most
+    probable token is the same. The models must have the same tokens. With --sampler-a and
+    --sampler-b, the distributions that two samplers of one model draw from are compared.
+
+    FILE is a text in UTF-8, or - for standard input.
+
+    \b
+    Examples:
+      lmhead compare ./model ./model-quantized.gguf book.txt
+      lmhead compare ./model ./model-quantized.gguf book.txt --fail-above 0.01
+      lmhead compare smollm2 ./fine-tuned --text "The capital of France is Paris."
+      lmhead compare smollm2 book.txt --sampler-a top_p=0.9 --sampler-b min_p=0.1
+    """
+    samplers = (sampler_a is not None) or (sampler_b is not None)
+    names, file = _names(arguments, text, samplers)
+    if fail_above is not None and math.isnan(fail_above):
+        raise click.UsageError("--fail-above must be a number; got nan.")
+    if metric == "tv" and not samplers:
+        raise click.UsageError("--metric tv needs --sampler-a and --sampler-b.")
+    chains = [parse_options(given or "") for given in (sampler_a, sampler_b)] if samplers else []
+    for chain in chains:
+        chain.setdefault("seed", 0)
+        make_sampler(chain)
+    if file is not None:
+        check_file(file)
+    opened = [
+        open_model(name, download=options["download"], threads=options["threads"]) for name in names
+    ]
+    for one in opened:
+        check_window(one, window)
+    from lmhead.analysis import compare_models, compare_samplers
+    from lmhead.analysis.same_vocabulary import check_same_vocabulary
+
+    pieces: Iterable[str] = read_text(file) if file else [check_utf8(text or "", "--text")]
+    with Progress() as progress:
+        progress("Comparing ...")
+        if samplers:
+            a, b = (sampler_for_model(chain, opened[0]) for chain in chains)
+            found = compare_samplers(opened[0], a, b, pieces, window=window, worst=worst)
+        else:
+            with as_usage_errors():
+                check_same_vocabulary(opened[0], opened[1])
+            found = compare_models(opened[0], opened[1], pieces, window=window, worst=worst)
+    sides = [repr(s) for s in (a, b)] if samplers else [model.name for model in opened]
+    if as_json:
+        document: dict[str, Any] = {"a": model_json(opened[0]), "b": model_json(opened[-1])}
+        document |= {"sampler_a": None, "sampler_b": None}
+        if samplers:
+            document |= {"sampler_a": sides[0], "sampler_b": sides[1]}
+        _json.write("compare", **(document | found.to_json()))
+    else:
+        echo(_lines(found, sides))
+    value = {
+        "kl": found.kl,
+        "max-kl": found.max_kl,
+        "tv": found.total_variation or 0.0,
+        "disagreement": 1 - found.agreement,
+    }[metric]
+    check_threshold(metric, value, fail_above)
+
+
+def _names(
+    arguments: tuple[str, ...], text: str | None, samplers: bool
+) -> tuple[list[str | None], str | None]:
+    """Return the models, one for samplers and else two, and the file."""
+    given = list(arguments)
+    file = None
+    if text is None:
+        if not given:
+            raise click.UsageError("Missing argument 'FILE'.")
+        file = given.pop()
+    if samplers:
+        if len(given) > 1:
+            raise click.UsageError("With samplers, give one model, not two.")
+        return [given[0] if given else None], file
+    if len(given) != 2:
+        raise click.UsageError(
+            f"Give two models{' and a FILE' if text is None else ''}; got {len(arguments)} "
+            "arguments. For two samplers of one model: --sampler-a and --sampler-b."
+        )
+    return [*given], file
+
+
+def _lines(found: Comparison, sides: list[str]) -> Iterator[str]:
+    yield ""
+    for letter, name in zip("AB", sides, strict=True):
+        yield f"{_MARGIN}{cyan(letter)}  {name}"
+    yield ""
+    rows = [
+        ("KL(A ‖ B)", f"{found.kl:.6f}", "nats, mean"),
+        ("largest", f"{found.max_kl:.6f}", "nats"),
+        ("same best token", f"{found.agreement:.2%}", f"of {found.positions:,} positions"),
+    ]
+    if found.total_variation is not None:
+        rows.append(("total variation", f"{found.total_variation:.6f}", "mean, from 0 to 1"))
+    if found.perplexity is not None:
+        a, b = found.perplexity
+        rows.append(("perplexity", f"{a:,.4f}", f"A; {b:,.4f} B"))
+    for name, value, note in rows:
+        yield f"{_MARGIN}{left(name, 17)}{right(value, 14)}   {dim(note)}"
+    if found.max_kl >= _VISIBLE:
+        yield ""
+        yield from _differences(found)
+    yield ""
+
+
+def _differences(found: Comparison) -> Iterator[str]:
+    yield dim(f"{_MARGIN}most different  {left('A', 16)}{left('B', 16)}after")
+    for difference in found.differences:
+        if difference.kl < _VISIBLE:
+            break
+        best = "".join(left(_label(*side), 16) for side in difference.best)
+        context = tail(one_line(difference.before), width() - len(_MARGIN) - 16 - 32)
+        yield f"{_MARGIN}{difference.kl:14.4f}  {best}{dim(context)}"
+
+
+def _label(piece: Piece, p: float) -> str:
+    return f"{clip(token_label(piece), 9)} {p:.2f}"

@@ -1,0 +1,97 @@
+"""`lmhead explore`: a web page on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lmhead.cli._model_arguments import model_options, open_models
+from lmhead.interrupt import exit_on_interrupt
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option(
+    "--lang",
+    type=click.Choice(["en", "zh"]),
+    help="Language of the page.  [default: the browser's]",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port; 0 for any free one.  [default: 8629, or the next free one]",
+)
+@click.option(
+    "--key",
+    envvar="LMHEAD_KEY",
+    help="Key that every request must carry; required unless --host is a loopback address.",
+)
+@click.option(
+    "--run",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Show the training run in FOLDER (`lmhead train --out FOLDER`), started or not.",
+)
+@click.option("--no-browser", is_flag=True, help="Print the address only; open no browser.")
+@click.option("--no-model", is_flag=True, help="Tutorial page only.")
+@model_options
+def command(
+    models: tuple[str, ...],
+    lang: str | None,
+    host: str,
+    port: int | None,
+    key: str | None,
+    run: Path | None,
+    no_browser: bool,
+    no_model: bool,
+    download: bool,
+    threads: int | None,
+) -> None:
+    """Explore models in the browser, on this machine only.
+
+    A tutorial on the output layer with a model small enough to check by hand; then next tokens,
+    scores, logit lens and comparisons of real models. The page works offline.
+
+    \b
+    Examples:
+      lmhead explore
+      lmhead explore --lang zh
+      lmhead explore ./model ./other --port 8000 --no-browser
+      lmhead explore --run ./run
+      lmhead explore --no-model
+    """
+    if no_model and models:
+        raise click.UsageError(f"--no-model and the model {models[0]} cannot be combined.")
+    try:
+        with exit_on_interrupt():
+            from lmhead.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
+            raise
+        raise click.ClickException(
+            f"{error.name} is not installed; run: pip install 'lmhead[explore]'"
+        ) from None
+    if not no_model:
+        click.echo(f"Opening {', '.join(models) or 'the default model'} ...", err=True)
+    opened, given = ({}, {}) if no_model else open_models(models, download, threads)
+    try:
+        serve(
+            opened,
+            host=host,
+            port=port,
+            key=key,
+            lang=lang,
+            browser=not no_browser,
+            run=run,
+            given=given,
+            on_ready=_print_address,
+        )
+    except FileNotFoundError as error:
+        raise click.ClickException(f"{error}.") from None
+
+
+def _print_address(address: str) -> None:
+    click.echo(f"The page is at {address}")
+    click.echo("Press Ctrl-C to stop.", err=True)

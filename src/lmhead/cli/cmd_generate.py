@@ -1,0 +1,344 @@
+"""`lmhead generate`: generate text from a prompt, shown token by token."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._command_group import SectionedCommand
+from lmhead.cli._model_arguments import model_json, model_options, open_model
+from lmhead.cli._prompt_arguments import Prompt, chat_prompt, parse_prompts
+from lmhead.cli._sampler_arguments import (
+    given_sampler_options,
+    make_sampler,
+    sampler_for_model,
+    sampler_options,
+)
+from lmhead.cli._terminal import (
+    clip,
+    cyan,
+    dim,
+    echo,
+    escape_controls,
+    left,
+    printable,
+    token_label,
+)
+from lmhead.progress import Progress
+
+if TYPE_CHECKING:
+    from lmhead.models import LanguageModel
+    from lmhead.sampling import Generation, Sampler, TokenEvent
+    from lmhead.screen import ScreenedHead
+
+
+@click.command("generate", cls=SectionedCommand)
+@click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("-p", "--prompt", "more", multiple=True, help="Another prompt; may be repeated.")
+@click.option(
+    "--chat", help="Answer this message, with the model's chat template, instead of PROMPT."
+)
+@click.option("--system", help="With --chat: system prompt.")
+@click.option(
+    "-n",
+    "--max-new-tokens",
+    type=click.IntRange(0),
+    default=64,
+    show_default=True,
+    help="Maximum number of new tokens.",
+)
+@click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
+@click.option(
+    "--logprobs", type=click.IntRange(0), default=0, help="Show the k best tokens at each position."
+)
+@click.option("--ignore-eos", is_flag=True, help="Do not stop at end-of-text tokens.")
+@click.option("--screen", is_flag=True, help="Certified decode: same tokens, fewer bytes read.")
+@click.option(
+    "--beams",
+    type=click.IntRange(1, 256),
+    help="Number of beams; beam search instead of a sampler.",
+)
+@click.option(
+    "--length-penalty",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="With --beams: above 1 favours long texts, below 1 short ones.",
+)
+@click.option(
+    "--num-return", type=click.IntRange(1), default=1, help="With --beams: number of texts to show."
+)
+@model_options
+@_json.json_option
+@sampler_options
+def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Generate text from a prompt.
+
+    Without sampler options decoding is greedy; with any of them tokens are sampled (--do-sample or
+    --seed is enough). A single text is shown as it is generated, several when all are done.
+
+    PROMPT is a text, or - for standard input. With --chat there is none: the message is rendered
+    with the model's chat template, and only the answer is shown.
+
+    \b
+    Examples:
+      lmhead generate "Once upon a time"
+      lmhead generate smollm2 "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 1
+      lmhead generate smollm2 "The capital of France is" --screen -n 40
+      lmhead generate "One, two," -p "A, b," --stop "." --json
+      lmhead generate smollm2 --chat "What is the capital of France?"
+      lmhead generate ./model "It was" --logprobs 3
+      lmhead generate ./model "It was" --beams 4 --num-return 2
+    """
+    where, inputs = parse_prompts(arguments, options)
+    given = given_sampler_options(options)
+    _check(options, given)
+    if given:
+        make_sampler(given)
+    model = open_model(where, download=options["download"], threads=options["threads"])
+    vocab = model.head.vocab_size
+    if options["logprobs"] > vocab:
+        raise click.UsageError(
+            f"--logprobs must be at most {vocab}, the vocabulary size; got {options['logprobs']}."
+        )
+    if given and not options["beams"] and given.get("seed") is None:
+        import torch
+
+        given["seed"] = int(torch.randint(2**31, ()))
+    sampler = sampler_for_model(given, model) if given else None
+    prompts = (
+        [Prompt(text) for text in inputs]
+        if isinstance(inputs, list)
+        else [chat_prompt(model, inputs)]
+    )
+    if options["beams"]:
+        _beams(model, prompts, sampler, as_json, options)
+        return
+    _Run(model, prompts, sampler, as_json, options).go()
+
+
+def _check(options: dict[str, Any], given: dict[str, Any]) -> None:
+    """Refuse options that cannot be combined."""
+    if options["beams"]:
+        for name in ("screen", "stop", "logprobs"):
+            if options[name]:
+                raise click.UsageError(f"--beams and --{name} cannot be combined.")
+        if options["num_return"] > options["beams"]:
+            raise click.UsageError("--num-return must be at most --beams.")
+    elif options["num_return"] > 1:
+        raise click.UsageError("--num-return needs --beams.")
+    if any(stop == "" for stop in options["stop"]):
+        raise click.UsageError("--stop must not be empty.")
+    for name, value in (("logprobs", options["logprobs"]), ("mirostat", given.get("mirostat"))):
+        if options["screen"] and value:
+            raise click.UsageError(
+                f"--screen and --{name} cannot be combined: --{name} needs all logits."
+            )
+
+
+class _Run:
+    """A generation and its output, during and after."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: list[Prompt],
+        sampler: Sampler | None,
+        as_json: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self.model, self.prompts, self.sampler = model, prompts, sampler
+        self.as_json, self.options = as_json, options
+        self.live = not as_json and len(prompts) == 1 and not options["logprobs"]
+
+    def go(self) -> None:
+        """Generate and print; exit with code 130 if interrupted."""
+        from lmhead.sampling import generate
+
+        chooser, screened = self._chooser()
+        if self.live:
+            _write(self.prompts[0].shown, bold=True)
+        made = generate(
+            self.model,
+            [prompt.input for prompt in self.prompts],
+            chooser,
+            max_new_tokens=self.options["max_new_tokens"],
+            stop=list(self.options["stop"]) or None,
+            logprobs=self.options["logprobs"],
+            eos_token_ids=() if self.options["ignore_eos"] else None,
+            stream=self._event if self.live else None,
+        )
+        if self.as_json:
+            self._json(made, screened)
+        elif self.live:
+            click.echo()
+        else:
+            self._texts(made)
+        if screened is not None and not self.as_json:
+            _report(screened)
+        if any(one.finish_reason == "interrupted" for one in made):
+            raise click.Abort
+
+    def _chooser(self) -> tuple[Any, ScreenedHead | None]:
+        if not self.options["screen"]:
+            return self.sampler, None
+        from lmhead.sampling import Sampler
+
+        sampler = Sampler(do_sample=False) if self.sampler is None else self.sampler
+        if any(stage.name == "mirostat" for stage in sampler.stages):
+            raise ValueError("mirostat does not go with certified decode: it needs its state")
+        with Progress() as progress:
+            progress("Making the quantized copy of the head ...")
+            screened = self.model.head.screen()
+        return sampler, screened
+
+    def _event(self, event: TokenEvent) -> None:
+        _write(event.text)
+
+    def _texts(self, made: Sequence[Generation]) -> None:
+        for prompt, one in zip(self.prompts, made, strict=True):
+            if len(made) > 1:
+                click.echo()
+            _write(prompt.shown, bold=True)
+            _write(one.text)
+            click.echo()
+            if self.options["logprobs"]:
+                echo(self._table(one))
+
+    def _table(self, one: Generation) -> list[str]:
+        lines = ["", dim(f"  {left('token', 16)}     p  best tokens")]
+        before = one.prompt_ids[-1]
+        for event in one.events:
+            best = [f"{self._label(id, before)} {_p(log_p)}" for id, log_p in event.top]
+            label = cyan(left(clip(self._label(event.token, before), 15), 16))
+            lines.append(f"  {label}{_p(event.log_prob):>6}  {'  '.join(best)}")
+            before = event.token
+        return lines
+
+    def _label(self, id: int, before: int) -> str:
+        from lmhead.analysis.token_text import piece_of
+
+        return token_label(piece_of(self.model, id, before))
+
+    def _json(self, made: Sequence[Generation], screened: ScreenedHead | None) -> None:
+        document: dict[str, Any] = {
+            "model": model_json(self.model),
+            "sampler": None if self.sampler is None else repr(self.sampler),
+            "seed": None if self.sampler is None else self.sampler.seed,
+            "screen": None if screened is None else screened.report.to_json(),
+            "log_prob_error": max((one.log_prob_error for one in made), default=0.0),
+        }
+        rows = [self._row(p, one) for p, one in zip(self.prompts, made, strict=True)]
+        _json.write("generate", lines=4, **document, generations=rows)
+
+    def _row(self, prompt: Prompt, one: Generation) -> dict[str, Any]:
+        from lmhead.analysis.token_text import finite, piece_of
+
+        tokens, before = [], one.prompt_ids[-1]
+        for event in one.events:
+            entry = {
+                **piece_of(self.model, event.token, before).to_json(),
+                "log_prob": finite(event.log_prob),
+                "sampler_log_prob": event.sampler_log_prob,
+            }
+            if self.options["logprobs"]:
+                entry["top"] = [
+                    {**piece_of(self.model, id, before).to_json(), "log_prob": finite(log_prob)}
+                    for id, log_prob in event.top
+                ]
+            tokens.append(entry)
+            before = event.token
+        return {
+            **prompt.to_json(),
+            "text": one.text,
+            "finish_reason": one.finish_reason,
+            "stopped_by": one.stopped_by,
+            "tokens": tokens,
+        }
+
+
+def _beams(
+    model: LanguageModel,
+    prompts: list[Prompt],
+    sampler: Sampler | None,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
+    from lmhead.sampling import beam_search
+    from lmhead.sampling.arguments import prompt_ids
+
+    ids = [prompt_ids(prompt.input, model.tokenizer) for prompt in prompts]
+    count = options["max_new_tokens"]
+    if model.max_length is not None:
+        count = min(count, model.max_length - max(map(len, ids)))
+    with Progress() as progress:
+        progress("Searching ...")
+        found = beam_search(
+            model,
+            ids,
+            num_beams=options["beams"],
+            max_new_tokens=count,
+            length_penalty=options["length_penalty"],
+            num_return_sequences=options["num_return"],
+            eos_token_id=[] if options["ignore_eos"] else None,
+            processor=sampler,
+        )
+    rows: list[dict[str, Any]] = []
+    for prompt, before, sequences, scores in zip(
+        prompts, ids, found.sequences, found.scores, strict=True
+    ):
+        beams = [
+            {"text": _text(model, before, ids_), "score": score, "ids": ids_}
+            for ids_, score in zip(sequences, scores, strict=True)
+        ]
+        rows.append({**prompt.to_json(), "beams": beams})
+    if as_json:
+        _json.write("generate", lines=4, model=model_json(model), generations=rows)
+        return
+    for prompt, row in zip(prompts, rows, strict=True):
+        for beam in row["beams"]:
+            if options["num_return"] > 1 or len(rows) > 1:
+                echo(dim(f"score {beam['score']:.4f}"))
+            _write(prompt.shown, bold=True)
+            _write(str(beam["text"]))
+            click.echo()
+
+
+def _text(model: LanguageModel, before: list[int], ids: list[int]) -> str:
+    """Return the text of new ids after a prompt."""
+    from lmhead.analysis.token_text import piece_of
+
+    pairs = zip([before[-1], *ids], ids, strict=False)
+    return b"".join(piece_of(model, id, last).bytes for last, id in pairs).decode(
+        "utf-8", "replace"
+    )
+
+
+def _write(text: str, *, bold: bool = False) -> None:
+    """Print text: unchanged to a file or a pipe, with control characters escaped to a terminal."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if terminal:
+        text = escape_controls(text)
+        if bold and not os.environ.get("NO_COLOR"):
+            text = click.style(text, bold=True)
+    click.echo(printable(text), nl=False, color=True)  # True: click removes nothing
+
+
+def _p(log_prob: float) -> str:
+    return f"{math.exp(log_prob):.3f}"
+
+
+def _report(screened: ScreenedHead) -> None:
+    r = screened.report
+    click.echo(
+        f"\nCertified decode: {r.choices} tokens from {r.bytes_read / 1e6:,.1f} MB instead of "
+        f"{r.bytes_full / 1e6:,.1f} MB ({r.share_read:.1%}); {r.rows_rescored:.1f} rows rescored "
+        f"per token, {r.fell_back} full sweeps.",
+        err=True,
+    )

@@ -1,0 +1,148 @@
+"""`lmhead lens`: the logit lens, as a grid of layers and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._model_arguments import (
+    check_utf8,
+    model_json,
+    model_options,
+    open_model,
+    read_prompt,
+    split_arguments,
+)
+from lmhead.cli._terminal import bold, clip, dim, echo, left, right, token_label, width
+
+if TYPE_CHECKING:
+    from lmhead.analysis import Cell, Lens
+    from lmhead.models import LanguageModel
+
+_MARGIN = "  "
+_TOKEN, _P, _RANK, _GAP = 8, 3, 5, 2  # columns of the parts of a cell
+_LAYER = 6
+
+
+@click.command("lens")
+@click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("-n", "--top", type=click.IntRange(1), default=1, help="Tokens per cell (JSON).")
+@click.option("--target", help="Token whose rank is shown.  [default: the next one]")
+@click.option(
+    "--ranks/--no-ranks", default=True, help="Show the target's rank, from 1, in every cell."
+)
+@click.option(
+    "--last",
+    type=click.IntRange(1),
+    help="Number of last positions to show.  [default: as many as fit]",
+)
+@model_options
+@_json.json_option
+def command(
+    arguments: tuple[str, ...],
+    top: int,
+    target: str | None,
+    ranks: bool,
+    last: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show what the model predicts after each layer (logit lens).
+
+    Rows are layers, from the embedding to the output; columns are the last positions of the prompt.
+    A cell has the most probable token, its probability in percent, and the rank of the target: the
+    next token of the prompt, and at the last position the model's own prediction. Ranks start at 1
+    in the table, at 0 in JSON.
+
+    PROMPT is a text, or - for standard input.
+
+    \b
+    Examples:
+      lmhead lens "The capital of France is"
+      lmhead lens smollm2 "The capital of France is" --target " Paris"
+      lmhead lens smollm2 "one two three" --no-ranks
+      lmhead lens ./model "你好" --json --top 5
+    """
+    where, prompt = split_arguments(arguments, "PROMPT")
+    text = read_prompt(prompt)
+    if target is not None:
+        target = check_utf8(target, "--target")
+    model = open_model(where, download=options["download"], threads=options["threads"])
+    from lmhead.analysis import logit_lens
+
+    id = None if target is None else _one_token(model, target)
+    found = logit_lens(model, text, top=min(top, model.head.vocab_size), target=id)
+    if as_json:
+        _json.write("lens", lines=3, model=model_json(model), **found.to_json())
+    else:
+        echo(_lines(found, ranks, last))
+
+
+def _one_token(model: LanguageModel, text: str) -> int:
+    """Return the id of a text that is one token."""
+    from lmhead.analysis.token_text import find_token
+
+    id = find_token(model, text)
+    if id is None:
+        raise click.UsageError(
+            f"--target must be one token of the model, such as ' the'; {text!r} is not."
+        )
+    return id
+
+
+def _lines(found: Lens, ranks: bool, last: int | None) -> Iterator[str]:
+    cell = _TOKEN + _P + (_RANK if ranks else 0) + _GAP
+    fits = (width() + _GAP - len(_MARGIN) - _LAYER) // cell
+    count = min(max(fits, 1), last or len(found.prompt), len(found.prompt))
+    places = range(len(found.prompt) - count, len(found.prompt))
+
+    yield ""
+    heads = [bold(left(clip(token_label(found.prompt[i]), cell - 2), cell)) for i in places]
+    yield _MARGIN + left("", _LAYER) + "".join(heads)
+    names = [dim(left("→ " + clip(token_label(found.targets[i]), cell - 4), cell)) for i in places]
+    yield _MARGIN + dim(left("layer", _LAYER)) + "".join(names)
+    yield ""
+    for number, row in enumerate(found.cells):
+        cells = (" " * _GAP).join(_cell(row[i], found.targets[i].id, ranks) for i in places)
+        yield _MARGIN + dim(left(_name(number, len(found.cells)), _LAYER)) + cells
+    yield ""
+    missing = len(found.prompt) - count
+    if missing:
+        yield dim(f"{_MARGIN}The first {missing} positions are not shown.")
+    legend = ", rank of the target from 1" if ranks else ""
+    yield dim(f"{_MARGIN}Each cell: best token, its probability in %{legend}.")
+
+
+def _name(number: int, layers: int) -> str:
+    return "emb" if number == 0 else "out" if number == layers - 1 else str(number)
+
+
+def _cell(cell: Cell, target: int, ranks: bool) -> str:
+    piece, p = cell.best[0]
+    label = left(clip(token_label(piece), _TOKEN - 1), _TOKEN)
+    percent = right(f"{100 * p:.0f}", _P)
+    hit = piece.id == target
+    if hit:
+        label = click.style(label, fg="green", bold=True)
+    elif p < 0.1:
+        label = dim(label)
+    if not ranks:
+        return label + dim(percent)
+    rank = right(short(cell.target_rank + 1), _RANK)
+    if hit or cell.target_rank < 10:
+        rank = click.style(rank, fg="green" if hit else "yellow")
+    return label + dim(percent) + rank
+
+
+def short(number: int) -> str:
+    """Format a number in at most four columns.
+
+    >>> short(0), short(942), short(1234), short(49151), short(262143)
+    ('0', '942', '1.2k', '49k', '262k')
+    """
+    if number < 1000:
+        return str(number)
+    return f"{number / 1000:.1f}k" if number < 9950 else f"{number // 1000}k"

@@ -1,0 +1,180 @@
+"""`lmhead next`: the most probable next tokens, and what a sampler makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lmhead.cli import _json
+from lmhead.cli._command_group import SectionedCommand
+from lmhead.cli._model_arguments import (
+    model_json,
+    model_options,
+    open_model,
+    read_prompt,
+    split_arguments,
+)
+from lmhead.cli._sampler_arguments import (
+    given_sampler_options,
+    make_sampler,
+    sampler_for_model,
+    sampler_options,
+)
+from lmhead.cli._terminal import (
+    bar,
+    bold,
+    clip,
+    columns,
+    cyan,
+    dim,
+    echo,
+    left,
+    one_line,
+    right,
+    tail,
+    token_label,
+    width,
+)
+
+if TYPE_CHECKING:
+    from lmhead.analysis import NextTokens
+    from lmhead.models import LanguageModel
+
+_MARGIN = "  "
+
+
+@click.command("next", cls=SectionedCommand)
+@click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option(
+    "-n",
+    "--top",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Number of tokens to show.",
+)
+@click.option(
+    "--prompt-length",
+    type=click.IntRange(0),
+    help="Number of tokens of PROMPT that are the prompt; penalties that count generated tokens "
+    "count the rest.  [default: all]",
+)
+@model_options
+@_json.json_option
+@sampler_options
+def command(
+    arguments: tuple[str, ...], top: int, prompt_length: int | None, as_json: bool, **options: Any
+) -> None:
+    """Show the most probable next tokens after a prompt.
+
+    Each token with its id, logit and probability. With sampler options also the probability after
+    sampling, and for each removed token the option that removed it.
+
+    PROMPT is a text, or - for standard input.
+
+    \b
+    Examples:
+      lmhead next "The capital of France is"
+      lmhead next smollm2 "The capital of France is" --top 20
+      lmhead next smollm2 "Once upon a" --temperature 0.8 --top-p 0.9
+      lmhead next ./model "中国的首都是" --json
+      echo "To be or not to" | lmhead next -
+    """
+    where, prompt = split_arguments(arguments, "PROMPT")
+    text = read_prompt(prompt)
+    given = given_sampler_options(options)
+    if given:
+        given.setdefault("seed", 0)
+        make_sampler(given)
+    model = open_model(where, download=options["download"], threads=options["threads"])
+    from lmhead.analysis import next_tokens
+    from lmhead.analysis.text_to_ids import prompt_ids
+
+    sampler = sampler_for_model(given, model) if given else None
+    ids = prompt_ids(model, text)
+    if prompt_length is not None and prompt_length > len(ids):
+        raise click.UsageError(
+            f"--prompt-length must be at most {len(ids)}, the tokens of PROMPT; got {prompt_length}"
+        )
+    found = next_tokens(model, ids, top=top, sampler=sampler, prompt_length=prompt_length)
+    if as_json:
+        _json.write("next", model=model_json(model), **found.to_json())
+    else:
+        echo(_lines(model, found))
+
+
+def _lines(model: LanguageModel, found: NextTokens) -> Iterator[str]:
+    yield ""
+    prompt = tail(one_line(found.prompt).strip(), width() - len(_MARGIN) - 4)
+    yield _MARGIN + bold(prompt) + cyan(" ___")
+    yield ""
+    yield from _table(found)
+    yield ""
+    facts = list(_summary(found))
+    names = max(columns(name) for name, _ in facts)
+    yield from (f"{_MARGIN}{dim(left(name, names))}  {fact}" for name, fact in facts)
+    yield ""
+    yield dim(f"{_MARGIN}{model.name}: {found.vocab_size:,} tokens in the vocabulary")
+
+
+def _table(found: NextTokens) -> Iterator[str]:
+    sampled = found.processed is not None
+    heads = ["token", "id", "logit", "p", *(["sampler", "removed by"] if sampled else [])]
+    rows = []
+    for token in found.tokens:
+        cells = [
+            token_label(token.piece),
+            str(token.piece.id),
+            f"{token.logit:.3f}",
+            probability(token.p),
+        ]
+        if sampled:
+            after = "" if token.cut_by else probability(token.processed_p)
+            cells += [after, token.cut_by or ""]
+        rows.append(cells)
+    widths = [max(columns(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    bars = max(8, min(30, width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - 12))
+    widths[0] = max(5, width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - bars)
+    widths[0] = min(widths[0], max(columns(row[0]) for row in [heads, *rows]))
+    yield dim(_MARGIN + _row(heads, widths, ""))
+    best = max(token.processed_p for token in found.tokens) or 1.0
+    for token, cells in zip(found.tokens, rows, strict=True):
+        drawn = bar(token.processed_p / best, bars)
+        cells[0] = clip(cells[0], widths[0])
+        line = _MARGIN + _row(cells, widths, cyan(drawn) if drawn else "")
+        yield dim(click.unstyle(line)) if token.cut_by else line
+
+
+def _row(cells: list[str], widths: list[int], drawn: str) -> str:
+    """Align text to the left and numbers to the right; append the bar."""
+    sides = (left, right, right, right, right, left)
+    parts = [side(cell, w) for side, cell, w in zip(sides, cells, widths, strict=False)]
+    return "  ".join([*parts, drawn]).rstrip()
+
+
+def probability(p: float) -> str:
+    """Format a probability with four digits, or with an exponent if it is small.
+
+    >>> probability(0.7734), probability(0.00001234), probability(0.0)
+    ('0.7734', '1.2e-05', '0')
+    """
+    if p == 0:
+        return "0"
+    return f"{p:.4f}" if p >= 0.0005 else f"{p:.1e}"
+
+
+def _summary(found: NextTokens) -> Iterator[tuple[str, str]]:
+    bits = found.entropy / math.log(2)
+    yield "entropy", f"{found.entropy:.3f} nats ({bits:.3f} bits)"
+    yield "covered", f"{found.mass:.2%} of the probability, by these {len(found.tokens)} tokens"
+    if found.processed is None:
+        return
+    for step in found.processed.steps[1:]:
+        removed = f"{step.cut:,} tokens, {step.cut_mass:.2%}" if step.cut else "no token"
+        yield step.stage, f"removes {removed}"
+    kept = found.processed
+    yield "left", f"{kept.kept:,} tokens, with {kept.mass:.2%} of the model's probability"
+    yield "entropy", f"{kept.entropy:.3f} nats ({kept.entropy / math.log(2):.3f} bits)"

@@ -1,0 +1,19 @@
+"""`LazyLogits`: a tensor-like handle on `Scores` plus recorded operations.
+
+In:  `Scores` of a head, then whatever torch is asked to do with its logits.
+Out: answers, each computed a few rows at a time; the tensor where nothing else will do.
+
+    logits           the object: a view of a program, in-place changes, building the tensor
+    program          what has been done so far, as a tree of nodes
+    replay           evaluation of programs, forward and backward, in bounded memory
+    routing          how answers join the autograd graph
+    torch_function   the table from torch's functions to what they do here
+    recording        pointwise operations
+    views, indexing  shapes, selections, assignments
+    reductions, losses, bitmask
+"""
+
+from lmhead.lazy import torch_function
+from lmhead.lazy.logits import LazyLogits
+
+__all__ = ["LazyLogits", "torch_function"]

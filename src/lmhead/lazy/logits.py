@@ -1,0 +1,460 @@
+"""`LazyLogits`: what `head(hidden)` returns. Behaves like a tensor; computes nothing until queried.
+
+An object is a view of a `Base`, which holds a program. Views of the same base see each other's
+in-place changes, as views of one tensor do. What torch is asked to do with the object arrives in
+`torch_function`.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead import errors
+from lmhead.eager import eager
+from lmhead.errors import PerformanceWarning
+from lmhead.lazy import routing
+from lmhead.lazy.asking import ask
+from lmhead.lazy.program import Call, Dense, Env, Leaf, Node, Overlay, Root, index_of, version
+from lmhead.lazy.replay import replay
+from lmhead.scores import DenseScores, Rows, Scores
+from lmhead.scores.answers import Answers
+
+# Constants of up to this many bytes are built without a warning: a sampler needs its few rows.
+QUIET_BYTES = 2**23
+
+
+class View:
+    """One step from a base to a view of it: some rows, a range of tokens, or another shape.
+
+    `dense` is the same step on a tensor (*lead, V).
+    """
+
+    def __init__(
+        self,
+        dense: Callable[[Tensor], Tensor],
+        rows: Rows | None = None,
+        tokens: slice | None = None,
+    ) -> None:
+        self.dense, self.rows, self.tokens = dense, rows, tokens
+
+    def of(self, node: Node) -> Node:
+        """Return the view of a program."""
+        if self.rows is not None:
+            node = node.take(self.rows)
+        return node if self.tokens is None else token_range(node, self.tokens)
+
+    def put(self, node: Node, part: Node) -> Node:
+        """Return the program with the view replaced by `part`."""
+        whole = node.take(self.rows) if self.rows is not None else node
+        if self.tokens is not None:
+            part = Call(_put_tokens, (whole, part, self.tokens), {}, whole.n_rows, whole.width)
+        return part if self.rows is None else put_rows(node, self.rows, part)
+
+
+class Detached(View):
+    """The step to constants: changes are seen through it, and cannot be made through it."""
+
+    def __init__(self) -> None:
+        super().__init__(Tensor.detach)
+
+    def of(self, node: Node) -> Node:
+        """Return the program as constants."""
+        return node.frozen()
+
+    def put(self, node: Node, part: Node) -> Node:  # noqa: ARG002
+        """Refuse: autograd would not know of the change."""
+        raise RuntimeError(
+            "an in-place operation on lazy logits that were detached, or viewed under "
+            "torch.no_grad(), from logits that require a gradient; clone() them first"
+        )
+
+
+class Base:
+    """A program that views share; `version` counts in-place changes."""
+
+    def __init__(self, node: Node, lead: torch.Size, parent: Base | None = None) -> None:
+        self.node, self.lead, self.version = node, lead, 0
+        self.parent = parent
+        self.parent_version = 0 if parent is None else parent.version
+
+    def check(self) -> None:
+        """Raise if the base was changed where its views cannot see it."""
+        if self.parent is not None and self.parent.version != self.parent_version:
+            raise RuntimeError(
+                "these lazy logits are a view that was built as a tensor, and the logits they are "
+                "a view of were modified in place afterwards. Take the view again after the change"
+            )
+
+
+class LazyLogits(Tensor):
+    """Logits of shape (..., V) that are not built unless something needs all of them.
+
+    Equivalent to: the tensor of the same shape, dtype and device
+
+    Pointwise operations, masks, views and in-place operations are recorded; reductions over the
+    vocabulary are computed a few rows at a time. `explain()` says what a question will cost,
+    `materialize()` builds the tensor.
+
+    >>> from lmhead import LMHead
+    >>> logits = LMHead(16, 100)(torch.randn(4, 16))
+    >>> logits
+    LazyLogits(shape=(4, 100), dtype=torch.float32, not computed)
+    >>> (logits / 0.7).log_softmax(-1).max(-1).values.shape
+    torch.Size([4])
+    """
+
+    _shared: Base
+    _chain: tuple[View, ...]
+    _vdim: int
+    _seen: tuple[int, Node]
+    _built: tuple[int, Tensor, int | None] | None  # what `materialize` returned, and its versions
+    # Made under no_grad: the version, and the program with gradients, for autograd functions.
+    _live: tuple[int, Node] | None
+    max_bytes: int | None
+
+    # Tensors are hashed by identity.
+    __hash__ = Tensor.__hash__
+
+    @classmethod
+    def of(cls, scores: Scores, lead: torch.Size, dtype: torch.dtype) -> LazyLogits:
+        """Make the logits of a head that was called on hidden states (*lead, D)."""
+        shape = (*lead, scores.vocab_size)
+        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            if any(t.requires_grad for t in scores.tensors()):
+                return cls._joined(scores, shape, dtype)
+        else:
+            scores = (
+                scores
+                if torch._C._are_functorch_transforms_active()
+                else scores.with_tensors([t.detach() for t in scores.tensors()])
+            )
+        return wrap(Leaf(Root(scores), dtype), shape, dtype, scores.device, scores.max_bytes)
+
+    @classmethod
+    def _joined(cls, scores: Scores, shape: tuple[int, ...], dtype: torch.dtype) -> LazyLogits:
+        """Make logits that take part in the autograd graph."""
+        root = Root(scores)
+        node = Leaf(root, dtype)
+
+        def make() -> tuple[Tensor, Tensor]:
+            handle = Tensor._make_wrapper_subclass(
+                routing.Handle, (), dtype=dtype, device=scores.device
+            )
+            return wrap(node, shape, dtype, scores.device, scores.max_bytes), handle
+
+        logits, root.handle = routing.enter(root, make)
+        assert isinstance(logits, LazyLogits)
+        return logits
+
+    # What is behind it ---------------------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        """The program, over rows (N, V), with all in-place changes so far."""
+        self._shared.check()
+        if self._seen[0] != self._shared.version:
+            node = self._shared.node
+            for view in self._chain:
+                node = view.of(node)
+            self._seen = (self._shared.version, node)
+        return self._seen[1]
+
+    @property
+    def part(self) -> Node:
+        """The program as part of another: through this object, if autograd must pass through it."""
+        node = self.node
+        live = node
+        if self._live is not None and self._live[0] == self._shared.version:
+            live = self._live[1]
+        if not torch.is_grad_enabled():
+            return live
+        if not _plain(self, "requires_grad") or routing.passes_by(self):
+            return node
+        return Leaf(Root(node=live, handle=self), _plain(self, "dtype"))
+
+    @property
+    def lead(self) -> torch.Size:
+        """The shape without the vocabulary."""
+        shape = tuple(_plain(self, "shape"))
+        return torch.Size(shape[: self._vdim] + shape[self._vdim + 1 :])
+
+    def scores(self) -> Scores:
+        """Return the logits as `Scores` of rows (N, V), as constants: what decoding reads."""
+        node = self.node
+        routing.check_unchanged([node])
+        with torch.no_grad():
+            found = node.scores(Env())
+            if found is not None:
+                return found
+            (rows,) = replay([node], lambda tiles, *_: (tiles[0],), Env(), max_bytes=self.max_bytes)
+        return DenseScores(rows, self.max_bytes)
+
+    # What it says of itself ----------------------------------------------------------------------
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        state = "dense" if isinstance(self._shared.node, Dense) else "not computed"
+        return f"LazyLogits(shape={tuple(self.shape)}, dtype={self.dtype}, {state})"
+
+    def explain(self) -> str:
+        """Say what a question will cost, before it is asked: products, tiles, bytes."""
+        size = self.numel() * self.element_size()
+        node = self.node
+        lines = [f"  recorded operations     {_recorded(node)}"] if _recorded(node) else []
+        for part in node.walk():
+            if isinstance(part, Leaf) and part.root.scores is not None:
+                lines += part.now.explain()
+        return "\n".join(
+            [repr(self), *lines, f"  building it             {size:,} bytes that stay"]
+        )
+
+    # Questions -----------------------------------------------------------------------------------
+
+    @eager
+    def ask(self, **questions: Any) -> Answers:
+        """Answer the questions of `lmhead.query` about these logits.
+
+        >>> from lmhead import LMHead
+        >>> logits = LMHead(16, 100)(torch.randn(4, 16))
+        >>> answers = logits.ask(entropy=True, top_k=5)
+        >>> answers.entropy.shape, answers.top_k.indices.shape
+        (torch.Size([4]), torch.Size([4, 5]))
+        """
+        return ask(self, **questions)
+
+    def mask_tokens(self, bitmask: Tensor) -> LazyLogits:
+        """Return the logits with -inf where a mask is False, or a bit of it is 0.
+
+        Args:
+            bitmask: bool, (V,) or (..., V); or int32, (rows, ceil(V / 32)) or (ceil(V / 32),),
+                bit i % 32 of entry i // 32 for token i, as xgrammar, llguidance and outlines-core
+                write it. Tokens beyond its end are forbidden.
+        """
+        from lmhead.lazy.bitmask import mask_tokens
+
+        return mask_tokens(self, bitmask)
+
+    def materialize(self) -> Tensor:
+        """Build the tensor (..., V), with memory of its own; warns once, with its size."""
+        built, now = self._built, self._shared.version
+        if built is None or built[0] != now or version(built[1]) != built[2]:
+            node, lead, dtype = self.part, self.lead, _plain(self, "dtype")
+            tensor = _build(node, self, "materialize()", lead, dtype).movedim(-1, self._vdim)
+            built = self._built = (now, tensor, version(tensor))
+        return built[1]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer one of torch's functions; see `torch_function`."""
+        return HANDLER[0](func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer a call that did not come through Python, on the tensor."""
+        return DISPATCHER[0](func, args, kwargs or {})
+
+
+# Set by `torch_function`, which needs this class: what answers torch's functions.
+HANDLER: list[Callable[..., Any]] = []
+DISPATCHER: list[Callable[..., Any]] = []
+
+
+def _plain(logits: Tensor, name: str) -> Any:
+    """Read an attribute of the tensor itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return getattr(logits, name)
+
+
+def wrap(
+    node: Node,
+    shape: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_bytes: int | None,
+    *,
+    vdim: int | None = None,
+    base: Base | None = None,
+    chain: tuple[View, ...] = (),
+) -> LazyLogits:
+    """Return an object for a program, without a place in the autograd graph."""
+    made = Tensor._make_wrapper_subclass(LazyLogits, shape, dtype=dtype, device=device)
+    made._chain, made.max_bytes = chain, max_bytes
+    made._vdim = len(shape) - 1 if vdim is None else vdim
+    made._shared = Base(node, made.lead) if base is None else base
+    made._seen, made._live = (made._shared.version, node), None
+    made._built = None
+    return made
+
+
+def derived(
+    like: LazyLogits,
+    node: Node,
+    shape: Any,
+    dtype: torch.dtype,
+    *,
+    vdim: int | None = None,
+    view: View | None = None,
+) -> LazyLogits:
+    """Return the object for a program made from `like`; a view of it if `view` is given."""
+    device, max_bytes = _plain(like, "device"), like.max_bytes
+    base: Base | None = None
+    chain: tuple[View, ...] = ()
+    live: Node | None = None
+    if not dtype.is_floating_point:
+        node = node.frozen()
+    if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        live, node = node, node.frozen()
+        if view is not None and _plain(like, "requires_grad"):
+            base, chain = like._shared, (*like._chain, view, Detached())
+    elif view is not None:
+        base, chain = like._shared, (*like._chain, view)
+    if view is not None and base is None:
+        base, chain = like._shared, (*like._chain, view)
+
+    def make() -> LazyLogits:
+        return wrap(node, shape, dtype, device, max_bytes, vdim=vdim, base=base, chain=chain)
+
+    made = routing.record(node, make) if dtype.is_floating_point else make()
+    assert isinstance(made, LazyLogits)
+    made._live = None if live is None else (made._shared.version, live)
+    return made
+
+
+def assign(logits: LazyLogits, node: Node) -> LazyLogits:
+    """Make `node` the value of these logits, and of all that share their memory."""
+    base = logits._shared
+    base.check()
+    before = [base.node]
+    for view in logits._chain:
+        before.append(view.of(before[-1]))
+    whole = node
+    for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
+        whole = view.put(outer, whole)
+    base.node, base.version = whole, base.version + 1
+    logits._seen, logits._live = (base.version, node), None
+    routing.record(node, lambda: logits, itself=logits)
+    return logits
+
+
+def token_range(node: Node, tokens: slice) -> Node:
+    """Return a range of the vocabulary."""
+    if isinstance(node, Leaf):
+        part = node.stepped("token_range", tokens)
+        if part is not None:
+            return part
+    return Call(_tokens, (node, tokens), {}, node.n_rows, len(range(node.width)[tokens]))
+
+
+def _tokens(tile: Tensor, tokens: slice) -> Tensor:
+    return tile[:, tokens]
+
+
+def _put_tokens(tile: Tensor, part: Tensor, tokens: slice) -> Tensor:
+    return tile.slice_scatter(part.to(tile.dtype), 1, tokens.start, tokens.stop, tokens.step or 1)
+
+
+def put_rows(node: Node, rows: Rows, part: Node) -> Node:
+    """Return the program with some rows replaced."""
+    index = index_of(rows, node.n_rows)
+    lookup = torch.full((node.n_rows,), -1, dtype=torch.int64)
+    lookup[index] = torch.arange(len(index))
+    if len(index) != int((lookup >= 0).sum()):
+        raise RuntimeError(
+            "unsupported operation: more than one entry of the logits refers to the same memory; "
+            "clone() before the in-place operation"
+        )
+    if len(index) == node.n_rows:
+        return part if torch.equal(index, torch.arange(len(index))) else part.take(lookup)
+    return Overlay(node, part, lookup)
+
+
+def become_dense(logits: LazyLogits, what: str) -> Tensor:
+    """Build these logits, which are a view of the tensor from then on, and return it."""
+    logits._shared.check()
+    base, chain = logits._shared, logits._chain
+    dtype = _plain(logits, "dtype")
+    if chain and not any(view.tokens is not None for view in chain):
+        # A view of some rows: build these alone, and let the base read them from the tensor.
+        if not isinstance(base.node, Dense) or base.node.operand.index is not None:
+            lead = logits.lead
+            tensor = _build(logits.part, logits, what, lead, dtype)
+            dense = Dense.of(tensor)
+            parent = base if _distinct(logits) else None  # torch refuses to write to shared entries
+            if parent is not None:
+                assign(logits, dense)
+            logits._shared, logits._chain = Base(dense, lead, parent=parent), ()
+            logits._seen = (0, dense)
+            return tensor.movedim(-1, logits._vdim)
+    elif not isinstance(base.node, Dense) or base.node.operand.index is not None:
+        whole = logits.part if not chain else base.node
+        tensor = _build(whole, logits, what, base.lead, dtype)
+        base.node, base.version = Dense.of(tensor), base.version + 1
+    tensor = base.node.operand.tensor
+    for view in chain:
+        tensor = view.dense(tensor)
+    return tensor.movedim(-1, logits._vdim)
+
+
+def _distinct(logits: LazyLogits) -> bool:
+    """Whether no row of the base is seen twice."""
+    rows = torch.arange(logits._shared.node.n_rows)
+    for view in logits._chain:
+        rows = rows if view.rows is None else rows[view.rows]
+    return len(rows.unique()) == len(rows)  # type: ignore[no-untyped-call]
+
+
+def _build(
+    node: Node, logits: LazyLogits, what: str, lead: torch.Size, dtype: torch.dtype
+) -> Tensor:
+    """Compute all rows of a program: (*lead, V)."""
+    shape = (*lead, node.width)
+    size = node.n_rows * node.width * dtype.itemsize
+    if size > QUIET_BYTES or what == "materialize()" or _plain(logits, "requires_grad"):
+        warnings.warn(
+            f"{what} builds all logits: {shape} {dtype}, {size / 2**20:,.1f} MiB",
+            PerformanceWarning,
+            stacklevel=caller_depth(),
+        )
+
+    def build(env: Env) -> tuple[Tensor, ...]:
+        found = node.scores(env)
+        if found is not None:
+            return (found.dense().to(dtype),)
+        return (
+            replay([node], lambda t, *_: (t[0].to(dtype),), env, max_bytes=logits.max_bytes)[0],
+        )
+
+    (rows,) = routing.answer(build, [node])
+    return rows.reshape(shape)
+
+
+def caller_depth() -> int:
+    """Return the stack depth of the first caller outside lmhead and torch."""
+    ours = tuple(str(Path(module.__file__ or "").parent) for module in (torch, errors))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _recorded(node: Node) -> str:
+    names = [part.name.strip("_") for part in node.walk() if isinstance(part, Call)]
+    return ", ".join(dict.fromkeys(reversed(names)))

@@ -1,0 +1,748 @@
+"""Programs: what has been done to logits so far, recorded instead of computed.
+
+A program is a tree of nodes over (rows, tokens). Its leaves are `Scores` of a head or dense
+tensors; its inner nodes are torch's own functions, recorded. It is evaluated on a few rows at a
+time, always over the whole vocabulary, so any function of single rows can be recorded.
+
+Row indices refer to the rows of a node, counted over its flattened leading dimensions. A node never
+changes; an in-place operation makes a new one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lmhead.scores import DenseScores, Scores
+from lmhead.scores.protocol import Rows
+
+
+class Root:
+    """Scores at the place where they enter the autograd graph.
+
+    Attributes:
+        scores: the scores on the tensors of the head, or None if `node` is given.
+        node: the program behind an object whose gradient must pass through that object itself,
+            because hooks or other autograd functions are attached to it.
+        handle: the tensor that stands for the scores in the graph; None for constants, and where
+            autograd follows the head's tensors directly (inside `torch.func` transforms).
+    """
+
+    def __init__(
+        self,
+        scores: Scores | None = None,
+        node: Node | None = None,
+        handle: Tensor | None = None,
+    ) -> None:
+        self.scores, self.node, self.handle = scores, node, handle
+        self.origin = self  # for constants: the root with the same values
+        if scores is not None:
+            self._versions = [_state(t) for t in scores.tensors()]
+
+    def check_unchanged(self) -> None:
+        """Raise if a tensor of the head was modified in place since the head was called."""
+        if self.scores is None:
+            return
+        for t, name, then in zip(
+            self.scores.tensors(), self.scores.tensor_names(), self._versions, strict=True
+        ):
+            if _state(t) != then:
+                raise RuntimeError(
+                    f"the {name} of these lazy logits was modified in place after the head was "
+                    "called, so its logits can no longer be computed. Ask before the update (an "
+                    "optimizer step, load_state_dict), call the head again, or use .materialize() "
+                    "before it"
+                )
+
+    def bind(self, env: Env) -> Scores:
+        """Return the scores on the tensors of `env`; not for a root with a program."""
+        logits = env.stand_in(self)
+        if logits is not None:
+            return DenseScores(logits)
+        if self.scores is None:
+            raise AssertionError("this root has a program, not scores")
+        tensors = env.root_tensors(self)
+        return self.scores if tensors is None else self.scores.with_tensors(tensors)
+
+    def detached(self) -> Root:
+        """Return the same scores as constants."""
+        if self.node is not None:
+            fixed = Root(node=self.node.frozen())
+            fixed.origin = self.origin
+            return fixed
+        scores = self.bind(Env())
+        if self.handle is None and not any(t.requires_grad for t in scores.tensors()):
+            return self
+        fixed = Root(scores.with_tensors([t.detach() for t in scores.tensors()]))
+        fixed._versions, fixed.origin = self._versions, self.origin
+        return fixed
+
+
+def version(t: Tensor) -> int | None:
+    """Return how many in-place changes torch has counted; None where it counts none."""
+    return None if t.is_inference() else t._version
+
+
+def _state(t: Tensor) -> Any:
+    """Return what changes when a tensor is written to, or its data replaced."""
+    if type(t) not in (
+        Tensor,
+        torch.nn.Parameter,
+    ) or torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return version(t)
+    return version(t), t.data_ptr()
+
+
+class Env:
+    """Substitutes for the tensors of a program while it is evaluated, and what was computed."""
+
+    def __init__(
+        self,
+        roots: dict[Root, tuple[Tensor, ...]] | None = None,
+        tensors: dict[int, Tensor] | None = None,
+        scopes: dict[Root, Env] | None = None,
+        stand_ins: dict[Root, Tensor] | None = None,
+    ) -> None:
+        self._roots, self._tensors, self._scopes = roots or {}, tensors or {}, scopes or {}
+        self._stand_ins = stand_ins or {}
+        self.bound: dict[Any, tuple[Any, Scores]] = {}
+        self.tiles: dict[Any, tuple[Any, Tensor]] = {}
+        self.watch: Watch | None = None
+
+    def root_tensors(self, root: Root) -> tuple[Tensor, ...] | None:
+        """Return what takes the place of a root's tensors; None for the tensors themselves."""
+        return self._roots.get(root)
+
+    def stand_in(self, root: Root) -> Tensor | None:
+        """Return dense logits (N, V) to be used instead of a root, if there are any."""
+        return self._stand_ins.get(root)
+
+    def with_stand_in(self, root: Root, logits: Tensor) -> Env:
+        """Return the same environment, with dense logits instead of a root."""
+        return Env(self._roots, self._tensors, self._scopes, {root: logits})
+
+    def tensor(self, t: Tensor) -> Tensor:
+        """Return what takes the place of a tensor that entered the program."""
+        return self._tensors.get(id(t), t)
+
+    def scope(self, root: Root) -> Env:
+        """Return the environment of the program behind a root."""
+        if root not in self._scopes:
+            self._scopes[root] = Env()
+        return self._scopes[root]
+
+    def start(self, watch: Watch | None = None) -> None:
+        """Forget computed rows, here and behind roots; let `watch` provide inputs from now on."""
+        self.tiles.clear()
+        self.watch = watch
+        for inner in self._scopes.values():
+            inner.start(watch)
+
+
+class Watch(Protocol):
+    """What provides tiles of scores and rows of operands as inputs of an autograd graph."""
+
+    def tile(self, leaf: Leaf, env: Env, first: int, last: int) -> Tensor:
+        """Return rows of a leaf."""
+        ...
+
+    def rows(self, tensor: Tensor, flat: Tensor, rows: Any) -> Tensor:
+        """Return flat[rows] of a tensor."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor that entered a program: a scalar, or (n or 1, V or 1) with an index of its rows.
+
+    Row i of the program uses row index[i] of the tensor, or row i if there is no index.
+    """
+
+    tensor: Tensor
+    width: int  # size of the last dimension; 0 for a scalar
+    index: Tensor | None = None
+    per_row: bool = False
+    version: int | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, lead: torch.Size) -> Operand:
+        """Take a tensor whose leading dimensions broadcast to `lead`."""
+        if tensor.is_inference():
+            tensor = tensor.clone()  # torch would not count changes to it
+        now = version(tensor)
+        if tensor.dim() == 0:
+            return cls(tensor, 0, version=now)
+        own, width = tensor.shape[:-1], tensor.shape[-1]
+        if own.numel() == 1:
+            return cls(tensor, width, version=now)
+        if own == lead:
+            return cls(tensor, width, per_row=True, version=now)
+        places = torch.arange(own.numel(), device=tensor.device).view(own)
+        index = places.expand(lead).reshape(-1)
+        return cls(tensor, width, index, per_row=True, version=now)
+
+    def check_unchanged(self) -> None:
+        """Raise if the tensor was modified in place since it entered the program."""
+        if self.version is not None and version(self.tensor) != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that was combined with lazy logits "
+                "was modified in place before the result was computed. Clone it first, or use "
+                ".materialize() before the change"
+            )
+
+    def take(self, rows: Rows) -> Operand:
+        """Return the operand of some of the rows."""
+        if not self.per_row:
+            return self
+        if self.index is not None:
+            return replace(self, index=self.index[rows])
+        if isinstance(rows, slice):
+            n = self.tensor.shape[:-1].numel()
+            rows = torch.arange(n, device=self.tensor.device)[rows]
+        return replace(self, index=rows.to(self.tensor.device))
+
+    def dense(self, env: Env, first: int, last: int) -> Tensor:
+        """Return rows [first, last), (B or 1, V or 1); a scalar as it is."""
+        t = env.tensor(self.tensor)
+        if self.width == 0:
+            return t if env.watch is None else env.watch.rows(t, t, None)
+        flat, rows = t.reshape(-1, self.width), None
+        if self.per_row:
+            rows = slice(first, last) if self.index is None else self.index[first:last]
+        if env.watch is not None:
+            return env.watch.rows(t, flat, rows)
+        return flat if rows is None else flat[rows]
+
+    def frozen(self) -> Operand:
+        """Return the operand as a constant."""
+        if not self.tensor.requires_grad:
+            return self
+        return replace(self, tensor=self.tensor.detach())
+
+
+class Node(ABC):
+    """Values of shape (n_rows, width), not computed."""
+
+    n_rows: int
+    width: int
+
+    @abstractmethod
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return what the node is made of."""
+
+    @abstractmethod
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Compute rows [first, last): (B, width)."""
+
+    @abstractmethod
+    def take(self, rows: Rows) -> Node:
+        """Return some of the rows."""
+
+    @abstractmethod
+    def frozen(self) -> Node:
+        """Return the same values as constants."""
+
+    live: float = 1.0
+    """How many (rows, tokens) tensors the node itself needs for a row, about."""
+
+    def key(self) -> Any:
+        """Return what identifies the values: nodes with equal keys are computed once."""
+        return id(self)
+
+    def dense(self, env: Env, first: int, last: int) -> Tensor:
+        """Return rows [first, last), computed once for all that use them."""
+        key = (self.key(), first, last)
+        if key not in env.tiles:
+            env.tiles[key] = (self, self.compute(env, first, last))
+        return env.tiles[key][1]
+
+    def scores(self, env: Env) -> Scores | None:  # noqa: ARG002
+        """Return the values as `Scores`, if they are those of a head or a tensor."""
+        return None
+
+    @property
+    def is_scores(self) -> bool:
+        """Whether `scores` returns any."""
+        return False
+
+    def bound(self, env: Env) -> Scores:
+        """Return the values as `Scores`, which they must be."""
+        found = self.scores(env)
+        if found is None:
+            raise AssertionError("this program is not scores")
+        return found
+
+    def walk(self) -> Iterator[Node | Operand]:
+        """Yield this node, and all nodes and operands below it."""
+        yield self
+        for part in self.parts():
+            if isinstance(part, Node):
+                yield from part.walk()
+            else:
+                yield part
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf(Node):
+    """Scores of a head, with the operations that scores take in themselves.
+
+    `steps` are calls of `Scores` methods, (name, argument), in order.
+    """
+
+    root: Root
+    dtype: torch.dtype
+    steps: tuple[tuple[str, Any], ...] = ()
+    _fixed: list[Scores] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def n_rows(self) -> int:  # type: ignore[override]
+        """N."""
+        return self._node.n_rows if self._node is not None else self.now.n_rows
+
+    @cached_property
+    def width(self) -> int:  # type: ignore[override]
+        """V."""
+        return self._node.width if self._node is not None else self.now.vocab_size
+
+    @cached_property
+    def _node(self) -> Node | None:
+        """The program behind the root, if it has one that is not scores."""
+        node = self.root.node
+        if node is None:
+            return None
+        assert all(name == "select" for name, _ in self.steps)
+        for _, rows in self.steps:
+            node = node.take(rows)
+        return node
+
+    @property
+    def now(self) -> Scores:
+        """The scores on the head's own tensors, without gradients."""
+        if not self._fixed:
+            with torch.no_grad():
+                self._fixed.append(self._bind(Env()))
+        return self._fixed[0]
+
+    def _bind(self, env: Env) -> Scores:
+        scores = self.root.bind(env)
+        for name, argument in self.steps:
+            given = env.tensor(argument) if isinstance(argument, Tensor) else argument
+            scores = scores.select(given) if name == "select" else _step(scores, name, given)
+        return scores
+
+    def scores(self, env: Env) -> Scores | None:
+        """Return the scores on the tensors of `env`, after all steps."""
+        if self._node is not None and env.stand_in(self.root) is None:
+            return self._node.scores(env.scope(self.root))
+        key = self.key()
+        if key not in env.bound:
+            own = env.root_tensors(self.root) is None and env.stand_in(self.root) is None
+            constant = own and not torch.is_grad_enabled()
+            env.bound[key] = (self, self.now if constant else self._bind(env))
+        return env.bound[key][1]
+
+    @property
+    def is_scores(self) -> bool:
+        """Whether they are those of a head, not of a program behind the root."""
+        return self._node is None or self._node.is_scores
+
+    def stepped(self, name: str, argument: Any = None) -> Leaf | None:
+        """Return the leaf after one more step; None if the scores have no such shortcut."""
+        if self.root.node is not None:
+            return None
+        with torch.no_grad():
+            method = getattr(self.now, name)
+            after = method() if argument is None else method(argument)
+        if after is None:
+            return None
+        return Leaf(self.root, self.dtype, (*self.steps, (name, argument)), [after])
+
+    def cast(self, dtype: torch.dtype) -> Leaf:
+        """Return the same scores in another dtype."""
+        return Leaf(self.root, dtype, self.steps, self._fixed)
+
+    def key(self) -> Any:
+        """Return root, dtype and steps."""
+        steps = tuple((n, id(a) if isinstance(a, Tensor) else _hashable(a)) for n, a in self.steps)
+        return (id(self.root), self.dtype, steps)
+
+    def values(self) -> Any:
+        """Return what identifies the values, whether they are constants or not."""
+        return (id(self.root.origin), *self.key()[1:])
+
+    def dense(self, env: Env, first: int, last: int) -> Tensor:
+        """Return rows [first, last), computed once for the scores and for them as constants."""
+        key = (self.values(), first, last)
+        if self.root.origin is self.root:
+            if (key, "graph") not in env.tiles:
+                made = self.compute(env, first, last)
+                env.tiles[key, "graph"] = (self, made)
+                env.tiles[key] = (self, made.detach())
+            return env.tiles[key, "graph"][1]
+        if key not in env.tiles:
+            env.tiles[key] = (self, self.compute(env, first, last).detach())
+        return env.tiles[key][1]
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return the tensors of the steps."""
+        return [
+            Operand(a, 0)
+            for name, a in self.steps
+            if isinstance(a, Tensor) and a.is_floating_point()
+        ]
+
+    @property
+    def live(self) -> float:  # type: ignore[override]
+        """The product, a map of it, a copy in another dtype."""
+        return 3.0 if self._node is None else 1.0 + live_tensors([self._node])
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Compute rows [first, last)."""
+        if self._node is not None and env.stand_in(self.root) is None:
+            return self._node.dense(env.scope(self.root), first, last).to(self.dtype)
+        if env.watch is not None:
+            return env.watch.tile(self, env, first, last).to(self.dtype)
+        return self.bound(env).select(slice(first, last)).dense().to(self.dtype)
+
+    def take(self, rows: Rows) -> Leaf:
+        """Return some of the rows."""
+        return Leaf(self.root, self.dtype, (*self.steps, ("select", rows)))
+
+    def frozen(self) -> Leaf:
+        """Return the same scores as constants."""
+        steps = tuple((n, a.detach() if isinstance(a, Tensor) else a) for n, a in self.steps)
+        return Leaf(self.root.detached(), self.dtype, steps)
+
+
+def _step(scores: Scores, name: str, argument: Any) -> Scores:
+    method = getattr(scores, name)
+    after: Scores = method() if argument is None else method(argument)
+    return after
+
+
+def _hashable(value: Any) -> Any:
+    return (value.start, value.stop, value.step) if isinstance(value, slice) else value
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Node):
+    """The rows of a tensor: logits after they were built, or written to through memory."""
+
+    operand: Operand
+    n_rows: int
+    width: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Dense:
+        """Take a tensor (..., V)."""
+        lead = tensor.shape[:-1]
+        per_row = Operand(tensor, tensor.shape[-1], per_row=True)
+        return cls(per_row, lead.numel(), tensor.shape[-1])
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return the operand."""
+        return [self.operand]
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Return rows [first, last)."""
+        return self.operand.dense(env, first, last)
+
+    def take(self, rows: Rows) -> Dense:
+        """Return some of the rows."""
+        return Dense(self.operand.take(rows), count(rows, self.n_rows), self.width)
+
+    def frozen(self) -> Dense:
+        """Return the same values as constants."""
+        return Dense(self.operand.frozen(), self.n_rows, self.width)
+
+    @property
+    def is_scores(self) -> bool:
+        """True."""
+        return True
+
+    def scores(self, env: Env) -> Scores | None:
+        """Return the rows as `DenseScores`."""
+        return DenseScores(self.operand.dense(env, 0, self.n_rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Node):
+    """A torch function of nodes, operands and constants, row by row.
+
+    `args` and `kwargs` hold nodes and operands in the places of their values.
+    """
+
+    function: Callable[..., Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    n_rows: int
+    width: int
+    autocast: torch.dtype | None = None  # autocast's dtype where it was on when recorded
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return getattr(self.function, "__name__", "")
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return the nodes and operands among the arguments."""
+        given = (*self.args, *self.kwargs.values())
+        return [a for a in given if isinstance(a, Node | Operand)]
+
+    def _map(self, change: Callable[[Any], Any], n_rows: int) -> Call:
+        def one(a: Any) -> Any:
+            return change(a) if isinstance(a, Node | Operand) else a
+
+        args = tuple(map(one, self.args))
+        kwargs = {k: one(v) for k, v in self.kwargs.items()}
+        return replace(self, args=args, kwargs=kwargs, n_rows=n_rows)
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Call the function on rows [first, last) of its arguments."""
+
+        def one(a: Any) -> Any:
+            return a.dense(env, first, last) if isinstance(a, Node | Operand) else a
+
+        args, kwargs = map(one, self.args), {k: one(v) for k, v in self.kwargs.items()}
+        if self.autocast is not None:
+            with torch.autocast("cpu", dtype=self.autocast):
+                made = self.function(*args, **kwargs)
+        else:
+            made = self.function(*args, **kwargs)
+        return made.expand(last - first, self.width) if made.shape[0] != last - first else made
+
+    def take(self, rows: Rows) -> Call:
+        """Return some of the rows."""
+        return self._map(lambda a: a.take(rows), count(rows, self.n_rows))
+
+    def frozen(self) -> Call:
+        """Return the same values as constants."""
+        return self._map(lambda a: a.frozen(), self.n_rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Node):
+    """Rows of several nodes, one after the other."""
+
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def n_rows(self) -> int:  # type: ignore[override]
+        """The rows of all parts together."""
+        return sum(node.n_rows for node in self.nodes)
+
+    @cached_property
+    def width(self) -> int:  # type: ignore[override]
+        """V."""
+        return self.nodes[0].width
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return the parts."""
+        return self.nodes
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Compute rows [first, last)."""
+        pieces, start = [], 0
+        for node in self.nodes:
+            low, high = max(first - start, 0), min(last - start, node.n_rows)
+            if low < high:
+                pieces.append(node.dense(env, low, high))
+            start += node.n_rows
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def take(self, rows: Rows) -> Node:
+        """Return some of the rows."""
+        return Taken(self, index_of(rows, self.n_rows))
+
+    def frozen(self) -> Concat:
+        """Return the same values as constants."""
+        return Concat(tuple(node.frozen() for node in self.nodes))
+
+
+@dataclass(frozen=True, eq=False)
+class Taken(Node):
+    """Chosen rows of a `Concat`, in any order."""
+
+    concat: Concat
+    index: Tensor  # (n_rows,)
+
+    @property
+    def n_rows(self) -> int:  # type: ignore[override]
+        """The number of chosen rows."""
+        return len(self.index)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """V."""
+        return self.concat.width
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return the node the rows are taken from."""
+        return [self.concat]
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Compute rows [first, last), each in the part it comes from."""
+        here = self.index[first:last]
+        order, pieces, start = [], [], 0
+        for node in self.concat.nodes:
+            places = ((here >= start) & (here < start + node.n_rows)).nonzero()[:, 0]
+            if len(places):
+                order.append(places)
+                pieces.append(_rows_of(node, here[places] - start, env))
+            start += node.n_rows
+        if not pieces:
+            return self.concat.nodes[0].take(here).dense(env, 0, 0)
+        return torch.cat(pieces)[torch.cat(order).argsort()]
+
+    def take(self, rows: Rows) -> Taken:
+        """Return some of the rows."""
+        return Taken(self.concat, self.index[rows])
+
+    def frozen(self) -> Taken:
+        """Return the same values as constants."""
+        return Taken(self.concat.frozen(), self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class LeadingReduction(Node):
+    """A reduction over leading dimensions: row i reduces rows index[i] of a node."""
+
+    node: Node
+    function: Callable[[Tensor], Tensor]  # (B, K, V) to (B, V)
+    index: Tensor  # (n_rows, K)
+
+    @property
+    def n_rows(self) -> int:  # type: ignore[override]
+        """The number of rows that are left."""
+        return len(self.index)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """V."""
+        return self.node.width
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return the node."""
+        return [self.node]
+
+    @property
+    def live(self) -> float:  # type: ignore[override]
+        """Every row needs K rows of the node."""
+        return 1.0 + live_tensors([self.node]) * max(1, self.index.shape[1])
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Reduce the rows behind rows [first, last)."""
+        rows = self.index[first:last]
+        tile = self.node.take(rows.reshape(-1)).dense(env, 0, rows.numel())
+        return self.function(tile.view(*rows.shape, self.width))
+
+    def take(self, rows: Rows) -> LeadingReduction:
+        """Return some of the rows."""
+        return LeadingReduction(self.node, self.function, self.index[rows])
+
+    def frozen(self) -> LeadingReduction:
+        """Return the same values as constants."""
+        return LeadingReduction(self.node.frozen(), self.function, self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay(Node):
+    """A node with some rows replaced: row i is row lookup[i] of `new`, or of `base` where -1."""
+
+    base: Node
+    new: Node
+    lookup: Tensor  # (n_rows,)
+
+    @property
+    def n_rows(self) -> int:  # type: ignore[override]
+        """The number of rows."""
+        return self.base.n_rows
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """V."""
+        return self.base.width
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return both nodes."""
+        return [self.base, self.new]
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Compute rows [first, last)."""
+        tile = self.base.dense(env, first, last)
+        here = self.lookup[first:last]
+        places = (here >= 0).nonzero()[:, 0]
+        if len(places) == 0:
+            return tile
+        rows = self.new.take(here[places]).dense(env, 0, len(places))
+        return tile.index_copy(0, places, rows.to(tile.dtype))
+
+    def take(self, rows: Rows) -> Overlay:
+        """Return some of the rows."""
+        return Overlay(self.base.take(rows), self.new, self.lookup[rows])
+
+    def frozen(self) -> Overlay:
+        """Return the same values as constants."""
+        return Overlay(self.base.frozen(), self.new.frozen(), self.lookup)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Node):
+    """One value in every entry, as after `zero_()`; what was there before has gradient 0."""
+
+    value: Any  # a number, or an operand that is a scalar
+    dtype: torch.dtype
+    before: Node
+    n_rows: int
+    width: int
+
+    def parts(self) -> Sequence[Node | Operand]:
+        """Return the value, and what it replaced."""
+        return [self.before, *([self.value] if isinstance(self.value, Operand) else [])]
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Return rows [first, last)."""
+        value = self.value
+        if isinstance(value, Operand):
+            filled = value.dense(env, first, last).to(self.dtype)
+            return filled.reshape(1, 1).expand(last - first, self.width)
+        return torch.full((1, 1), value, dtype=self.dtype).expand(last - first, self.width)
+
+    def take(self, rows: Rows) -> Constant:
+        """Return some of the rows."""
+        return replace(self, before=self.before.take(rows), n_rows=count(rows, self.n_rows))
+
+    def frozen(self) -> Constant:
+        """Return the same value as a constant."""
+        value = self.value.frozen() if isinstance(self.value, Operand) else self.value
+        return replace(self, value=value, before=self.before.frozen())
+
+
+def _rows_of(node: Node, rows: Tensor, env: Env) -> Tensor:
+    """Return chosen rows of a node; consecutive ones are shared with others that use them."""
+    low, high = int(rows[0]), int(rows[-1]) + 1
+    if high - low == len(rows) and torch.equal(rows, torch.arange(low, high)):
+        return node.dense(env, low, high)
+    return node.take(rows).dense(env, 0, len(rows))
+
+
+def count(rows: Rows, n: int) -> int:
+    """Return how many of n rows are chosen."""
+    return len(range(n)[rows]) if isinstance(rows, slice) else len(rows)
+
+
+def live_tensors(nodes: Sequence[Node]) -> float:
+    """Return how many (rows, tokens) tensors exist at once while a row of programs is computed."""
+    distinct = {p.key(): p.live for node in nodes for p in node.walk() if isinstance(p, Node)}
+    return sum(distinct.values())
+
+
+def index_of(rows: Rows, n: int) -> Tensor:
+    """Return the chosen rows as indices."""
+    return torch.arange(n)[rows] if isinstance(rows, slice) else rows

@@ -1,0 +1,425 @@
+"""Recording pointwise operations: which torch functions, and what becomes of their arguments.
+
+A number, a vector over the vocabulary or a factor per row goes into the head's own scores where
+these have room for it (`Scores.times` and the like), so that the compiled sweep still applies.
+Everything else becomes a `Call` of the same torch function, made later on a few rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmhead.lazy.logits import LazyLogits, assign, derived
+from lmhead.lazy.program import Call, Env, Leaf, Node, Operand
+from lmhead.sweep import SweptScores
+
+_NAMES = [
+    "abs",
+    "absolute",
+    "add",
+    "addcdiv",
+    "addcmul",
+    "atan",
+    "atan2",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "ceil",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clip",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "digamma",
+    "div",
+    "divide",
+    "eq",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "fix",
+    "float_power",
+    "floor",
+    "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "frac",
+    "ge",
+    "greater",
+    "greater_equal",
+    "gt",
+    "heaviside",
+    "hypot",
+    "isclose",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "ldexp",
+    "le",
+    "lerp",
+    "less",
+    "less_equal",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logaddexp",
+    "logaddexp2",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logit",
+    "lt",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "mul",
+    "multiply",
+    "mvlgamma",
+    "nan_to_num",
+    "ne",
+    "neg",
+    "negative",
+    "not_equal",
+    "positive",
+    "pow",
+    "rad2deg",
+    "reciprocal",
+    "relu",
+    "remainder",
+    "round",
+    "rsqrt",
+    "rsub",
+    "sgn",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinc",
+    "sinh",
+    "softplus",
+    "sqrt",
+    "square",
+    "sub",
+    "subtract",
+    "tan",
+    "tanh",
+    "true_divide",
+    "trunc",
+    "where",
+    "xlogy",
+    "__abs__",
+    "__add__",
+    "__and__",
+    "__eq__",
+    "__floordiv__",
+    "__ge__",
+    "__gt__",
+    "__invert__",
+    "__le__",
+    "__lt__",
+    "__mod__",
+    "__mul__",
+    "__ne__",
+    "__neg__",
+    "__or__",
+    "__pos__",
+    "__pow__",
+    "__radd__",
+    "__rand__",
+    "__rdiv__",
+    "__rfloordiv__",
+    "__rmod__",
+    "__rmul__",
+    "__ror__",
+    "__rpow__",
+    "__rsub__",
+    "__rtruediv__",
+    "__rxor__",
+    "__sub__",
+    "__truediv__",
+    "__xor__",
+]
+_IN_F = [
+    "celu",
+    "elu",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "logsigmoid",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "silu",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "tanhshrink",
+    "threshold",
+]
+
+POINTWISE: set[Any] = {
+    getattr(module, name)
+    for module in (torch, Tensor, torch.special)
+    for name in _NAMES
+    if hasattr(module, name)
+}
+POINTWISE |= {getattr(F, name) for name in _IN_F}
+
+# Operators by their sign, for messages.
+SIGNS = {
+    "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__eq__": "==", "__ne__": "!=",
+    "__add__": "+", "__radd__": "+", "__sub__": "-", "__rsub__": "-", "__mul__": "*",
+    "__rmul__": "*", "__truediv__": "/", "__rtruediv__": "/", "__pow__": "**", "__rpow__": "**",
+    "__matmul__": "@", "__rmatmul__": "@", "__mod__": "%", "__floordiv__": "//",
+    "__setitem__": "[...] =", "__getitem__": "[...]",
+}  # fmt: skip
+
+
+def sign(func: Callable[..., Any]) -> str:
+    """Return a function's name as a user writes it."""
+    name = getattr(func, "__name__", str(func))
+    return SIGNS.get(name, f"{name}()")
+
+
+class NotRecorded(Exception):  # noqa: N818
+    """The result could not be recorded; the caller builds the tensor."""
+
+
+class Frame:
+    """The common shape of several lazy logits and tensors, and where its vocabulary is."""
+
+    def __init__(self, values: list[Any]) -> None:
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        self.lazy = next(v for v in tensors if isinstance(v, LazyLogits))
+        try:
+            self.shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise NotRecorded from error
+        from_end = {v.dim() - v._vdim for v in tensors if isinstance(v, LazyLogits)}
+        if len(from_end) != 1:
+            raise NotRecorded
+        self.vdim = len(self.shape) - from_end.pop()
+        self.vocab = self.shape[self.vdim]
+        if any(v.shape[v._vdim] != self.vocab for v in tensors if isinstance(v, LazyLogits)):
+            raise NotRecorded
+        if any(t.device != self.lazy.device and t.dim() for t in tensors):
+            raise NotRecorded
+        self.lead = torch.Size(n for i, n in enumerate(self.shape) if i != self.vdim)
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return self.lead.numel()
+
+    def place(self, value: Any) -> Any:
+        """Return a value as part of a program over this shape."""
+        if isinstance(value, LazyLogits):
+            node = value.part
+            if value.lead != self.lead:
+                rows = torch.arange(node.n_rows).view(value.lead).expand(self.lead)
+                node = node.take(rows.reshape(-1))
+            return node
+        if isinstance(value, Tensor):
+            return Operand.of(self.canonical(value), self.lead)
+        return value
+
+    def canonical(self, t: Tensor) -> Tensor:
+        """Return a tensor with all dimensions, the vocabulary last; a scalar as it is."""
+        if t.dim() == 0:
+            return t
+        t = t.reshape((1,) * (len(self.shape) - t.dim()) + tuple(t.shape))
+        return t.movedim(self.vdim, -1)
+
+    def probe(self, value: Any) -> Any:
+        """Return one entry of a value's dtype, for finding the dtype of a result."""
+        if not isinstance(value, Tensor):
+            return value
+        return torch.ones((1,) * value.dim(), dtype=value.dtype, device=value.device)
+
+
+def record(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a pointwise function of lazy logits and other values."""
+    inplace = kwargs.pop("inplace", False)
+    frame = Frame([*args, *kwargs.values()])
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        probe = func(
+            *(frame.probe(a) for a in args), **{k: frame.probe(v) for k, v in kwargs.items()}
+        )
+    if not isinstance(probe, Tensor):
+        raise NotRecorded
+    node = None
+    if not kwargs:
+        node = _absorbed(frame, getattr(func, "__name__", ""), args, probe.dtype)
+    if node is None and getattr(func, "__name__", "").strip("_") in _COMPARE:
+        node = _comparison(frame, func, args)
+    if node is None:
+        node = call(
+            func,
+            tuple(frame.place(a) for a in args),
+            {k: frame.place(v) for k, v in kwargs.items()},
+            frame.n_rows,
+            frame.vocab,
+        )
+    if inplace:
+        return assign(args[0], node)
+    return derived(frame.lazy, node, frame.shape, probe.dtype, vdim=frame.vdim)
+
+
+def call(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    n_rows: int,
+    width: int,
+) -> Call:
+    """Record a call, with the state of autocast."""
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return Call(func, args, kwargs, n_rows, width, autocast)
+
+
+_COMPARE = {"lt", "le", "gt", "ge", "eq", "ne", "less", "greater", "less_equal", "greater_equal",
+            "not_equal"}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Call):
+    """A comparison of a head's logits with other values, decided by the float64 logits.
+
+    A threshold is often one of the logits itself, as `topk` returned it: the k-th largest must not
+    be below it because a product of other rows was rounded otherwise.
+    """
+
+    def compute(self, env: Env, first: int, last: int) -> Tensor:
+        """Compare rows [first, last)."""
+        tiles = [a.dense(env, first, last) for a in self.args]
+        place = next(i for i, a in enumerate(self.args) if isinstance(a, Leaf))
+        leaf, z, other = self.args[place], tiles[place], tiles[1 - place]
+        scores = leaf.scores(env)
+        if isinstance(scores, SweptScores) and z.device.type != "meta":
+            tiles[place] = scores.select(slice(first, last)).settled(z.detach(), other.detach())
+        return self.function(*tiles).expand(last - first, self.width)
+
+
+def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype) -> Node | None:
+    """Return the result as scores of the head itself, if these have room for the operation."""
+    name = name.strip("_")
+    lazy = [a for a in args if isinstance(a, LazyLogits)]
+    if len(lazy) != 1 or not dtype.is_floating_point:
+        return None
+    (logits,) = lazy
+    leaf = logits.part
+    if not isinstance(leaf, Leaf) or logits.lead != frame.lead:
+        return None
+    first = isinstance(args[0], LazyLogits)
+    others = [a for a in args if not isinstance(a, LazyLogits)]
+    after = _step(frame, leaf, name, others, first=first)
+    return None if after is None else after.cast(dtype)
+
+
+def _comparison(frame: Frame, func: Callable[..., Any], args: tuple[Any, ...]) -> Node | None:
+    """Return a comparison of a head's logits with a tensor; None for other comparisons."""
+    parts = [frame.place(a) for a in args]
+    kinds = [type(p) for p in parts]
+    if sorted(k.__name__ for k in kinds) != ["Leaf", "Operand"]:
+        return None
+    return Comparison(func, tuple(parts), {}, frame.n_rows, frame.vocab)
+
+
+def _step(frame: Frame, leaf: Leaf, name: str, others: list[Any], *, first: bool) -> Leaf | None:
+    if name in ("neg", "negative") and not others:
+        return leaf.stepped("times", -1.0)
+    if name == "tanh" and not others:
+        # A soft cap of the head keeps masked tokens masked; tanh of a tensor does not.
+        masked = any(step in ("mask", "plus_bias") for step, _ in leaf.steps)
+        return None if masked else leaf.stepped("tanh")
+    if name == "masked_fill" and first and len(others) == 2:
+        return _masked(frame, leaf, *others)
+    if len(others) != 1:
+        return None
+    other = others[0]
+    if name in ("mul", "multiply", "rmul"):
+        return _times(frame, leaf, other)
+    if name in ("div", "divide", "true_divide", "truediv") and first:
+        if isinstance(other, Tensor):
+            inverse = other.reciprocal() if other.is_floating_point() else 1.0 / other
+            return _times(frame, leaf, inverse)
+        return _times(frame, leaf, 1.0 / other) if other else None
+    if name in ("add", "radd"):
+        return _plus(frame, leaf, other)
+    if name in ("sub", "subtract"):
+        if first:
+            return _plus(frame, leaf, -other)
+        negative = leaf.stepped("times", -1.0)
+        return None if negative is None else _plus(frame, negative, other)
+    if name == "rsub":
+        negative = leaf.stepped("times", -1.0)
+        return None if negative is None else _plus(frame, negative, other)
+    return None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _times(frame: Frame, leaf: Leaf, factor: Any) -> Leaf | None:
+    number = _number(factor)
+    if number is not None:
+        return leaf.stepped("times", number) if math.isfinite(number) else None
+    if not isinstance(factor, Tensor) or factor.is_complex() or factor.dtype == torch.bool:
+        return None
+    factor = factor if factor.is_floating_point() else factor.to(leaf.dtype)
+    if factor.numel() == 1 and not factor.requires_grad and factor.device.type == "cpu":
+        return leaf.stepped("times", float(factor)) if bool(factor.isfinite()) else None
+    if factor.dim() == 0:
+        return leaf.stepped("times_rows", factor)
+    rows = frame.canonical(factor)
+    if rows.shape[-1] != 1 or frame.vocab == 1:
+        return None
+    return leaf.stepped("times_rows", rows.expand(*frame.lead, 1).reshape(-1, 1))
+
+
+def _plus(frame: Frame, leaf: Leaf, term: Any) -> Leaf | None:
+    number = _number(term)
+    if number is not None:
+        return leaf.stepped("plus", number)
+    if not isinstance(term, Tensor) or not term.is_floating_point() or term.dim() == 0:
+        return None
+    vector = frame.canonical(term)
+    if vector.shape[-1] != frame.vocab or vector.numel() != frame.vocab or frame.vocab == 1:
+        return None
+    return leaf.stepped("plus_bias", vector.reshape(-1))
+
+
+def _masked(frame: Frame, leaf: Leaf, mask: Any, value: Any) -> Leaf | None:
+    if not isinstance(mask, Tensor) or mask.dim() == 0 or isinstance(mask, LazyLogits):
+        return None
+    if isinstance(value, Tensor):
+        if value.dim() or value.requires_grad:
+            return None
+        value = float(value)
+    tokens = frame.canonical(mask)
+    if tokens.numel() != frame.vocab or tokens.shape[-1] != frame.vocab or value != -math.inf:
+        return None
+    return leaf.stepped("mask", tokens.reshape(-1))

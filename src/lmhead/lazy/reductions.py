@@ -1,0 +1,475 @@
+"""Reductions of lazy logits: over the vocabulary a few rows at a time, or recorded over rows.
+
+What the compiled sweep can answer (log-sum-exp, argmax, top-k, log-probabilities, entropy) is
+recognised and goes there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmhead import checks
+from lmhead.lazy import routing
+from lmhead.lazy.logits import LazyLogits, derived
+from lmhead.lazy.program import Call, Env, LeadingReduction, Leaf, Node, Operand
+from lmhead.lazy.recording import NotRecorded, record
+from lmhead.lazy.replay import replay
+
+# Probabilities of up to this many bytes are drawn from by one call, with torch's own numbers.
+_AT_ONCE = 2**25
+
+
+class Form(NamedTuple):
+    """A program as a head's scores, perhaps normalised, plus a term per row."""
+
+    leaf: Node
+    kind: str  # "logits", "log_probs" or "probs"
+    terms: tuple[tuple[Operand, float], ...] = ()
+
+    def shift(self, env: Env) -> Any:
+        """Return what is added to each row, (N, 1) or a number."""
+        total: Any = 0.0
+        for operand, factor in self.terms:
+            n = self.leaf.n_rows
+            total = total + factor * operand.dense(env, 0, n).double()
+        return total
+
+
+def form(node: Node) -> Form | None:
+    """Recognise scores, their softmax and log_softmax, and shifts by a term per row."""
+    if node.is_scores:
+        return Form(node, "logits")
+    if not isinstance(node, Call):
+        return None
+    name = node.name.strip("_")
+    if name in ("softmax", "log_softmax") and isinstance(node.args[0], Node):
+        inner = form(node.args[0])
+        if inner is None or inner.kind == "probs":
+            return None
+        return Form(inner.leaf, "probs" if name == "softmax" else "log_probs")
+    if name == "exp" or name == "log":
+        inner = form(node.args[0])
+        if inner is None or inner.terms:
+            return None
+        if (name, inner.kind) == ("exp", "log_probs"):
+            return Form(inner.leaf, "probs")
+        if (name, inner.kind) == ("log", "probs"):
+            return Form(inner.leaf, "log_probs")
+        return None
+    if name in ("add", "sub") and len(node.args) == 2 and not node.kwargs:
+        first, second = node.args
+        if isinstance(first, Node) and isinstance(second, Operand) and second.width <= 1:
+            inner = form(first)
+            if inner is None or inner.kind == "probs":
+                return None
+            factor = 1.0 if name == "add" else -1.0
+            return inner._replace(terms=(*inner.terms, (second, factor)))
+    return None
+
+
+def answered(
+    logits: LazyLogits, function: Callable[[Env], tuple[Tensor, ...]], *more: LazyLogits
+) -> tuple[Tensor, ...]:
+    """Return an answer about logits, joined to the graph behind them."""
+    return routing.answer(function, [logits.part, *(m.part for m in more)])
+
+
+def over_rows(
+    logits: Sequence[LazyLogits],
+    function: Callable[..., tuple[Tensor, ...]],
+    *,
+    operands: Sequence[Operand] = (),
+    sums: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return `function(env, tiles, first, last)` of a few rows at a time."""
+    nodes = [z.part for z in logits]
+    carriers: list[Node] = list(nodes)
+    if operands:
+        first = nodes[0]
+        carriers.append(Call(_nothing, tuple(operands), {}, first.n_rows, first.width))
+
+    def run(env: Env) -> tuple[Tensor, ...]:
+        def rows(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
+            return function(env, tiles, first, last)
+
+        return replay(nodes, rows, env, max_bytes=logits[0].max_bytes, sums=sums, extra=operands)
+
+    return routing.answer(run, carriers)
+
+
+def _nothing(*_: Any) -> Tensor:
+    raise AssertionError("carries operands; never computed")
+
+
+# Over the vocabulary -----------------------------------------------------------------------------
+
+
+class Dims(NamedTuple):
+    """Which dimensions a reduction takes: the vocabulary, leading ones, or both."""
+
+    vocab: bool
+    lead: list[int]  # places among the leading dimensions
+    all: bool
+
+
+def dims_of(logits: LazyLogits, dim: Any) -> Dims:
+    """Return the dimensions of a reduction; None and () are all."""
+    n = logits.dim()
+    if dim is None or (isinstance(dim, tuple | list) and len(dim) == 0):
+        return Dims(True, list(range(n - 1)), True)
+    given = [dim] if isinstance(dim, int) else list(dim)
+    for d in given:
+        if not -n <= d < n:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {d})"
+            )
+    places = {d % n for d in given}
+    lead = [p - (p > logits._vdim) for p in sorted(places) if p != logits._vdim]
+    return Dims(logits._vdim in places, lead, len(places) == n)
+
+
+def _shaped(logits: LazyLogits, rows: Tensor, *, keepdim: bool) -> Tensor:
+    """Return row values (N,) in the shape of the logits without the vocabulary."""
+    shaped = rows.reshape(logits.lead)
+    return shaped.unsqueeze(logits._vdim) if keepdim else shaped
+
+
+def reduce(name: str, logits: LazyLogits, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+    """Reduce with a torch function that gives one value: sum, mean, amax, logsumexp, ..."""
+    function = getattr(torch, name)
+    dims = dims_of(logits, dim)
+    if not dims.vocab:
+        return _over_lead(logits, name, dims, keepdim=keepdim, **kw)
+    if name in _PAIRED and (dims.lead or dims.all) and logits.dim() > 1:
+        raise NotRecorded
+    if name in ("std", "var", "norm", "vector_norm") and dims.lead:
+        if name in ("std", "var"):
+            return _spread(name, logits, dims, keepdim=keepdim, **kw)
+        if kw.get("p", 2) not in (2, 2.0, "fro", None):
+            raise NotRecorded
+        squares = reduce("sum", logits.square(), None if dims.all else dim, keepdim)  # type: ignore[arg-type]
+        return squares.sqrt()
+    rows = _rows(name, logits, function, **kw)
+    shaped = _shaped(logits, rows, keepdim=keepdim)
+    if not dims.lead:
+        return shaped
+    lead = [p + (p >= logits._vdim) for p in dims.lead] if keepdim else dims.lead
+    combine = torch.sum if name in ("count_nonzero", "nansum") else function
+    given = {} if combine is not function or name in ("amax", "amin", "any", "all") else kw
+    if name == "prod":
+        for place in sorted(lead, reverse=True):
+            shaped = shaped.prod(place, keepdim=keepdim)
+        return shaped
+    return combine(shaped, dim=tuple(lead), keepdim=keepdim, **given)
+
+
+_PAIRED = {"argmax", "argmin", "median", "mode"}
+
+
+def _rows(name: str, logits: LazyLogits, function: Callable[..., Any], **kw: Any) -> Tensor:
+    """Reduce over the vocabulary: (N,)."""
+    known = _RECOGNISED.get(name)
+    if known is not None and not kw:
+        found = known(logits)
+        if found is not None:
+            return found
+    if name == "sum" and (entropy := _entropy_sum(logits, **kw)) is not None:
+        return entropy
+
+    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+        return (function(tiles[0], dim=-1, **kw),)
+
+    return over_rows([logits], of)[0]
+
+
+def _spread(name: str, logits: LazyLogits, dims: Dims, *, keepdim: bool, **kw: Any) -> Tensor:
+    """Return std or var over everything, by its definition in two passes."""
+    if not dims.all or keepdim:
+        raise NotRecorded
+    correction = kw.get("correction", 1 if kw.get("unbiased", True) else 0)
+    n = logits.numel()
+    mean = reduce("mean", logits)
+    variance = reduce("sum", (logits - mean).square()) / max(n - correction, 0)
+    return variance.sqrt() if name == "std" else variance  # type: ignore[no-any-return]
+
+
+def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw: Any) -> Any:
+    """Record a reduction over leading dimensions: pointwise in the vocabulary."""
+    if name in ("argmax", "argmin", "norm", "vector_norm"):
+        raise NotRecorded
+    lead = logits.lead
+    kept = [p for p in range(len(lead)) if p not in dims.lead]
+    numbers = torch.arange(lead.numel()).view(lead).permute(*kept, *dims.lead)
+    shape = torch.Size(lead[p] for p in kept)
+    index = numbers.reshape(shape.numel(), -1)
+    function = getattr(torch, name)
+
+    def reduced(tile: Tensor) -> Tensor:
+        made: Tensor = function(tile, dim=1, **kw)
+        return made
+
+    probe = function(torch.ones(1, 1, 1, dtype=logits.dtype), dim=1, **kw)
+    node = LeadingReduction(logits.part, reduced, index)
+    if keepdim:
+        full = [1 if p in dims.lead else n for p, n in enumerate(lead)]
+        vdim = logits._vdim
+    else:
+        full = list(shape)
+        vdim = logits._vdim - sum(p < logits._vdim for p in dims.lead)
+    out = (*full[:vdim], node.width, *full[vdim:])
+    return derived(logits, node, out, probe.dtype, vdim=vdim)
+
+
+# What the sweep answers --------------------------------------------------------------------------
+
+
+def logsumexp_rows(logits: LazyLogits) -> Tensor | None:
+    """Return log Σ exp of each row (N,), if the sweep can."""
+    found = form(logits.part)
+    if found is None or found.kind == "probs":
+        return None
+
+    def of(env: Env) -> tuple[Tensor, ...]:
+        scores = found.leaf.bound(env)
+        lse = scores.answer(logsumexp=True).lse
+        if found.kind == "log_probs":
+            lse = torch.where(lse.isnan(), math.nan, torch.zeros_like(lse))
+        shift = found.shift(env)
+        lse = lse + (shift.reshape(-1) if isinstance(shift, Tensor) else shift)
+        return (lse.to(logits.dtype),)
+
+    return answered(logits, of)[0]
+
+
+def argmax_rows(logits: LazyLogits) -> Tensor | None:
+    """Return the id of the largest entry of each row, if the sweep can."""
+    found = form(logits.part)
+    if found is None:
+        return None
+    with torch.no_grad():
+        routing.check_unchanged([logits.node])
+        scores = found.leaf.bound(Env())
+        return scores.top(1, lse=False).ids[:, 0]
+
+
+_RECOGNISED: dict[str, Callable[[LazyLogits], Tensor | None]] = {
+    "logsumexp": logsumexp_rows,
+    "argmax": argmax_rows,
+    "amax": lambda z: _largest(z),
+}
+
+
+def _largest(logits: LazyLogits) -> Tensor | None:
+    if form(logits.part) is None:
+        return None
+    return topk(logits, 1).values.movedim(logits._vdim, -1).reshape(-1)  # type: ignore[no-any-return]
+
+
+def _entropy_sum(logits: LazyLogits, **kw: Any) -> Tensor | None:
+    """Recognise Σ p log p and Σ p z, the ways to write an entropy: (N,)."""
+    node = logits.part
+    sign = 1.0
+    if isinstance(node, Call) and node.name.strip("_") in ("neg", "negative"):
+        sign, node = -1.0, node.args[0]
+    if kw or not isinstance(node, Call) or node.name.strip("_") not in ("mul", "multiply"):
+        return None
+    forms = [form(_unclamped(a)) for a in node.args if isinstance(a, Node)]
+    if len(forms) != 2 or forms[0] is None or forms[1] is None:
+        return None
+    probs = next((f for f in forms if f and f.kind == "probs" and not f.terms), None)
+    other = next((f for f in forms if f and f.kind != "probs"), None)
+    if probs is None or other is None or not isinstance(probs.leaf, Leaf):
+        return None
+    if not isinstance(other.leaf, Leaf) or probs.leaf.key()[::2] != other.leaf.key()[::2]:
+        return None
+
+    def of(env: Env) -> tuple[Tensor, ...]:
+        scores = other.leaf.bound(env)
+        found = scores.answer(entropy=True, logsumexp=True)
+        # Σ p log p = -entropy, and z = log p + lse.
+        mean = -found.entropy
+        if other.kind == "logits":
+            mean = mean + found.lse
+        shift = other.shift(env)
+        mean = mean + (shift.reshape(-1) if isinstance(shift, Tensor) else shift)
+        return ((sign * mean).to(logits.dtype),)
+
+    return answered(logits, of)[0]
+
+
+def _unclamped(node: Node) -> Node:
+    """Return log-probabilities without a lower limit that changes only -inf, where p is 0."""
+    if isinstance(node, Call) and node.name == "clamp" and isinstance(node.args[0], Node):
+        limits = [*node.args[1:], *node.kwargs.values()]
+        lowest = [torch.finfo(d).min for d in (torch.float32, torch.float64, torch.bfloat16)]
+        if len(limits) == 1 and "max" not in node.kwargs and limits[0] in lowest:
+            return node.args[0]
+    return node
+
+
+class TopK(NamedTuple):
+    """Values and ids, as torch.topk, torch.max and torch.min return them."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def topk(
+    logits: LazyLogits, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Any:
+    """Return the k largest entries and their ids."""
+    dims = dims_of(logits, dim)
+    if not dims.vocab or dims.lead:
+        raise NotRecorded
+    checks.check_integer("top_k", k, low=0, high=logits.shape[logits._vdim])
+    found = form(logits.part) if largest else None
+    if found is None:
+
+        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+            return tuple(torch.topk(tiles[0], k, -1, largest, sorted))
+
+        values, ids = over_rows([logits], of)
+    else:
+        values, ids = _top_rows(logits, found, k)
+    shape = (*logits.lead, k)
+    place = logits._vdim
+    return TopK(values.reshape(shape).movedim(-1, place), ids.reshape(shape).movedim(-1, place))
+
+
+def _top_rows(logits: LazyLogits, found: Form, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest entries of recognised rows, and their ids: exact in order."""
+    n = found.leaf.n_rows
+    if k == 0:
+        empty = torch.empty(n, 0, dtype=logits.dtype)
+        return empty, empty.long()
+    with torch.no_grad():
+        routing.check_unchanged([logits.node])
+        scores = found.leaf.bound(Env())
+        top = scores.top(k, lse=logits.requires_grad)
+    if not logits.requires_grad and found.kind == "logits":
+        return (top.values + found.shift(Env())).to(logits.dtype), top.ids
+    # A row without an order has ids of -1: gather must not see them.
+    values = _gathered(logits, found, top.ids.clamp(min=0))
+    return torch.where(top.ids < 0, top.values.to(values.dtype), values), top.ids
+
+
+def gather(logits: LazyLogits, dim: int, index: Tensor, **_: Any) -> Any:
+    """Return the entries at given ids."""
+    dims = dims_of(logits, dim)
+    if not dims.vocab or index.dim() != logits.dim():
+        raise NotRecorded
+    ids = index.movedim(logits._vdim, -1)
+    if ids.shape[:-1] != logits.lead:
+        raise NotRecorded
+    vocab = logits.shape[logits._vdim]
+    if ids.numel() and bool(((ids < 0) | (ids >= vocab)).any()):
+        wrong = int(ids[(ids < 0) | (ids >= vocab)][0])
+        raise ValueError(f"index must be in [0, {vocab}); got {wrong}")
+    flat = ids.reshape(logits.lead.numel(), ids.shape[-1]).long()
+    found = form(logits.part)
+    values = _gathered_any(logits, flat) if found is None else _gathered(logits, found, flat)
+    return values.reshape(ids.shape).movedim(-1, logits._vdim)
+
+
+def _gathered(logits: LazyLogits, found: Form, ids: Tensor) -> Tensor:
+    """Return recognised entries at ids (N, K)."""
+
+    def of(env: Env) -> tuple[Tensor, ...]:
+        scores = found.leaf.bound(env)
+        answer = scores.answer(picked=ids)
+        z = answer.picked
+        if found.kind != "logits":
+            z = z - answer.lse[:, None]
+        elif not scores.normalised:
+            # The exact logit, so that it equals what topk, max and comparisons find.
+            exact = scores.at(ids)
+            z = torch.where(exact.isfinite(), z + (exact - z).detach(), exact)
+        if found.kind == "probs":
+            z = z.exp()
+        return ((z + found.shift(env)).to(logits.dtype),)
+
+    return answered(logits, of)[0]
+
+
+def _gathered_any(logits: LazyLogits, ids: Tensor) -> Tensor:
+    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+        return (tiles[0].gather(1, ids[first:last]),)
+
+    return over_rows([logits], of)[0]
+
+
+def columns(logits: LazyLogits, ids: Tensor) -> Tensor:
+    """Return the entries of token ids (K,) in every row: (*lead, K)."""
+    found = form(logits.part)
+
+    def of(env: Env) -> tuple[Tensor, ...]:
+        assert found is not None
+        scores = found.leaf.bound(env)
+        z = scores.columns(ids)
+        if found.kind != "logits":
+            z = z - scores.answer(logsumexp=True).lse[:, None].to(z.dtype)
+        if found.kind == "probs":
+            z = z.exp()
+        return ((z + found.shift(env)).to(logits.dtype),)
+
+    def of_rows(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+        return (tiles[0][:, ids],)
+
+    (values,) = over_rows([logits], of_rows) if found is None else answered(logits, of)
+    return values.reshape(*logits.lead, len(ids))
+
+
+def extreme(name: str, logits: LazyLogits, *args: Any, **kw: Any) -> Any:
+    """torch.max and torch.min: of everything, over a dimension, or of two tensors."""
+    other = args[0] if args else kw.get("other")
+    if isinstance(other, Tensor):
+        return record(torch.maximum if name == "max" else torch.minimum, (logits, other), {})
+    dim = kw.pop("dim", args[0] if args else None)
+    keepdim = kw.pop("keepdim", args[1] if len(args) > 1 else False)
+    if dim is None:
+        return reduce("amax" if name == "max" else "amin", logits)
+    dims = dims_of(logits, dim)
+    if not dims.vocab:
+        raise NotRecorded
+    values, ids = topk(logits, 1, dim, largest=name == "max")
+    place = logits._vdim
+    return TopK(values, ids) if keepdim else TopK(values.squeeze(place), ids.squeeze(place))
+
+
+def take_along_dim(logits: LazyLogits, indices: Tensor, dim: int | None = None) -> Any:
+    """Return the entries at given ids; leading dimensions broadcast."""
+    if dim is None or not dims_of(logits, dim).vocab:
+        raise NotRecorded
+    shape = list(logits.shape)
+    shape[logits._vdim] = indices.shape[logits._vdim]
+    return gather(logits, dim, indices.expand(shape))
+
+
+def multinomial(
+    logits: LazyLogits,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+) -> Any:
+    """Draw ids from rows of probabilities, with the random numbers torch would use."""
+    if logits.dim() > 2 or logits._vdim != logits.dim() - 1:
+        raise NotRecorded
+
+    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+        return (torch.multinomial(tiles[0], num_samples, replacement, generator=generator),)
+
+    with torch.no_grad():
+        constant = logits.detach()
+        if constant.numel() * 4 <= _AT_ONCE:
+            # One call for all rows draws the numbers that it would for a tensor.
+            (probs,) = over_rows([constant], lambda _, tiles, *__: (tiles[0],))  # type: ignore[list-item]
+            drawn = torch.multinomial(probs, num_samples, replacement, generator=generator)
+        else:
+            drawn = over_rows([constant], of)[0]  # type: ignore[list-item]
+    return drawn.reshape(*logits.lead, num_samples)

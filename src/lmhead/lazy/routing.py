@@ -1,0 +1,449 @@
+"""How answers about lazy logits join the autograd graph.
+
+`head(hidden)` makes one node of the graph, as `nn.Linear` would: hooks, DDP and FSDP see the head
+where it was called. An answer (a loss, a log-probability) is computed straight from the head's
+tensors, with its gradients by the sweep; in the backward pass these travel to the head's node
+inside a `LazyGradient`, through whatever the logits passed on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lmhead.lazy.program import Env, Leaf, Node, Operand, Root
+from lmhead.lazy.replay import replay
+
+Payload = Any
+"""Gradients behind a root: a list, one entry per tensor of its scores; or, for a root with a
+program, a pair of lists: payloads of its roots, and gradients of its operands."""
+
+Function = Callable[[Env], tuple[Tensor, ...]]
+"""An answer: from the tensors to use to the results, differentiable in those tensors."""
+
+
+def answer(function: Function, nodes: Sequence[Node]) -> tuple[Tensor, ...]:
+    """Return function's results, joined to the graph behind the programs it reads."""
+    roots, tensors = sources(nodes)
+    check_unchanged(nodes)
+    if torch._C._are_functorch_transforms_active():
+        return function(Env())  # the transform follows the tensors themselves
+    if not torch.is_grad_enabled() or not _differentiable(roots, tensors):
+        with torch.no_grad():
+            return function(Env())
+    if all(root.handle is None for root in roots):
+        return function(Env())
+    handles = [root.handle for root in roots]
+    made: tuple[Tensor, ...] = _Answer.apply(function, roots, tensors, *handles, *tensors)  # type: ignore[no-untyped-call]
+    return made
+
+
+def sources(nodes: Sequence[Node]) -> tuple[list[Root], list[Tensor]]:
+    """Return the distinct roots of programs, and the floating tensors that entered them."""
+    roots: dict[Root, None] = {}
+    tensors: dict[int, Tensor] = {}
+    for node in nodes:
+        for part in node.walk():
+            if isinstance(part, Leaf):
+                roots[part.root] = None
+            elif isinstance(part, Operand) and part.tensor.is_floating_point():
+                tensors[id(part.tensor)] = part.tensor
+    return list(roots), list(tensors.values())
+
+
+def check_unchanged(nodes: Sequence[Node]) -> None:
+    """Raise if a tensor behind programs was modified in place since it entered them."""
+    for node in nodes:
+        for part in node.walk():
+            if isinstance(part, Operand):
+                part.check_unchanged()
+            elif isinstance(part, Leaf):
+                part.root.check_unchanged()
+                if part.root.node is not None:
+                    check_unchanged([part.root.node])
+
+
+def _differentiable(roots: Sequence[Root], tensors: Sequence[Tensor]) -> bool:
+    if any(t.requires_grad for t in tensors):
+        return True
+    return any(_requires_grad(root) for root in roots)
+
+
+def _requires_grad(root: Root) -> bool:
+    if root.handle is not None:
+        return root.handle.requires_grad
+    if root.node is not None:
+        return _differentiable(*sources([root.node]))
+    return any(t.requires_grad for t in root.bind(Env()).tensors())
+
+
+class _Substitutes:
+    """Detached tensors in place of those behind roots and operands, to differentiate by."""
+
+    def __init__(self, roots: Sequence[Root], tensors: Sequence[Tensor], *, fresh: bool) -> None:
+        self.roots, self.tensors, self.fresh = roots, tensors, fresh
+        self.leaves: list[Tensor] = []
+        self.env = self._env(roots, tensors)
+
+    def _env(self, roots: Sequence[Root], tensors: Sequence[Tensor]) -> Env:
+        by_root: dict[Root, tuple[Tensor, ...]] = {}
+        scopes: dict[Root, Env] = {}
+        for root in roots:
+            if root.node is not None:
+                scopes[root] = self._env(*sources([root.node]))
+            else:
+                by_root[root] = tuple(self._leaf(t) for t in root.bind(Env()).tensors())
+        return Env(by_root, {id(t): self._leaf(t) for t in tensors}, scopes)
+
+    def _leaf(self, t: Tensor) -> Tensor:
+        leaf = t
+        if self.fresh:
+            leaf = t.detach().requires_grad_(t.requires_grad)
+        self.leaves.append(leaf)
+        return leaf
+
+    def payloads(self, grads: Sequence[Tensor | None]) -> tuple[list[Payload], list[Tensor | None]]:
+        """Return gradients of `leaves` as one payload per root, and those of the operands."""
+        return _unflatten(self.roots, self.tensors, iter(grads))  # type: ignore[no-any-return]
+
+
+def _unflatten(roots: Sequence[Root], tensors: Sequence[Tensor], grads: Any) -> Any:
+    payloads: list[Payload] = []
+    for root in roots:
+        if root.node is not None:
+            payloads.append(_unflatten(*sources([root.node]), grads))
+        else:
+            payloads.append([next(grads) for _ in root.bind(Env()).tensors()])
+    return payloads, [next(grads) for _ in tensors]
+
+
+class _Answer(torch.autograd.Function):
+    """An answer, as an operation on the logits it was asked of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: Function,
+        roots: Sequence[Root],
+        tensors: Sequence[Tensor],
+        *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        within = _Substitutes(roots, tensors, fresh=True)
+        with torch.enable_grad():
+            outputs = function(within.env)
+        results = tuple(o.detach() for o in outputs)
+        ctx.function, ctx.roots, ctx.tensors = function, roots, tensors
+        ctx.within, ctx.outputs = within, outputs
+        ctx.save_for_backward(results[0].new_empty(0))  # so that autograd refuses a second pass
+        ctx.forms = [_form(handle) for handle in inputs[: len(roots)]]
+        ctx.set_materialize_grads(False)
+        constant = [r for r, o in zip(results, outputs, strict=True) if not o.requires_grad]
+        ctx.mark_non_differentiable(*constant)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        _ = ctx.saved_tensors
+        within, outputs = ctx.within, ctx.outputs
+        again = torch.is_grad_enabled()  # double backward: from the tensors themselves
+        if again:
+            within = _Substitutes(ctx.roots, ctx.tensors, fresh=False)
+            outputs = ctx.function(within.env)
+        found = _gradients(outputs, grads, within.leaves, create_graph=again)
+        payloads, to_tensors = within.payloads(found)
+
+        def dense(root: Root) -> Tensor:
+            return _dense_gradient(ctx.function, ctx.roots, ctx.tensors, root, grads)
+
+        handed = _handed(ctx.roots, payloads, ctx.forms, dense)
+        return (None, None, None, *handed, *to_tensors)
+
+
+def _form(handle: Tensor | None) -> Any:
+    return None if handle is None else (handle.shape, handle.dtype, handle.device)
+
+
+def _handed(
+    roots: Sequence[Root],
+    payloads: Sequence[Payload],
+    forms: Sequence[Any],
+    dense: Callable[[Root], Tensor],
+) -> list[LazyGradient | None]:
+    """Return the gradient of each root's handle; None for constants."""
+    return [
+        None if form is None else LazyGradient([(payload, ())], form, lambda root=root: dense(root))
+        for root, payload, form in zip(roots, payloads, forms, strict=True)
+    ]
+
+
+def _gradients(
+    outputs: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    leaves: Sequence[Tensor],
+    *,
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """Return the gradients of the leaves that require one, None for the others."""
+    pairs = [
+        (o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad
+    ]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not pairs or not wanted:
+        return [None] * len(leaves)
+    found = iter(
+        torch.autograd.grad(
+            [o for o, _ in pairs],
+            wanted,
+            [g for _, g in pairs],
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    )
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+
+
+def _dense_gradient(
+    function: Function,
+    roots: Sequence[Root],
+    tensors: Sequence[Tensor],
+    root: Root,
+    grads: Sequence[Tensor | None],
+) -> Tensor:
+    """Return the gradient of an answer with respect to the logits of one root, as a tensor."""
+    within = _Substitutes(roots, tensors, fresh=True)
+    leaf = Leaf(root, torch.float64)
+    with torch.no_grad():
+        z = leaf.dense(within.env, 0, leaf.n_rows)
+    if root.scores is not None:
+        z = z.to(root.scores.dtype)
+    z = z.detach().requires_grad_()
+    with torch.enable_grad():
+        outputs = function(within.env.with_stand_in(root, z))
+    (found,) = _gradients(outputs, grads, [z], create_graph=False)
+    return torch.zeros_like(z) if found is None else found
+
+
+class LazyGradient(Tensor):
+    """The gradient of lazy logits: the gradients it causes in the tensors behind them.
+
+    It has the shape of the logits. Anything that needs its entries builds them. Sums and multiples
+    are kept as terms, and computed by `payload` where autograd can follow them.
+    """
+
+    terms: list[tuple[Payload, tuple[tuple[str, Any], ...]]]
+    _build: Callable[[], Tensor]
+    _dense: Tensor | None
+
+    @staticmethod
+    def __new__(cls, terms: Any, form: tuple[Any, Any, Any], build: Any) -> LazyGradient:
+        """Make one of a shape, dtype and device."""
+        shape, dtype, device = form
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made.terms, made._build, made._dense = terms, build, None
+        return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"LazyGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def payload(self) -> Payload:
+        """The gradients of all tensors behind the logits."""
+        total: Payload = None
+        for payload, factors in self.terms:
+            scaled = payload
+            for name, factor in factors:
+                scaled = _map(scaled, lambda g, n=name, f=factor: getattr(g, n)(f))  # type: ignore[misc]
+            total = scaled if total is None else _add(total, scaled)
+        return total
+
+    def materialize(self) -> Tensor:
+        """Return the gradient as a tensor."""
+        if self._dense is None:
+            self._dense = self._build().reshape(self.shape).to(self.dtype)
+        return self._dense
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Keep copies, sums and multiples lazy; build the tensor for everything else."""
+        name, first = func.overloadpacket.__name__, args[0]
+        form: Any = _form(first if isinstance(first, Tensor) else None)
+        plain = not kwargs or set(kwargs) <= {"memory_format"}
+        if isinstance(first, LazyGradient) and plain:
+            if name in ("detach", "alias", "clone", "view_as") and len(args) == 1:
+                return LazyGradient(first.terms, form, first.materialize)
+            other = args[1] if len(args) == 2 else None
+            if name in ("add", "add_") and isinstance(other, LazyGradient):
+                return LazyGradient(
+                    first.terms + other.terms,
+                    form,
+                    lambda: first.materialize() + other.materialize(),
+                )
+            if name in ("mul", "div") and _is_scalar(other):
+                return LazyGradient(
+                    [(payload, (*done, (name, other))) for payload, done in first.terms],
+                    form,
+                    lambda: getattr(first.materialize(), name)(other),
+                )
+
+        def build(x: Any) -> Any:
+            return x.materialize() if isinstance(x, LazyGradient) else x
+
+        return func(*tree_map(build, args), **tree_map(build, kwargs or {}))
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not isinstance(value, LazyGradient)
+    return isinstance(value, int | float)
+
+
+def _map(payload: Payload, change: Callable[[Tensor], Tensor]) -> Payload:
+    if isinstance(payload, list | tuple):
+        return type(payload)(_map(p, change) for p in payload)
+    return None if payload is None else change(payload)
+
+
+def _add(a: Payload, b: Payload) -> Payload:
+    if isinstance(a, list | tuple):
+        return type(a)(_add(x, y) for x, y in zip(a, b, strict=True))
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+class _Head(torch.autograd.Function):
+    """The node of a head: from its tensors to lazy logits, and a handle for answers.
+
+    Outputs: what the user gets, and the handle. Both stand for the same scores.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, root: Root, make: Callable[[], tuple[Tensor, Tensor]], *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.scores, ctx.count = root.scores, len(tensors)
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, to_logits: Tensor | None, to_handle: Tensor | None) -> Any:
+        total: Payload = None
+        for grad, user in ((to_logits, True), (to_handle, False)):
+            if grad is None:
+                continue
+            if isinstance(grad, LazyGradient):
+                # The user's object is a root with a program, whose only root is this head.
+                payload = grad.payload[0][0] if user else grad.payload
+            else:
+                payload = _dense_payload(ctx.scores, grad)
+            total = payload if total is None else _add(total, payload)
+        return (None, None, *([None] * ctx.count if total is None else total))
+
+
+def _dense_payload(scores: Any, grad: Tensor) -> Payload:
+    """Return the gradients of a head's tensors, from the gradient of all logits."""
+    again = torch.is_grad_enabled()
+    tensors = scores.tensors()
+    leaves = [t if again else t.detach().requires_grad_(t.requires_grad) for t in tensors]
+    with torch.enable_grad():
+        z = scores.with_tensors(leaves).dense()
+    return _gradients([z], [grad.reshape(z.shape).to(z.dtype)], leaves, create_graph=again)
+
+
+def enter(root: Root, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Make the node of a head, and what `make` returns its outputs."""
+    made: tuple[Tensor, Tensor] = _Head.apply(root, make, *root.bind(Env()).tensors())  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Record(torch.autograd.Function):
+    """The node of logits derived by recorded operations; in place if `itself` is given."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        node: Node,
+        roots: Sequence[Root],
+        tensors: Sequence[Tensor],
+        make: Callable[[], Tensor],
+        itself: Tensor | None,
+        *inputs: Tensor,
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.node, ctx.roots, ctx.tensors = node, roots, tensors
+        ctx.forms = [_form(handle) for handle in inputs[: len(roots)]]
+        if itself is not None:
+            ctx.mark_dirty(itself)
+            return itself
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return (None,) * (5 + len(ctx.roots) + len(ctx.tensors))
+        node, roots, tensors = ctx.node, ctx.roots, ctx.tensors
+        if isinstance(grad, LazyGradient):
+            payloads, to_tensors = grad.payload
+        else:
+            within = _Substitutes(roots, tensors, fresh=not torch.is_grad_enabled())
+            with torch.enable_grad():
+                (z,) = replay([node], lambda tiles, *_: (tiles[0],), within.env)
+            found = _gradients(
+                [z], [grad.reshape(z.shape)], within.leaves, create_graph=torch.is_grad_enabled()
+            )
+            payloads, to_tensors = within.payloads(found)
+
+        def dense(root: Root) -> Tensor:
+            function: Function = lambda env: (node.dense(env, 0, node.n_rows),)  # noqa: E731
+            whole = grad.materialize() if isinstance(grad, LazyGradient) else grad
+            flat = whole.reshape(node.n_rows, node.width)
+            return _dense_gradient(function, roots, tensors, root, [flat])
+
+        handed = _handed(roots, payloads, ctx.forms, dense)
+        return (None, None, None, None, None, *handed, *to_tensors)
+
+
+def record(node: Node, make: Callable[[], Tensor], itself: Tensor | None = None) -> Tensor:
+    """Return what `make` returns as a node of the graph that stands for `node`.
+
+    With `itself`, that tensor becomes the node instead, as after an in-place operation.
+    """
+    roots, tensors = sources([node])
+    joined = torch.is_grad_enabled() and _differentiable(roots, tensors)
+    if not joined or torch._C._are_functorch_transforms_active():
+        return make() if itself is None else itself
+    handles = [root.handle for root in roots]
+    made: Tensor = _Record.apply(node, roots, tensors, make, itself, *handles, *tensors)  # type: ignore[no-untyped-call]
+    return made
+
+
+class Handle(Tensor):
+    """The place of a head's logits in the graph: a scalar that stands for all of them."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise RuntimeError(f"{func} was called on the handle of lazy logits")
+
+
+def passes_by(logits: Tensor) -> bool:
+    """Whether answers may join the graph behind these logits, not at the object itself.
+
+    Not if it has hooks, or if another autograd function (of DDP, of a module hook) made it.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if logits._backward_hooks or logits.retains_grad:
+            return False
+        return isinstance(logits.grad_fn, (_Head._backward_cls, _Record._backward_cls))

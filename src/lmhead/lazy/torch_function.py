@@ -1,0 +1,656 @@
+"""What torch's functions do on lazy logits: the table from function to handler.
+
+A function without an entry, or one whose handler raises `NotRecorded`, builds the tensor with a
+`PerformanceWarning` and runs on it; the logits are a view of that tensor afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_any, tree_map
+
+from lmhead.eager import eager
+from lmhead.lazy import indexing, losses, recording, reductions, views
+from lmhead.lazy import logits as lazy_logits
+from lmhead.lazy.logits import LazyLogits, assign, become_dense, derived
+from lmhead.lazy.program import Call, Constant, Dense, Node, Operand
+from lmhead.lazy.recording import NotRecorded, call, sign
+
+# Read from the object itself: they say how it looks, or belong to autograd.
+_PLAIN = [
+    "shape",
+    "dtype",
+    "device",
+    "requires_grad",
+    "grad_fn",
+    "ndim",
+    "is_leaf",
+    "layout",
+    "is_cuda",
+    "is_cpu",
+    "is_mps",
+    "is_meta",
+    "is_sparse",
+    "is_quantized",
+    "is_nested",
+    "is_mkldnn",
+    "is_xpu",
+    "is_ipu",
+    "is_vulkan",
+    "is_sparse_csr",
+    "is_xla",
+    "is_ort",
+    "is_mtia",
+    "is_maia",
+    "retains_grad",
+    "_backward_hooks",
+    "_version",
+    "names",
+    "output_nr",
+    "itemsize",
+    "_grad_fn",
+    "grad",
+    "name",
+    "is_hpu",
+    "volatile",
+    "_post_accumulate_grad_hooks",
+]
+_PLAIN_METHODS = [
+    "dim",
+    "ndimension",
+    "size",
+    "numel",
+    "nelement",
+    "element_size",
+    "is_floating_point",
+    "is_complex",
+    "is_signed",
+    "is_conj",
+    "is_neg",
+    "is_inference",
+    "is_contiguous",
+    "stride",
+    "storage_offset",
+    "get_device",
+    "__len__",
+    "register_hook",
+    "retain_grad",
+    "backward",
+    "_is_view",
+    "is_same_size",
+    "is_set_to",
+    "is_pinned",
+    "is_shared",
+    "is_distributed",
+    "has_names",
+    "register_post_accumulate_grad_hook",
+    "__hash__",
+    "type",
+    "__format__",
+    "sizes",
+]
+
+
+def _getters(names: list[str]) -> set[Any]:
+    found = [getattr(Tensor, name, None) for name in names]
+    return {
+        getattr(member, access)
+        for member in found
+        for access in ("__get__", "__set__", "__delete__")
+        if hasattr(member, access)
+    }
+
+
+PLAIN: set[Any] = _getters(_PLAIN) | {
+    getattr(Tensor, name) for name in _PLAIN_METHODS if hasattr(Tensor, name)
+}
+PLAIN |= {
+    torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.result_type,
+    torch.autograd.backward, torch.is_signed, torch.is_inference, torch.is_conj, torch.is_neg,
+}  # fmt: skip
+
+
+@eager
+def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one of torch's functions where some argument is lazy logits."""
+    handler = HANDLERS.get(func)
+    if handler in FIRST_LAZY and not isinstance(args[0], LazyLogits):
+        handler = None
+    if handler is None and func in PLAIN:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    if kwargs.get("out") is not None:
+        return _into(func, args, kwargs)
+    try:
+        if handler is not None:
+            return handler(*args, **kwargs)
+        if func in recording.POINTWISE:
+            return recording.record(func, args, dict(kwargs))
+        name = getattr(func, "__name__", "")
+        if _is_in_place(name) and isinstance(args[0], LazyLogits):
+            return _in_place(name, args, kwargs)
+    except NotRecorded:
+        pass
+    return _on_tensors(func, args, kwargs)
+
+
+def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Build the tensors and run the function on them."""
+
+    def built(x: Any) -> Any:
+        return become_dense(x, sign(func)) if isinstance(x, LazyLogits) else x
+
+    args, kwargs = tree_map(built, args), tree_map(built, kwargs)
+    return func(*args, **kwargs)
+
+
+def _into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function with `out=`."""
+    out = kwargs.pop("out")
+    made = func(*args, **kwargs)
+    if isinstance(out, Tensor):
+        if not isinstance(out, LazyLogits) and tuple(out.shape) != tuple(made.shape):
+            out.resize_(made.shape)
+        return out.copy_(made)
+    for target, value in zip(out, made, strict=True):
+        target.copy_(value)
+    return out
+
+
+# In place ----------------------------------------------------------------------------------------
+
+_OPERATORS = {
+    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div",
+    "__idiv__": "div", "__ipow__": "pow", "__ifloordiv__": "floor_divide", "__imod__": "remainder",
+    "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor",
+}  # fmt: skip
+
+
+def _is_in_place(name: str) -> bool:
+    return name in _OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Change the logits as the function would change a tensor."""
+    logits, *rest = args
+    _check_gradients(logits)
+    functional = getattr(torch, _OPERATORS.get(name, name[:-1]), None)
+    if functional is None or functional not in recording.POINTWISE:
+        raise NotRecorded
+    made = recording.record(functional, (logits, *rest), dict(kwargs))
+    if made.shape != logits.shape:
+        raise RuntimeError(
+            f"output with shape {list(logits.shape)} doesn't match the broadcast shape "
+            f"{list(made.shape)}"
+        )
+    return assign(logits, _typed(made, logits))
+
+
+def _check_gradients(logits: LazyLogits) -> None:
+    """A change that autograd must not see is made on the tensor."""
+    if logits.requires_grad and not torch.is_grad_enabled():
+        with torch.enable_grad():
+            become_dense(logits, "an in-place operation under no_grad")
+        raise NotRecorded
+
+
+def _typed(made: LazyLogits, like: LazyLogits) -> Node:
+    if made.dtype == like.dtype:
+        return made.part
+    if not torch.can_cast(made.dtype, like.dtype):
+        raise RuntimeError(
+            f"result type {made.dtype} can't be cast to the desired output type {like.dtype}"
+        )
+    return views.cast(made, like.dtype).part
+
+
+def _fill(logits: LazyLogits, value: Any) -> Any:
+    _check_gradients(logits)
+    node = logits.part
+    given = Operand.of(value, torch.Size()) if isinstance(value, Tensor) else value
+    return assign(logits, Constant(given, logits.dtype, node, node.n_rows, node.width))
+
+
+def _copy(logits: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
+    if not isinstance(logits, LazyLogits):
+        return logits.copy_(become_dense(source, "copy_()"))
+    _check_gradients(logits)
+    if isinstance(source, LazyLogits):
+        made = views.expand(source, *logits.shape) if source.shape != logits.shape else source
+        if made._vdim != logits._vdim:
+            raise NotRecorded
+        return assign(logits, views._cast(made.part, logits.dtype))
+    frame = recording.Frame([logits, source])
+    given = frame.canonical(source).expand(*frame.lead, frame.vocab).to(logits.dtype, copy=True)
+    return assign(logits, Dense.of(given))
+
+
+def _scatter(
+    logits: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: Any = None
+) -> Any:
+    """Return logits with entries at given ids replaced, as torch.scatter does."""
+    node, shape = _scattered("scatter", logits, dim, index, value if src is None else src, reduce)
+    return derived(logits, node, shape, logits.dtype, vdim=logits._vdim)
+
+
+def _scatter_add(logits: Any, dim: int, index: Tensor, src: Tensor) -> Any:
+    node, shape = _scattered("scatter_add", logits, dim, index, src, None)
+    return derived(logits, node, shape, logits.dtype, vdim=logits._vdim)
+
+
+def _scattered(
+    name: str, logits: Any, dim: int, index: Tensor, src: Any, reduce: Any
+) -> tuple[Node, Any]:
+    if not isinstance(logits, LazyLogits) or isinstance(src, LazyLogits):
+        raise NotRecorded
+    if dim % logits.dim() != logits._vdim or index.dim() != logits.dim():
+        raise NotRecorded
+    ids = index.movedim(logits._vdim, -1)
+    if ids.shape[:-1] != logits.lead:
+        raise NotRecorded
+    n, node = logits.lead.numel(), logits.part
+    flat_ids = Operand.of(ids.reshape(n, ids.shape[-1]), torch.Size((n,)))
+    given = src
+    if isinstance(src, Tensor) and src.dim():
+        moved = src.movedim(logits._vdim, -1)[tuple(slice(0, k) for k in ids.shape)]
+        given = Operand.of(moved.reshape(n, -1), torch.Size((n,)))
+    elif isinstance(src, Tensor):
+        given = float(src)
+    function = partial(_scatter_rows, name, reduce)
+    return call(function, (node, flat_ids, given), {}, node.n_rows, node.width), logits.shape
+
+
+def _scatter_rows(name: str, reduce: Any, tile: Tensor, ids: Tensor, src: Any) -> Tensor:
+    if len(ids) != len(tile):  # one row for all
+        ids = ids.expand(len(tile), -1)
+    if isinstance(src, Tensor):
+        src = src.to(tile.dtype).expand(len(tile), -1)
+    if reduce is None:
+        made: Tensor = getattr(tile, name)(1, ids, src)
+    else:
+        made = tile.scatter(1, ids, src, reduce=reduce)
+    return made
+
+
+def _index_fill(logits: LazyLogits, dim: int, index: Tensor, value: Any) -> Any:
+    made = views.copied(logits)
+    full = (slice(None),) * (dim % logits.dim()) + (index,)
+    indexing.setitem(made, full, value)
+    return made
+
+
+def _by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the in-place form of a function that returns new lazy logits."""
+
+    def in_place(logits: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(logits, LazyLogits):
+            raise NotRecorded
+        _check_gradients(logits)
+        return assign(logits, function(logits, *args, **kwargs).part)
+
+    return in_place
+
+
+def _masked_fill_in_place(logits: Any, mask: Any, value: Any) -> Any:
+    if not isinstance(logits, LazyLogits):
+        raise NotRecorded
+    _check_gradients(logits)
+    return assign(logits, recording.record(torch.masked_fill, (logits, mask, value), {}).part)
+
+
+def _setitem(logits: Any, index: Any, value: Any) -> None:
+    if not isinstance(logits, LazyLogits):
+        raise NotRecorded
+    _check_gradients(logits)
+    indexing.setitem(logits, index, value)
+
+
+# Softmax -----------------------------------------------------------------------------------------
+
+
+def _softmax(name: str, input: Any, dim: int | None = None, *rest: Any, dtype: Any = None) -> Any:
+    dtype = rest[-1] if rest and isinstance(rest[-1], torch.dtype) else dtype
+    if dim is None:
+        dim = -1 if input.dim() != 1 else 0
+    if not reductions.dims_of(input, dim).vocab:
+        raise NotRecorded
+    node = input.part
+    on = torch.is_autocast_enabled("cpu") and input.dtype != torch.float64
+    result = dtype or (torch.float32 if on else input.dtype)
+    known = reductions.form(node)
+    if known is not None and known.kind == "log_probs" and name == "log_softmax":
+        node = views._cast(known.leaf, result)
+    elif dtype is not None or on:
+        node = views._cast(node, result)
+    made = Call(getattr(torch, name), (node,), {"dim": -1}, node.n_rows, node.width)
+    return derived(input, made, input.shape, result, vdim=input._vdim)
+
+
+def _functional_softmax(
+    name: str, input: Any, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Any:
+    return _softmax(name, input, dim, dtype=dtype)
+
+
+def _softmin(input: Any, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+    return _softmax("softmax", -input, dim, dtype=dtype)
+
+
+# The rest ----------------------------------------------------------------------------------------
+
+
+def _truth(logits: LazyLogits) -> bool:
+    if logits.numel() != 1:
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+    return bool(become_dense(logits, "bool()"))
+
+
+def _requires_grad_(logits: LazyLogits, requires_grad: bool = True) -> Any:
+    if requires_grad == logits.requires_grad:
+        return logits
+    raise RuntimeError(
+        "lazy logits have no gradient of their own; call requires_grad_() on the hidden states or "
+        "the weight, or use .materialize().requires_grad_()"
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a.shape != b.shape:
+        return False
+    return bool(reductions.reduce("all", a == b))
+
+
+def _allclose(
+    a: Any, b: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    close = torch.isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
+    return bool(close.all())
+
+
+def _broadcast_tensors(*tensors: Any) -> Any:
+    tensors = tuple(tensors[0]) if len(tensors) == 1 else tensors
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
+    return tuple(t.expand(shape) for t in tensors)
+
+
+def _deepcopy(logits: LazyLogits, memo: dict[int, Any]) -> LazyLogits:
+    if logits.requires_grad:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment; detach() the logits first"
+        )
+    node = Dense.of(deepcopy(become_dense(logits, "deepcopy()"), memo))
+    made = derived(logits, node, logits.shape, logits.dtype)
+    memo[id(logits)] = made
+    return made
+
+
+def _equality(name: str) -> Callable[..., Any]:
+    function = getattr(Tensor, name)
+
+    def compare(a: Any, b: Any) -> Any:
+        if not all(isinstance(x, Tensor | int | float | complex) for x in (a, b)):
+            return NotImplemented
+        return recording.record(function, (a, b), {})
+
+    return compare
+
+
+def _where(condition: Any, input: Any = None, other: Any = None) -> Any:
+    if input is None:
+        raise NotRecorded
+    return recording.record(torch.where, (condition, input, other), {})
+
+
+def _tensor_where(self: Any, condition: Any, other: Any) -> Any:
+    return recording.record(torch.where, (condition, self, other), {})
+
+
+def _same_lazy(logits: LazyLogits, **_: Any) -> LazyLogits:
+    return logits
+
+
+def _view_as(logits: Any, other: Any) -> Any:
+    return logits.reshape(tuple(other.shape))
+
+
+def _like(name: str) -> Callable[..., Any]:
+    """zeros_like and the like: of the shape of the logits, without their entries."""
+    function = getattr(torch, name)
+
+    def made(logits: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(logits, LazyLogits):
+            raise NotRecorded
+        kwargs.setdefault("dtype", logits.dtype)
+        kwargs.setdefault("device", logits.device)
+        kwargs.pop("memory_format", None)
+        shape = torch.empty(1, dtype=logits.dtype).expand(logits.shape)
+        return function(shape, *args, **kwargs).contiguous()
+
+    return made
+
+
+def _new(name: str) -> Callable[..., Any]:
+    """new_zeros and the like: a tensor of the dtype and device of the logits."""
+
+    def made(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+        like = torch.empty(0, dtype=logits.dtype, device=logits.device)
+        return getattr(like, name)(*args, **kwargs)
+
+    return made
+
+
+def _cast_to(dtype: torch.dtype) -> Callable[..., Any]:
+    def cast(logits: LazyLogits, **_: Any) -> LazyLogits:
+        return logits if logits.dtype == dtype else views.cast(logits, dtype)
+
+    return cast
+
+
+def _type_as(logits: Any, other: Any) -> Any:
+    if not isinstance(logits, LazyLogits):
+        return logits.to(dtype=other.dtype, device=other.device)
+    return views.to(logits, other.dtype)
+
+
+def _norm(
+    logits: LazyLogits, p: Any = "fro", dim: Any = None, keepdim: bool = False, **kw: Any
+) -> Any:
+    kw = {k: v for k, v in kw.items() if v is not None}
+    order = 2 if p in ("fro", None) else p
+    return reductions.reduce("norm", logits, dim, keepdim, p=order, **kw)
+
+
+def _vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+    return _norm(x, ord, dim, keepdim, **kw)
+
+
+def _reduction(name: str) -> Callable[..., Any]:
+    def handler(logits: Any, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+        if not isinstance(logits, LazyLogits):
+            raise NotRecorded
+        if "axis" in kw:
+            dim = kw.pop("axis")
+        if isinstance(dim, bool) and name in ("std", "var"):
+            kw["unbiased"], dim = dim, None
+        if isinstance(keepdim, bool) is False:
+            raise NotRecorded
+        return reductions.reduce(name, logits, dim, keepdim, **kw)
+
+    return handler
+
+
+def _argmax(name: str) -> Callable[..., Any]:
+    def handler(logits: LazyLogits, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+        if "axis" in kw:
+            dim = kw.pop("axis")
+        if dim is None and logits.dim() > 1:
+            raise NotRecorded
+        return reductions.reduce(name, logits, -1 if dim is None else dim, keepdim)
+
+    return handler
+
+
+def _std(name: str) -> Callable[..., Any]:
+    plain = _reduction(name)
+
+    def handler(logits: LazyLogits, dim: Any = None, *rest: Any, **kw: Any) -> Any:
+        if rest:
+            kw["unbiased"] = rest[0]
+            if len(rest) > 1:
+                kw["keepdim"] = rest[1]
+        return plain(logits, dim, kw.pop("keepdim", False), **kw)
+
+    return handler
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {}
+
+
+def _add(handler: Callable[..., Any], *names: str, modules: Any = (torch, Tensor)) -> None:
+    for name in names:
+        for module in modules:
+            if hasattr(module, name):
+                HANDLERS[getattr(module, name)] = handler
+
+
+for _name in ("sum", "mean", "prod", "amax", "amin", "logsumexp", "any", "all", "count_nonzero",
+              "nansum", "nanmean"):  # fmt: skip
+    _add(_reduction(_name), _name)
+_add(_reduction("logsumexp"), "logsumexp", modules=(torch.special,))
+for _name in ("std", "var"):
+    _add(_std(_name), _name)
+for _name in ("argmax", "argmin"):
+    _add(_argmax(_name), _name)
+for _name in ("max", "min"):
+    _add(partial(reductions.extreme, _name), _name)
+_add(_norm, "norm")
+_add(_vector_norm, "vector_norm", "norm", modules=(torch.linalg,))
+_add(reductions.topk, "topk")
+_add(reductions.gather, "gather")
+_add(reductions.take_along_dim, "take_along_dim")
+_add(reductions.multinomial, "multinomial")
+
+for _name, _view in (
+    ("view", views.reshape), ("reshape", views.reshape), ("flatten", views.flatten),
+    ("unflatten", views.unflatten), ("unsqueeze", views.unsqueeze), ("squeeze", views.squeeze),
+    ("permute", views.permute), ("transpose", views.transpose), ("swapaxes", views.transpose),
+    ("swapdims", views.transpose), ("movedim", views.movedim), ("moveaxis", views.movedim),
+    ("expand", views.expand), ("broadcast_to", views.expand), ("repeat", views.repeat),
+    ("repeat_interleave", views.repeat_interleave), ("select", views.select),
+    ("narrow", views.narrow), ("index_select", views.index_select), ("flip", views.flip),
+    ("roll", views.roll), ("split", views.split), ("split_with_sizes", views.split),
+    ("chunk", views.chunk), ("tensor_split", views.tensor_split), ("unbind", views.unbind),
+    ("clone", lambda z, **_: views.copied(z)), ("detach", views.detach), ("to", views.to),
+):  # fmt: skip
+    _add(_view, _name)
+_add(views.cat, "cat", "concat", "concatenate", modules=(torch,))
+_add(views.stack, "stack", modules=(torch,))
+_add(_view_as, "view_as", "reshape_as")
+_add(lambda t, other: t.expand(tuple(other.shape)), "expand_as")
+_add(_same_lazy, "contiguous", "cpu", "resolve_conj", "resolve_neg")
+_add(_type_as, "type_as")
+for _name, _dtype in (
+    ("float", torch.float32), ("double", torch.float64), ("half", torch.float16),
+    ("bfloat16", torch.bfloat16), ("long", torch.int64), ("int", torch.int32),
+    ("bool", torch.bool), ("short", torch.int16),
+):  # fmt: skip
+    _add(_cast_to(_dtype), _name, modules=(Tensor,))
+HANDLERS[Tensor.T.__get__] = lambda z: views.permute(z, list(reversed(range(z.dim()))))  # type: ignore[attr-defined]
+HANDLERS[Tensor.mT.__get__] = lambda z: views.transpose(z, -2, -1)  # type: ignore[attr-defined]
+HANDLERS[Tensor.__iter__] = lambda z: iter(views.unbind(z))
+HANDLERS[Tensor.__getitem__] = indexing.getitem
+HANDLERS[Tensor.__setitem__] = _setitem
+HANDLERS[Tensor.__bool__] = _truth
+HANDLERS[Tensor.__eq__] = _equality("__eq__")
+HANDLERS[Tensor.__ne__] = _equality("__ne__")
+HANDLERS[Tensor.__deepcopy__] = _deepcopy
+HANDLERS[Tensor.requires_grad.__set__] = _requires_grad_  # type: ignore[attr-defined]
+HANDLERS[Tensor.requires_grad_] = _requires_grad_
+HANDLERS[Tensor.where] = _tensor_where
+HANDLERS[torch.where] = _where
+HANDLERS[torch.equal] = HANDLERS[Tensor.equal] = _equal
+HANDLERS[torch.allclose] = HANDLERS[Tensor.allclose] = _allclose
+HANDLERS[torch.broadcast_tensors] = _broadcast_tensors
+for _name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+              "empty_like"):  # fmt: skip
+    _add(_like(_name), _name, modules=(torch,))
+for _name in ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"):
+    _add(_new(_name), _name, modules=(Tensor,))
+
+for _name in ("softmax", "log_softmax"):
+    _add(partial(_softmax, _name), _name)
+    _add(partial(_softmax, _name), _name, modules=(torch.special,))
+    HANDLERS[getattr(F, _name)] = partial(_functional_softmax, _name)
+HANDLERS[F.softmin] = _softmin
+
+HANDLERS[F.cross_entropy] = losses.cross_entropy
+HANDLERS[F.nll_loss] = losses.nll_loss
+HANDLERS[F.kl_div] = losses.kl_div
+for _name in losses.POINTWISE_LOSSES:
+    HANDLERS[getattr(F, _name)] = losses.pointwise_loss(_name)
+
+_add(_scatter, "scatter")
+_add(_scatter_add, "scatter_add")
+_add(_index_fill, "index_fill")
+_add(_by_copy(_scatter), "scatter_", modules=(Tensor,))
+_add(_by_copy(_scatter_add), "scatter_add_", modules=(Tensor,))
+_add(_by_copy(_index_fill), "index_fill_", modules=(Tensor,))
+_add(_masked_fill_in_place, "masked_fill_", modules=(Tensor,))
+_add(_fill, "fill_", modules=(Tensor,))
+_add(partial(_fill, value=0.0), "zero_", modules=(Tensor,))
+_add(_copy, "copy_", modules=(Tensor,))
+
+
+# These handlers are methods of lazy logits; other arguments may be lazy in the rest.
+FIRST_LAZY = {
+    handler
+    for handler in HANDLERS.values()
+    if getattr(handler, "__module__", None) in (views.__name__, reductions.__name__)
+    and handler not in (views.cat, views.stack)
+}
+
+# Calls that did not come through Python ----------------------------------------------------------
+
+_ALIASES = ("detach", "alias", "clone", "view_as", "lift_fresh")
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator of the C++ core: copies stay lazy, everything else builds the tensor."""
+    name = func.overloadpacket.__name__
+    first = args[0] if args else None
+    if name in _ALIASES and isinstance(first, LazyLogits) and len(args) == 1:
+        with torch.no_grad():
+            chain = () if name == "clone" else first._chain
+            base = None if name == "clone" else first._shared
+            return lazy_logits.wrap(
+                first.node,
+                first.shape,
+                first.dtype,
+                first.device,
+                first.max_bytes,
+                vdim=first._vdim,
+                base=base,
+                chain=chain,
+            )
+
+    def built(x: Any) -> Any:
+        if not isinstance(x, LazyLogits):
+            return x
+        with torch._C._DisableFuncTorch(), torch.no_grad():
+            return become_dense(x, f"{name}()").detach()
+
+    if not tree_any(lambda x: isinstance(x, LazyLogits), (args, kwargs)):
+        return func(*args, **kwargs)
+    return func(*tree_map(built, args), **tree_map(built, kwargs))
+
+
+lazy_logits.HANDLER.append(handle)
+lazy_logits.DISPATCHER.append(dispatch)

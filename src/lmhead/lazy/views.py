@@ -1,0 +1,324 @@
+"""Shapes, selections and copies of lazy logits: the rows change, no logit is computed.
+
+A change of the leading dimensions is a torch function on tensors (*lead, X); it is applied to the
+numbers of the rows, and later, if the logits are ever built, to the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.lazy.logits import LazyLogits, View, derived
+from lmhead.lazy.program import Concat, Dense, Leaf, Node
+from lmhead.lazy.recording import NotRecorded, call
+
+
+def lead_view(
+    logits: LazyLogits, change: Callable[[Tensor], Tensor], *, vdim: int | None = None
+) -> LazyLogits:
+    """Return a view; `change` acts on tensors (*lead, X), `vdim` is the vocabulary's new place."""
+    lead, node = logits.lead, logits.part
+    rows = change(torch.arange(lead.numel()).view(*lead, 1))[..., 0]
+    index: Tensor | None = rows.reshape(-1)
+    if len(rows.reshape(-1)) == lead.numel() and torch.equal(
+        rows.reshape(-1), torch.arange(lead.numel())
+    ):
+        index = None
+    place = rows.dim() if vdim is None else vdim
+    shape = (*rows.shape[:place], node.width, *rows.shape[place:])
+    view = View(change, rows=index)
+    made = node if index is None else node.take(index)
+    return derived(logits, made, shape, logits.dtype, vdim=place, view=view)
+
+
+def _last(logits: LazyLogits) -> bool:
+    return logits._vdim == logits.dim() - 1
+
+
+def _sizes(shape: tuple[Any, ...]) -> list[int]:
+    given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    return [int(n) for n in given]
+
+
+def reshape(logits: LazyLogits, *shape: Any, **kwargs: Any) -> Any:
+    """Reshape leading dimensions; the vocabulary must stay one dimension, the last."""
+    if kwargs or (len(shape) == 1 and isinstance(shape[0], torch.dtype)):
+        raise NotRecorded
+    sizes = _sizes(shape)
+    total = logits.numel()
+    if -1 in sizes:
+        known = math.prod(n for n in sizes if n != -1)
+        if not known or total % known:
+            raise RuntimeError(f"shape '{sizes}' is invalid for input of size {total}")
+        sizes[sizes.index(-1)] = total // known
+    if math.prod(sizes) != total:
+        raise RuntimeError(f"shape '{sizes}' is invalid for input of size {total}")
+    if sizes == list(logits.shape):
+        return lead_view(logits, lambda t: t, vdim=logits._vdim)
+    if not _last(logits) or not sizes or sizes[-1] != logits.shape[-1]:
+        raise NotRecorded
+    return lead_view(logits, lambda t: t.reshape(*sizes[:-1], t.shape[-1]))
+
+
+def flatten(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """Flatten leading dimensions."""
+    n = logits.dim()
+    start, end = start_dim % max(n, 1), end_dim % max(n, 1)
+    shape = list(logits.shape)
+    joined = math.prod(shape[start : end + 1])
+    return reshape(logits, [*shape[:start], joined, *shape[end + 1 :]])
+
+
+def unflatten(logits: LazyLogits, dim: int, sizes: Any) -> Any:
+    """Split one leading dimension."""
+    place = dim % logits.dim()
+    if place == logits._vdim or not _last(logits):
+        raise NotRecorded
+    return lead_view(logits, lambda t: t.unflatten(place, sizes))  # type: ignore[no-untyped-call]
+
+
+def unsqueeze(logits: LazyLogits, dim: int) -> Any:
+    """Add a dimension of size 1."""
+    place = dim % (logits.dim() + 1)
+    vdim = logits._vdim
+    if place <= vdim:
+        return lead_view(logits, lambda t: t.unsqueeze(place), vdim=vdim + 1)
+    return lead_view(logits, lambda t: t.unsqueeze(place - 1), vdim=vdim)
+
+
+def squeeze(logits: LazyLogits, dim: Any = None) -> Any:
+    """Drop dimensions of size 1."""
+    n = logits.dim()
+    dims = range(n) if dim is None else [d % n for d in ((dim,) if isinstance(dim, int) else dim)]
+    drop = [d for d in dims if logits.shape[d] == 1]
+    if logits._vdim in drop:
+        raise NotRecorded
+    keep = [d for d in range(n) if d not in drop]
+    sizes = [logits.shape[d] for d in keep if d != logits._vdim]
+    return lead_view(
+        logits, lambda t: t.reshape(*sizes, t.shape[-1]), vdim=keep.index(logits._vdim)
+    )
+
+
+def permute(logits: LazyLogits, *dims: Any) -> Any:
+    """Reorder dimensions."""
+    n, vdim = logits.dim(), logits._vdim
+    order = [d % n for d in _sizes(dims)]
+    if sorted(order) != list(range(n)):
+        raise RuntimeError(f"permute(dims): dims {order} do not fit a tensor of {n} dimensions")
+    lead = [d - (d > vdim) for d in order if d != vdim]
+    return lead_view(logits, lambda t: t.permute(*lead, len(lead)), vdim=order.index(vdim))
+
+
+def transpose(logits: LazyLogits, dim0: int, dim1: int) -> Any:
+    """Swap two dimensions."""
+    order = list(range(logits.dim()))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(logits, order)
+
+
+def movedim(logits: LazyLogits, source: Any, destination: Any) -> Any:
+    """Move dimensions."""
+    n = logits.dim()
+    src = [d % n for d in ((source,) if isinstance(source, int) else source)]
+    dst = [d % n for d in ((destination,) if isinstance(destination, int) else destination)]
+    order = [-1] * n
+    for s, d in zip(src, dst, strict=True):
+        order[d] = s
+    rest = iter(d for d in range(n) if d not in src)
+    return permute(logits, [next(rest) if d < 0 else d for d in order])
+
+
+def expand(logits: LazyLogits, *shape: Any) -> Any:
+    """Broadcast leading dimensions."""
+    sizes = _sizes(shape)
+    if not _last(logits) or sizes[-1] not in (-1, logits.shape[-1]):
+        raise NotRecorded
+    return lead_view(logits, lambda t: t.expand(*sizes[:-1], t.shape[-1]))
+
+
+def repeat(logits: LazyLogits, *sizes: Any) -> Any:
+    """Repeat leading dimensions."""
+    times = _sizes(sizes)
+    if not _last(logits) or times[-1] != 1:
+        raise NotRecorded
+    return copied(lead_view(logits, lambda t: t.repeat(*times)))
+
+
+def repeat_interleave(logits: LazyLogits, repeats: Any, dim: int | None = None, **kw: Any) -> Any:
+    """Repeat entries of a leading dimension."""
+    if dim is None or kw or dim % logits.dim() == logits._vdim:
+        raise NotRecorded
+    place = _lead_dim(logits, dim)
+    return copied(lead_view(logits, lambda t: t.repeat_interleave(repeats, place), **_same(logits)))
+
+
+def _lead_dim(logits: LazyLogits, dim: int) -> int:
+    """Return the place of a leading dimension among them."""
+    place = dim % logits.dim()
+    if place == logits._vdim:
+        raise NotRecorded
+    return place - (place > logits._vdim)
+
+
+def _same(logits: LazyLogits) -> dict[str, int]:
+    return {"vdim": logits._vdim}
+
+
+def select(logits: LazyLogits, dim: int, index: int) -> Any:
+    """Take one entry of a leading dimension."""
+    if dim % logits.dim() == logits._vdim:
+        return logits[(slice(None),) * logits._vdim + (index,)]
+    place = _lead_dim(logits, dim)
+    vdim = logits._vdim - (dim % logits.dim() < logits._vdim)
+    return lead_view(logits, lambda t: t.select(place, index), vdim=vdim)
+
+
+def narrow(logits: LazyLogits, dim: int, start: int, length: int) -> Any:
+    """Take a range of a dimension."""
+    place = dim % logits.dim()
+    first = int(start) % max(1, logits.shape[place]) if int(start) < 0 else int(start)
+    return logits[(slice(None),) * place + (slice(first, first + length),)]
+
+
+def index_select(logits: LazyLogits, dim: int, index: Tensor) -> Any:
+    """Choose entries of a leading dimension; tokens are computed."""
+    if dim % logits.dim() == logits._vdim:
+        return logits[(slice(None),) * logits._vdim + (index,)]
+    place = _lead_dim(logits, dim)
+    return copied(lead_view(logits, lambda t: t.index_select(place, index), **_same(logits)))
+
+
+def flip(logits: LazyLogits, *dims: Any) -> Any:
+    """Reverse leading dimensions."""
+    places = [_lead_dim(logits, d) for d in _sizes(dims)]
+    return copied(lead_view(logits, lambda t: t.flip(places), **_same(logits)))
+
+
+def roll(logits: LazyLogits, shifts: Any, dims: Any = None) -> Any:
+    """Shift leading dimensions around."""
+    if dims is None:
+        raise NotRecorded
+    places = [_lead_dim(logits, d) for d in ((dims,) if isinstance(dims, int) else dims)]
+    return copied(lead_view(logits, lambda t: t.roll(shifts, places), **_same(logits)))
+
+
+def split(logits: LazyLogits, split_size: Any, dim: int = 0) -> Any:
+    """Split a dimension into parts."""
+    n = logits.shape[dim]
+    if isinstance(split_size, int):
+        step = max(1, split_size)
+        sizes = [min(step, n - i) for i in range(0, n, step)] or [0]
+    else:
+        sizes = list(split_size)
+        if sum(sizes) != n:
+            raise RuntimeError(
+                f"split_with_sizes expects split_sizes to sum exactly to {n}; got {sizes}"
+            )
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(narrow(logits, dim, a, size) for a, size in zip(starts, sizes, strict=True))
+
+
+def chunk(logits: LazyLogits, chunks: int, dim: int = 0) -> Any:
+    """Split a dimension into about equal parts."""
+    return split(logits, -(-logits.shape[dim] // chunks) if logits.shape[dim] else 1, dim)
+
+
+def tensor_split(logits: LazyLogits, indices: Any, dim: int = 0) -> Any:
+    """Split a dimension at given places."""
+    sizes = [len(t) for t in torch.arange(logits.shape[dim]).tensor_split(indices)]
+    return split(logits, sizes, dim)
+
+
+def unbind(logits: LazyLogits, dim: int = 0) -> Any:
+    """Return the entries of a leading dimension."""
+    return tuple(select(logits, dim, i) for i in range(logits.shape[dim]))
+
+
+def cat(tensors: Any, dim: int = 0) -> Any:
+    """Join lazy logits, or lazy logits and tensors, along a leading dimension."""
+    parts = [t for t in tensors if t.numel() or t.dim() > 1]
+    first = next(t for t in parts if isinstance(t, LazyLogits))
+    n, vdim = first.dim(), first._vdim
+    place = dim % n
+    if place == vdim or any(t.dim() != n for t in parts):
+        raise NotRecorded
+    if any(isinstance(t, LazyLogits) and t._vdim != vdim for t in parts):
+        raise NotRecorded
+    dtype = first.dtype
+    for t in parts:
+        dtype = torch.promote_types(dtype, t.dtype)
+    nodes: list[Node] = []
+    numbers, start = [], 0
+    for t in parts:
+        canonical = t.lead if isinstance(t, LazyLogits) else t.movedim(vdim, -1).shape[:-1]
+        nodes.append(_cast(t.part, dtype) if isinstance(t, LazyLogits) else _given(t, vdim, dtype))
+        numbers.append(torch.arange(canonical.numel()).view(canonical) + start)
+        start += canonical.numel()
+    rows = torch.cat(numbers, place - (place > vdim))
+    node = _joined(nodes)
+    if not torch.equal(rows.reshape(-1), torch.arange(start)):
+        node = node.take(rows.reshape(-1))
+    shape = (*rows.shape[:vdim], node.width, *rows.shape[vdim:])
+    return derived(first, node, shape, dtype, vdim=vdim)
+
+
+def _joined(nodes: list[Node]) -> Node:
+    """Join rows; rows of the same head become one selection of its rows."""
+    first = nodes[0]
+    if isinstance(first, Leaf) and all(n.key() == first.key() for n in nodes):
+        return first.take(torch.arange(first.n_rows).repeat(len(nodes)))
+    return Concat(tuple(nodes))
+
+
+def _given(t: Tensor, vdim: int, dtype: torch.dtype) -> Node:
+    return Dense.of(t.movedim(vdim, -1).to(dtype))
+
+
+def _cast(node: Node, dtype: torch.dtype) -> Node:
+    if isinstance(node, Leaf):
+        return node.cast(dtype)
+    return call(Tensor.to, (node, dtype), {}, node.n_rows, node.width)
+
+
+def stack(tensors: Any, dim: int = 0) -> Any:
+    """Stack lazy logits along a new leading dimension."""
+    parts = [t.unsqueeze(dim) for t in tensors]
+    return cat(parts, dim % parts[0].dim())
+
+
+def copied(logits: LazyLogits) -> LazyLogits:
+    """Return the same values with memory of their own."""
+    return derived(logits, logits.part, logits.shape, logits.dtype, vdim=logits._vdim)
+
+
+def detach(logits: LazyLogits) -> LazyLogits:
+    """Return the same values, cut from the graph."""
+    with torch.no_grad():
+        view = View(lambda t: t)
+        return derived(
+            logits, logits.part, logits.shape, logits.dtype, vdim=logits._vdim, view=view
+        )
+
+
+def to(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    """Convert to another dtype; another device builds the tensor."""
+    probe = torch.empty(0, dtype=logits.dtype, device=logits.device)
+    copy = kwargs.get("copy", False) or (len(args) > 3 and args[3]) or False
+    clean = {k: v for k, v in kwargs.items() if k != "memory_format"}
+    wanted = probe.to(*args, **clean)
+    if wanted.device != logits.device:
+        raise NotRecorded
+    if wanted.dtype == logits.dtype:
+        return copied(logits) if copy else logits
+    return cast(logits, wanted.dtype)
+
+
+def cast(logits: LazyLogits, dtype: torch.dtype) -> LazyLogits:
+    """Convert to another dtype."""
+    return derived(logits, _cast(logits.part, dtype), logits.shape, dtype, vdim=logits._vdim)

@@ -1,0 +1,123 @@
+"""`query`: log-probabilities, entropy, ranks and more of a linear layer's logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead import checks
+from lmhead.eager import eager
+from lmhead.lazy import LazyLogits
+from lmhead.scores.answers import Answers, Asked
+from lmhead.sweep import Pointwise, SweptScores, accumulation_dtype, linear_scores
+
+
+@eager
+def query(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    log_prob: Tensor | None = None,
+    rank: Tensor | None = None,
+    entropy: bool = False,
+    logsumexp: bool = False,
+    argmax: bool = False,
+    top_k: int = 0,
+    kl_to: LazyLogits | tuple[Tensor, Tensor] | None = None,
+    max_bytes: int | None = None,
+) -> Answers:
+    """Answer any set of questions about the next-token distribution by one sweep.
+
+    Equivalent to: z = F.linear(hidden, weight, bias).float(), then z.log_softmax(-1).gather(...),
+    z.argmax(-1), z.topk(k), torch.distributions.Categorical(logits=z).entropy(), and so on.
+
+    Args:
+        hidden: (..., D).
+        weight: (V, D).
+        bias: (V,); -inf masks a token.
+        softcap: logits become softcap · tanh(scale · x / softcap).
+        scale: a factor of the logits, before soft-capping.
+        log_prob: ids (...) or (..., K) whose log-probability is wanted.
+        rank: ids (...) or (..., K) whose place in the order is wanted; 0 is the argmax.
+        entropy: whether to return the entropy.
+        logsumexp: whether to return the log of the sum of exp(logits).
+        argmax: whether to return the most probable token.
+        top_k: number of largest logits to return, with their ids.
+        kl_to: return KL(p ‖ q); q is a `LazyLogits` of the same shape, or (hidden, weight).
+        max_bytes: bound on temporary memory; None for 128 MiB.
+
+    Returns:
+        `Answers`. log_prob, entropy, logsumexp and kl are differentiable, together.
+
+    Raises:
+        ValueError, TypeError: an argument of the wrong shape, type or range.
+
+    >>> hidden, weight = torch.randn(2, 5, 8), torch.randn(50, 8)
+    >>> ids = torch.randint(50, (2, 5))
+    >>> answers = query(hidden, weight, log_prob=ids, entropy=True, top_k=3)
+    >>> answers.log_prob.shape, answers.entropy.shape, answers.top_k.indices.shape
+    (torch.Size([2, 5]), torch.Size([2, 5]), torch.Size([2, 5, 3]))
+    """
+    checks.check_map(softcap, scale)
+    checks.check_max_bytes(max_bytes)
+    pointwise = Pointwise.of(softcap=softcap, scale=scale)
+    scores = linear_scores(hidden, weight, bias, pointwise, max_bytes=max_bytes)
+    lead = hidden.shape[:-1]
+    questions: dict[str, Any] = {
+        "log_prob": log_prob,
+        "rank": rank,
+        "entropy": entropy,
+        "logsumexp": logsumexp,
+        "argmax": argmax,
+        "top_k": top_k,
+        "kl": kl_to is not None,
+    }
+    asked = Asked.checked(lead, scores.vocab_size, hidden.device, **questions)
+    dtype = accumulation_dtype(hidden.dtype)
+    if isinstance(kl_to, LazyLogits):
+        return _beside_lazy(scores, asked, kl_to, dtype)
+    other = None if kl_to is None else _pair(kl_to, scores, lead)
+    return asked.answers(asked.compute(scores, other), dtype)
+
+
+def _pair(pair: Any, scores: SweptScores, lead: torch.Size) -> SweptScores:
+    """Return the scores of kl_to=(hidden, weight)."""
+    if not isinstance(pair, tuple):
+        raise TypeError(
+            f"kl_to must be a LazyLogits or a pair (hidden, weight); got {type(pair).__name__}"
+        )
+    if len(pair) != 2:
+        raise ValueError(f"kl_to must be a pair (hidden, weight); got {len(pair)} entries")
+    names = ("kl_to hidden", "kl_to weight")
+    other = linear_scores(*pair, None, Pointwise(), names=names, max_bytes=scores.max_bytes)
+    _check_shape((*lead, scores.vocab_size), (*pair[0].shape[:-1], other.vocab_size))
+    if other.dtype != scores.dtype:
+        raise TypeError(f"kl_to must be computed in {scores.dtype}; got {other.dtype}")
+    return other
+
+
+def _beside_lazy(
+    scores: SweptScores, asked: Asked, kl_to: LazyLogits, dtype: torch.dtype
+) -> Answers:
+    """Answer questions that involve lazy logits, which have their own place in the graph."""
+    _check_shape((*asked.lead, scores.vocab_size), tuple(kl_to.shape))
+    mine = LazyLogits.of(scores, asked.lead, dtype)
+    return mine.ask(
+        kl_to=kl_to,
+        log_prob=asked.log_prob,
+        rank=asked.rank,
+        entropy=asked.entropy,
+        logsumexp=asked.logsumexp,
+        argmax=asked.argmax,
+        top_k=asked.top_k,
+    )
+
+
+def _check_shape(wanted: tuple[int, ...], given: tuple[int, ...]) -> None:
+    if wanted != given:
+        raise ValueError(f"kl_to must have logits of shape {wanted}; got {given}")

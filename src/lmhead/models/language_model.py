@@ -1,0 +1,93 @@
+"""`LanguageModel`: the result of opening a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lmhead.head import LMHead
+from lmhead.models.chat import Chat
+from lmhead.sampling.model import Body, Tokenizer
+
+
+class TextTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also decodes, with the ids that begin and end a text."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a text; None for none."""
+        ...
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id that ends a text; None for none."""
+        ...
+
+    def decode(self, ids: Iterable[int], /) -> str:
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A body and its head.
+
+    Attributes:
+        body: token ids to hidden states, see `lmhead.sampling.model.Body`.
+        head: hidden states to lazy logits.
+        eos_token_ids: the tokens that end a text.
+        tokenizer: text to ids and back; None for ids alone.
+        max_length: the maximum number of tokens it was trained on at once; None for no bound.
+        name: for display, e.g. of the file.
+        chat: its chat template; None if it has none.
+    """
+
+    body: Body
+    head: LMHead
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer: TextTokenizer | None = None
+    max_length: int | None = None
+    name: str = ""
+    chat: Chat | None = None
+
+    def hidden(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Process ids without padding.
+
+        Args:
+            ids: (B, T) int64, the new ids.
+            cache: the result of the last call; None at the start.
+
+        Returns:
+            Hidden states (B, T, D) after the final norm, for `head`; and the cache of all ids so
+            far.
+        """
+        before = 0 if cache is None else int(cache.length)
+        shape = (ids.shape[0], before + ids.shape[-1])
+        return self.body(ids, cache, torch.ones(shape, dtype=torch.bool, device=ids.device))
+
+    def layers(self, ids: Tensor) -> list[Tensor]:
+        """Return the input of the head after each layer, for a logit lens.
+
+        Args:
+            ids: (B, T) int64.
+
+        Returns:
+            One (B, T, D) per layer, starting with the embedding, each after the final norm, so
+            that `head(layer)` are its logits; the last is the result of `hidden`.
+        """
+        read: Any = getattr(self.body, "layers", None)
+        if read is None:
+            raise TypeError(
+                f"the body of {self.name or 'this model'} must have a method layers(ids); "
+                f"got a {type(self.body).__name__}"
+            )
+        found: list[Tensor] = read(ids)
+        return found

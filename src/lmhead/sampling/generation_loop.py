@@ -1,0 +1,291 @@
+"""The generation loop: hidden state, logits, token, text, repeated.
+
+GenerationTask   checked arguments; runs the loop
+GenerationBatch  unfinished rows: ids, mask, cache, hidden state of the last position
+GenerationRow    one of them: its text, and when it is done
+Choice           the next token of every row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmhead import checks
+from lmhead.lazy import LazyLogits
+from lmhead.sampling.arguments import Stop, id_list, is_one, prompt_ids, stops
+from lmhead.sampling.events import FinishReason, Generation, TokenEvent
+from lmhead.sampling.model import Cache, Model
+from lmhead.sampling.sampled import ScreenedSampled
+from lmhead.sampling.text import TextStream, bytes_after, bytes_of
+
+
+class GenerationTask:
+    """Checked arguments of `generate`, and the loop."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: Any,
+        sampler: Callable[..., Any] | None,
+        max_new_tokens: int,
+        stop: Stop | None,
+        logprobs: int,
+        eos_token_ids: Sequence[int] | None,
+    ) -> None:
+        checks.check_integer("max_new_tokens", max_new_tokens, low=0)
+        checks.check_integer("logprobs", logprobs, low=0)
+        if sampler is not None and not callable(sampler):
+            raise TypeError(f"sampler must be callable or None; got {type(sampler).__name__}")
+        self.model, self.sampler, self.logprobs = model, sampler, logprobs
+        self.stop_texts, self.stop_ids = stops(stop, model.tokenizer)
+        eos = model.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self.eos_ids = frozenset(id_list("eos_token_ids", eos))
+        self.single = is_one(prompt)
+        prompts = [prompt] if self.single else prompt
+        self.prompts = [prompt_ids(one, model.tokenizer) for one in prompts]
+        max_length: int | None = getattr(model, "max_length", None)
+        longest = max(map(len, self.prompts))
+        if max_length is not None and longest > max_length:
+            raise ValueError(
+                f"prompt must have at most {max_length} tokens, the context length of the model; "
+                f"got {longest}"
+            )
+        self.max_new = [
+            max_new_tokens if max_length is None else min(max_new_tokens, max_length - len(ids))
+            for ids in self.prompts
+        ]
+
+    def run(self) -> Iterator[TokenEvent]:
+        """Yield every token of every row, step by step."""
+        numbers = [number for number, max_new in enumerate(self.max_new) if max_new]
+        if not numbers:
+            return
+        batch = GenerationBatch(
+            self.model, self.sampler, [self.prompts[number] for number in numbers]
+        )
+        rows = [GenerationRow(self, number) for number in numbers]
+        while True:
+            choice = batch.choose(self.logprobs)
+            unfinished = []
+            for place, row in enumerate(rows):
+                event = row.take(choice, place)
+                if event.finish_reason is None:
+                    unfinished.append(place)
+                yield event
+            if not unfinished:
+                return
+            rows = [rows[place] for place in unfinished]
+            batch.read(choice.tokens, unfinished)
+
+    def result(self, number: int, events: list[TokenEvent], interrupted: bool) -> Generation:
+        """Combine the events of a row."""
+        reason = events[-1].finish_reason if events else None
+        text = "".join(event.text for event in events)
+        if reason is None:
+            interrupted = interrupted and self.max_new[number] > 0
+            reason = "interrupted" if interrupted else "length"
+            text = self._full_text(number, events)
+        return Generation(tuple(self.prompts[number]), text, reason, tuple(events))
+
+    def _full_text(self, number: int, events: list[TokenEvent]) -> str:
+        """Return the text of a row that was interrupted, with what was held back."""
+        row = GenerationRow(self, number)
+        return "".join(row.show(event.token) for event in events) + row.text.finish()
+
+
+class GenerationRow:
+    """An unfinished row: its text so far, and when it is done."""
+
+    def __init__(self, task: GenerationTask, number: int) -> None:
+        self.task, self.number, self.tokenizer = task, number, task.model.tokenizer
+        self.left = task.max_new[number]
+        prompt = task.prompts[number]
+        self.previous = prompt[-1]
+        before = bytes_of(self.tokenizer, prompt) if self.tokenizer else b""
+        self.text = TextStream(task.stop_texts, before=before)
+
+    def show(self, token: int) -> str:
+        """Return the text that is complete after this token."""
+        if self.tokenizer is None:
+            return ""
+        piece = bytes_after(self.tokenizer, self.previous, token)
+        self.previous = token
+        return self.text.push(piece)
+
+    def take(self, choice: Choice, place: int) -> TokenEvent:
+        """Return the event of the next token."""
+        token = choice.tokens[place]
+        self.left -= 1
+        text = ""
+        reason: FinishReason | None = None
+        stopped_by: str | int | None = None
+        if token in self.task.stop_ids:
+            reason, stopped_by = "stop", token
+        elif token in self.task.eos_ids:
+            reason = "eos"
+        else:
+            text = self.show(token)
+            if self.left == 0:
+                reason = "length"
+        if reason is not None:
+            text += self.text.finish()
+        if self.text.stopped_by is not None:
+            reason, stopped_by = "stop", self.text.stopped_by
+        return TokenEvent(
+            row=self.number,
+            token=token,
+            text=text,
+            log_prob=choice.log_probs[place],
+            top=choice.top[place],
+            sampler_log_prob=choice.sampler_log_probs[place],
+            log_prob_error=choice.log_prob_error,
+            finish_reason=reason,
+            stopped_by=stopped_by,
+        )
+
+
+class Choice(NamedTuple):
+    """The next token of every row, and what is known about it."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    sampler_log_probs: Sequence[float | None]
+    top: Sequence[tuple[tuple[int, float], ...]]
+    log_prob_error: float = 0.0  # how far log-probabilities may be off, with a screened head
+
+
+class GenerationBatch:
+    """The unfinished rows, padded on the left: ids and mask (B, L), and their states."""
+
+    cache: Cache
+
+    def __init__(
+        self, model: Model, sampler: Callable[..., Any] | None, prompts: list[list[int]]
+    ) -> None:
+        self.model, self.sampler = model, sampler
+        device = getattr(model, "device", None)
+        length = max(map(len, prompts))
+        self.ids = torch.tensor([[0] * (length - len(p)) + p for p in prompts], device=device)
+        self.prompt_length = torch.tensor([len(p) for p in prompts], device=device)
+        place = torch.arange(length, device=device)
+        self.mask = place >= length - self.prompt_length[:, None]
+        self.state: Any = None
+        self._run(self.ids, None)
+
+    def read(self, tokens: list[int], unfinished: list[int]) -> None:
+        """Run the body on the new tokens of unfinished rows; remove the others."""
+        new = torch.tensor(tokens, device=self.ids.device)
+        if len(unfinished) < len(tokens):
+            rows = torch.tensor(unfinished, device=self.ids.device)
+            new, self.cache = new[rows], self.cache.select(rows)
+            self.ids, self.mask = self.ids[rows], self.mask[rows]
+            self.prompt_length = self.prompt_length[rows]
+            self.state = _select(self.state, rows)
+            select = getattr(self.sampler, "select", None)
+            self.sampler = select(rows) if select else self.sampler  # it may have a seed per row
+        self.ids = torch.cat((self.ids, new[:, None]), 1)
+        self.mask = torch.cat((self.mask, torch.ones_like(new[:, None], dtype=torch.bool)), 1)
+        self._run(new[:, None], self.cache)
+
+    def _run(self, new: Tensor, cache: Cache | None) -> None:
+        with torch.no_grad():
+            hidden, self.cache = self.model.body(new, cache, self.mask)
+            self.last = hidden[:, -1]
+
+    def choose(self, k: int) -> Choice:
+        """Choose the next token of every row, with the k most probable ones."""
+        error = 0.0
+        with torch.no_grad():
+            logits = self.model.head(self.last)
+            if k > logits.shape[-1]:
+                raise ValueError(
+                    f"logprobs must be at most {logits.shape[-1]}, the vocabulary size; got {k}"
+                )
+            if logits.dtype in (torch.bfloat16, torch.float16):
+                logits = logits.float()
+            if self.sampler is None:
+                drawn: list[float] | None = None
+                tokens, log_probs, top = _greedy(logits, k)
+            else:
+                sampled = self.sampler(
+                    logits,
+                    self.ids,
+                    self.mask.sum(-1),
+                    prompt_length=self.prompt_length,
+                    context_mask=self.mask,
+                    state=self.state,
+                )
+                self.state = sampled.state
+                if isinstance(sampled, ScreenedSampled):
+                    by_sampler, log_probs = sampled.estimate
+                    error = sampled.estimate_error
+                else:
+                    by_sampler, log_probs = sampled.log_prob, sampled.raw_log_prob
+                tokens, drawn = sampled.token, by_sampler.tolist()
+                top = _top(logits, k) if k else None
+        chosen = Choice(
+            tokens.tolist(),
+            log_probs.tolist(),
+            drawn or [None] * len(self.ids),
+            top.pairs() if top else [()] * len(self.ids),
+            error,
+        )
+        for place, (token, log_prob) in enumerate(zip(*chosen[:2], strict=True)):
+            if token < 0 or log_prob != log_prob:
+                raise ValueError(
+                    "the model's logits must have a finite maximum; got NaN, inf, "
+                    f"or only -inf after {self.ids[place][self.mask[place]].tolist()[-8:]}"
+                )
+        return chosen
+
+
+@dataclass(frozen=True)
+class _Top:
+    """Ids and log-probabilities (B, k), best first."""
+
+    ids: Tensor
+    log_probs: Tensor
+
+    def pairs(self) -> list[tuple[tuple[int, float], ...]]:
+        both = zip(self.ids.tolist(), self.log_probs.tolist(), strict=True)
+        return [tuple(zip(*row, strict=True)) for row in both]
+
+
+def _top(logits: LazyLogits | Tensor, k: int) -> _Top:
+    """Return the k most probable tokens: one sweep, if the logits are lazy."""
+    if isinstance(logits, LazyLogits):
+        answers = logits.ask(top_k=k, logsumexp=True)
+        (values, ids), lse = answers.top_k, answers.logsumexp
+    else:
+        (values, ids), lse = logits.topk(k), logits.logsumexp(-1)
+    return _Top(ids, values - lse[:, None])
+
+
+def _greedy(logits: LazyLogits | Tensor, k: int) -> tuple[Tensor, Tensor, _Top | None]:
+    """Return the best token, its log-probability, and the k most probable tokens."""
+    top = _top(logits, max(k, 1))
+    tokens, log_probs = top.ids[:, 0], top.log_probs[:, 0]
+    if not isinstance(logits, LazyLogits):  # of equals, argmax takes the first, topk any
+        tokens = logits.argmax(-1)
+    return tokens, log_probs, top if k else None
+
+
+def _select(state: Any, rows: Tensor) -> Any:
+    """Return a sampler's state for some of the rows."""
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return state[rows]
+    if isinstance(state, tuple | list):
+        return type(state)(_select(part, rows) for part in state)
+    if hasattr(state, "select"):
+        return state.select(rows)
+    raise TypeError(
+        "the sampler's state must be None, a tensor with one entry per row, a tuple or list of "
+        f"these, or have select(rows); got {type(state).__name__}"
+    )

@@ -1,0 +1,180 @@
+"""Penalties for repetition, by the tokens so far. `lmhead.reference` has the definitions.
+
+Which ids count differs between programs: all of the context, the output alone, or the last n of
+the context. Padding never counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lmhead.sampling.stage import Call, Edit, PerRow, per_row
+
+Counted = Literal["context", "output"]
+
+
+def _counted(call: Call, counted: Counted, last_n: int | None) -> Iterator[tuple[int, ...]]:
+    """Yield, per row, the ids that count."""
+    for ids in call.context.ids if counted == "context" else call.context.outputs:
+        yield ids if last_n is None else ids[max(0, len(ids) - last_n) :]
+
+
+class _ContextEdit(Edit):
+    """An edit of tokens of the context."""
+
+    def touches(self, call: Call) -> Sequence[Sequence[int]]:
+        """Return the tokens of the context."""
+        return [sorted(set(ids)) for ids in call.context.ids]
+
+
+class RepetitionPenalty(_ContextEdit):
+    """Divide positive logits of tokens of the context by the penalty, multiply negative ones."""
+
+    name = "repetition_penalty"
+
+    def __init__(
+        self, penalty: PerRow, *, counted: Counted = "context", last_n: int | None = None
+    ) -> None:
+        self.penalty, self.counted, self.last_n = penalty, counted, last_n
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Penalize each token once, regardless of its number of occurrences."""
+        penalties = per_row(self.name, self.penalty, call).tolist()
+        for row, ids in enumerate(_counted(call, self.counted, self.last_n)):
+            if ids:
+                tokens = torch.tensor(sorted(set(ids)), device=z.device)
+                some = z[row, tokens]
+                z[row, tokens] = torch.where(some > 0, some / penalties[row], some * penalties[row])
+
+
+class CountPenalty(_ContextEdit):
+    """Z - count · frequency_penalty - (count > 0) · presence_penalty."""
+
+    name = "frequency_penalty"
+
+    def __init__(
+        self,
+        frequency: PerRow = 0.0,
+        presence: PerRow = 0.0,
+        *,
+        counted: Counted = "output",
+        last_n: int | None = None,
+    ) -> None:
+        self.frequency, self.presence = frequency, presence
+        self.counted, self.last_n = counted, last_n
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Penalize each token by its number of occurrences."""
+        frequency = per_row(self.name, self.frequency, call).tolist()
+        presence = per_row("presence_penalty", self.presence, call).tolist()
+        for row, ids in enumerate(_counted(call, self.counted, self.last_n)):
+            if ids:
+                counts = Counter(ids)
+                tokens = torch.tensor(list(counts), device=z.device)
+                times = torch.tensor(list(counts.values()), dtype=z.dtype, device=z.device)
+                z[row, tokens] -= times * frequency[row] + presence[row]
+
+
+class NoRepeatNGram(_ContextEdit):
+    """Mask tokens that would complete an n-gram of the context."""
+
+    name = "no_repeat_ngram_size"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Mask the tokens that would repeat an n-gram."""
+        n = self.size
+        for row, ids in enumerate(call.context.ids):
+            if len(ids) < n:
+                continue
+            end = ids[len(ids) - n + 1 :]
+            starts = range(len(ids) - n + 1)
+            banned = {ids[i + n - 1] for i in starts if ids[i : i + n - 1] == end}
+            z[row, sorted(banned)] = -math.inf
+
+
+class DRY(_ContextEdit):
+    """Don't repeat yourself: a token that would prolong a repetition of L >= allowed_length ids
+    is lowered by multiplier · base^(L - allowed_length).
+
+    A repetition does not reach across a sequence breaker: an id, or a tuple of ids. A token that is
+    a breaker by itself is not lowered.
+    """
+
+    name = "dry_multiplier"
+
+    def __init__(
+        self,
+        multiplier: PerRow,
+        base: float = 1.75,
+        allowed_length: int = 2,
+        *,
+        last_n: int | None = None,
+        breakers: Sequence[int | Sequence[int]] = (),
+    ) -> None:
+        self.multiplier, self.base, self.allowed_length = multiplier, base, allowed_length
+        self.last_n = last_n
+        self.breakers = [(b,) if isinstance(b, int) else tuple(b) for b in breakers]
+
+    def edit(self, z: Tensor, call: Call) -> None:
+        """Penalize each token by the longest repetition that it would prolong."""
+        multiplier = per_row(self.name, self.multiplier, call).tolist()
+        # Where base^exponent would leave float32.
+        most = int(88.7228391 / math.log(self.base)) if self.base > 1.000001 else math.inf
+        for row, ids in enumerate(_counted(call, "context", self.last_n)):
+            for token, length in self._repetitions(ids).items():
+                if (token,) in self.breakers:
+                    continue
+                exponent = min(length - self.allowed_length, most)
+                z[row, token] -= multiplier[row] * self.base**exponent
+
+    def _repetitions(self, ids: tuple[int, ...]) -> dict[int, int]:
+        """Return, per token, the length of the longest repetition that it would prolong."""
+        limit = self._since_breaker(ids)
+        if limit < self.allowed_length:
+            return {}
+        back = ids[::-1]
+        longest: dict[int, int] = {}
+        for at, length in enumerate(_matches_with_start(back)):
+            length = min(length, limit)
+            if at > 0 and length >= self.allowed_length:
+                token = back[at - 1]
+                longest[token] = max(longest.get(token, 0), length)
+        return longest
+
+    def _since_breaker(self, ids: tuple[int, ...]) -> int:
+        """Return the number of ids after the last breaker (the longest, if several start there)."""
+        for start in reversed(range(len(ids))):
+            here = [len(b) for b in self.breakers if ids[start : start + len(b)] == b]
+            if here:
+                return len(ids) - start - max(here)
+        return len(ids)
+
+
+def _matches_with_start(ids: tuple[int, ...]) -> list[int]:
+    """Return for each position how many ids from there on equal those from the start (Z-function).
+
+    >>> _matches_with_start((1, 2, 1, 2, 3))
+    [5, 0, 2, 0, 0]
+    """
+    n = len(ids)
+    z = [0] * n
+    if n:
+        z[0] = n
+    left = right = 0
+    for i in range(1, n):
+        if i < right:
+            z[i] = min(right - i, z[i - left])
+        while i + z[i] < n and ids[z[i]] == ids[i + z[i]]:
+            z[i] += 1
+        if i + z[i] > right:
+            left, right = i, i + z[i]
+    return z

@@ -1,0 +1,309 @@
+"""Truncation stages: which tokens can be sampled (top-k, top-p, min-p and others).
+
+`lmhead.reference` has a plain definition of each.
+
+Every cut works on the distribution of the previous stage, and keeps at least one token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lmhead.sampling.distribution import Distribution, FullDistribution, TopCandidates
+from lmhead.sampling.noise import FOR_COINS, uniforms
+from lmhead.sampling.stage import Call, Cut, PerRow, Stage, per_row
+
+
+def _ranks(candidates: TopCandidates) -> Tensor:
+    """Return 0 for the best token of a row, 1 for the next one: (1, K)."""
+    return torch.arange(candidates.z.shape[1], device=candidates.z.device)[None]
+
+
+def _slack(lo: Tensor) -> Tensor:
+    """Lower a bound by more than its rounding error."""
+    return lo - 1e-9 * (1 + lo.abs().nan_to_num(posinf=0.0))
+
+
+def _below_one(share: PerRow) -> bool:
+    """Return whether every row keeps less than all of the mass."""
+    return share < 1 if isinstance(share, int | float) else bool((torch.as_tensor(share) < 1).all())
+
+
+class TopK(Cut):
+    """The k best tokens. Of ties for the last place the lowest ids are kept; `ties="keep"` keeps
+    all of them, as Hugging Face and vLLM do.
+    """
+
+    name = "top_k"
+    takes = "logits"
+
+    def __init__(self, k: PerRow, *, ties: str = "lowest") -> None:
+        self.k, self.ties = k, ties
+
+    def wanted(self, call: Call) -> Tensor:
+        """Return k of each row, (B,), as a float."""
+        k = per_row(self.name, self.k, call)
+        return torch.where(k > 0, k, call.vocab)
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return the tokens from the k-th largest logit upwards."""
+        return full.above(full.kth(self.wanted(call)))
+
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
+        """Keep the first k."""
+        k = self.wanted(call)[:, None]
+        if self.ties == "lowest":
+            return _ranks(candidates) < k
+        last = (k - 1).clamp(max=candidates.z.shape[1] - 1).long()
+        return candidates.z >= candidates.z.gather(1, last)
+
+
+class _WithMinimum(Cut):
+    """A cut with a minimum number of tokens."""
+
+    def __init__(self, min_tokens_to_keep: int) -> None:
+        self.min_tokens_to_keep = min_tokens_to_keep
+
+    def _above(self, full: FullDistribution, lo: Tensor) -> TopCandidates:
+        """Return the tokens above a bound (in units of z), or the minimum number of tokens."""
+        least = full.largest
+        if self.min_tokens_to_keep > 1:
+            least = full.kth(torch.full_like(lo, self.min_tokens_to_keep))
+        return full.above(torch.minimum(_slack(lo), least))
+
+    def _or_enough(self, kept: Tensor) -> Tensor:
+        kept[:, : self.min_tokens_to_keep] = True
+        return kept
+
+
+class TopP(_WithMinimum):
+    """Nucleus: the best tokens until their probabilities reach p. A token is kept if those before
+    it have less than p together.
+    """
+
+    name = "top_p"
+
+    def __init__(self, p: PerRow, *, min_tokens_to_keep: int = 1) -> None:
+        super().__init__(min_tokens_to_keep)
+        self.p = p
+
+    def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:
+        """Search among the tokens near the best one."""
+        if not _below_one(self.p):
+            return None
+        p = per_row(self.name, self.p, call)
+        return full.nearest(full.largest, p, self.min_tokens_to_keep)
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return the tokens around the best one that hold p of the mass."""
+        p = per_row(self.name, self.p, call)
+        if bool((p >= 1).any()):
+            return full.above(torch.full_like(p, -math.inf))
+        candidates = full.around(full.largest, p)
+        if self.min_tokens_to_keep == 1 or bool((candidates.n >= self.min_tokens_to_keep).all()):
+            return candidates
+        least = candidates.z.masked_fill(candidates.z == -math.inf, math.inf).amin(1)
+        return self._above(full, least / full.beta)
+
+    def count(self, z: Sequence[float], total: float, call: Call) -> int:
+        """Return how many tokens of one row are kept, given its best logits and log total mass."""
+        p = float(per_row(self.name, self.p, call)[0])
+        before = 0.0
+        for place, x in enumerate(z):
+            if before >= p and p < 1 and place >= self.min_tokens_to_keep:
+                return place
+            before += math.exp(x - total)
+        return len(z)
+
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
+        """Keep a token if the mass before it is below p; p = 1 keeps all."""
+        p = per_row(self.name, self.p, call)[:, None]
+        mass = (candidates.z - before.lse[:, None]).exp()
+        return self._or_enough(mass.cumsum(1) - mass < torch.where(p < 1, p, math.inf))
+
+
+class MinP(_WithMinimum):
+    """The tokens with p >= min_p · (largest p)."""
+
+    name = "min_p"
+
+    def __init__(self, min_p: PerRow, *, min_tokens_to_keep: int = 1) -> None:
+        super().__init__(min_tokens_to_keep)
+        self.min_p = min_p
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return the tokens above a bound that needs the largest logit only."""
+        min_p = per_row(self.name, self.min_p, call)
+        return self._above(full, full.largest + min_p.log() / full.beta)
+
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
+        """Compare with the probability of the best token."""
+        min_p = per_row(self.name, self.min_p, call)[:, None]
+        return self._or_enough((candidates.z - before.top[:, None]).exp() >= min_p)
+
+
+class Typical(_WithMinimum):
+    """The tokens whose surprise -log p is nearest to the entropy, until they reach `mass`."""
+
+    name = "typical_p"
+    keeps_argmax = False
+
+    def __init__(self, mass: PerRow, *, min_tokens_to_keep: int = 1) -> None:
+        super().__init__(min_tokens_to_keep)
+        self.mass = mass
+
+    def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:
+        """Search among the tokens near log p = -entropy."""
+        if not _below_one(self.mass):
+            return None
+        mass = per_row(self.name, self.mass, call)
+        centre = (full.lse - full.entropy) / full.beta
+        return full.nearest(centre, mass, self.min_tokens_to_keep)
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return the tokens around log p = -entropy that hold the mass."""
+        mass = per_row(self.name, self.mass, call)
+        everything = torch.full_like(mass, -math.inf)
+        if bool((mass >= 1).any()):
+            return full.above(everything)
+        candidates = full.around((full.lse - full.entropy) / full.beta, mass)
+        if self.min_tokens_to_keep == 1 or bool((candidates.n >= self.min_tokens_to_keep).all()):
+            return candidates
+        return full.above(everything)
+
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
+        """Keep the nearest tokens, including the one that reaches the mass."""
+        limit = per_row(self.name, self.mass, call)[:, None]
+        log_p = candidates.z - before.lse[:, None]
+        distance = (-log_p - before.entropy[:, None]).abs()  # inf for padding
+        order = distance.argsort(dim=1, stable=True)
+        mass = log_p.exp().gather(1, order)
+        kept = self._or_enough((mass.cumsum(1) - mass < limit) | (limit >= 1))
+        return torch.zeros_like(kept).scatter_(1, order, kept)
+
+
+class Epsilon(_WithMinimum):
+    """The tokens with p >= epsilon."""
+
+    name = "epsilon_cutoff"
+
+    def __init__(self, epsilon: PerRow, *, min_tokens_to_keep: int = 1) -> None:
+        super().__init__(min_tokens_to_keep)
+        self.epsilon = epsilon
+
+    def _least(self, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
+        """Return the least probability that is kept, (B,)."""
+        return per_row(self.name, self.epsilon, call)
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return the tokens with log p >= log epsilon."""
+        return self._above(full, (full.lse + self._least(full, call).log()) / full.beta)
+
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
+        """Compare probabilities."""
+        p = (candidates.z - before.lse[:, None]).exp()
+        return self._or_enough(p >= self._least(before, call)[:, None])
+
+
+class Eta(Epsilon):
+    """The tokens with p >= min(epsilon, sqrt(epsilon) · exp(-entropy))."""
+
+    name = "eta_cutoff"
+
+    def _least(self, before: Distribution, call: Call) -> Tensor:
+        epsilon = super()._least(before, call)
+        return torch.minimum(epsilon, epsilon.sqrt() * (-before.entropy).exp())
+
+
+class TopNSigma(Cut):
+    """The tokens with z >= max z - n · (standard deviation of z); all if n <= 0."""
+
+    name = "top_n_sigma"
+    takes = "logits"
+
+    def __init__(self, n: PerRow) -> None:
+        self.n = n
+
+    def _least(self, before: Distribution, call: Call) -> Tensor:
+        n = per_row(self.name, self.n, call)
+        return torch.where(n > 0, before.top - n * before.deviation, -math.inf)
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return the tokens with at least the least logit."""
+        return full.above(_slack(self._least(full, call) / full.beta))
+
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
+        """Compare logits."""
+        return candidates.z >= self._least(before, call)[:, None]
+
+
+class TopH(Cut):
+    """Of the 100 best tokens: the first ones whose entropies -p log p add up to at most top_h of
+    the entropy of the 100.
+    """
+
+    name = "top_h"
+    MOST = 100
+
+    def __init__(self, top_h: PerRow) -> None:
+        self.top_h = top_h
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:  # noqa: ARG002
+        """Return the tokens from the 100th largest logit upwards."""
+        return full.above(full.kth(torch.full_like(full.beta, self.MOST)))
+
+    def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
+        """Keep tokens while the sum of entropies, their own included, is at most the share."""
+        share = per_row(self.name, self.top_h, call)[:, None]
+        best = candidates.z[:, : self.MOST]
+        log_p = best.log_softmax(1)
+        terms = torch.where(best > -math.inf, -log_p.exp() * log_p, 0.0)
+        # A share of 1 keeps all, though rounding may exceed the sum before the last token.
+        kept = (terms.cumsum(1) <= share * terms.sum(1, keepdim=True)) | (share >= 1)
+        kept &= log_p.exp() > 0
+        kept[:, :1] = True
+        none = torch.zeros_like(candidates.z[:, self.MOST :], dtype=torch.bool)
+        return torch.cat([kept, none], 1)
+
+
+class XTC(Stage):
+    """Exclude top choices: with some probability, remove every token with p >= threshold but
+    the least probable of them.
+    """
+
+    name = "xtc_probability"
+    takes = "probabilities"
+
+    def __init__(
+        self, probability: PerRow, threshold: PerRow = 0.1, *, min_tokens_to_keep: int = 1
+    ) -> None:
+        self.probability, self.threshold = probability, threshold
+        self.min_tokens_to_keep = min_tokens_to_keep
+
+    def __call__(self, distribution: Distribution, call: Call) -> Distribution:
+        """Draw a random number per row, from its seed and position."""
+        keys = call.keys
+        coin = uniforms(keys, torch.zeros(len(keys), 1, dtype=torch.int64), FOR_COINS)[:, 0]
+        active = coin < per_row(self.name, self.probability, call)
+        threshold = per_row("xtc_threshold", self.threshold, call)
+        threshold = torch.where(active & (threshold <= 0.5), threshold, math.inf)
+        least = distribution.lse + threshold.log()
+        if isinstance(distribution, TopCandidates):
+            return distribution.keep(~self._out(distribution, least, distribution.n))
+        candidates = distribution.above(_slack(least / distribution.beta))
+        out = self._out(candidates, least, distribution.n)
+        z = distribution.scaled_logits()
+        row = torch.arange(len(z), device=z.device)[:, None].expand_as(out)
+        z[row[out], candidates.ids[out]] = -math.inf
+        return FullDistribution.of(z)
+
+    def _out(self, candidates: TopCandidates, least: Tensor, left: Tensor) -> Tensor:
+        """Return every likely token but the last, where enough tokens are left then."""
+        likely = (candidates.z >= least[:, None]) & (candidates.z > -math.inf)
+        several = likely.sum(1, keepdim=True)
+        enough = left[:, None] - (several - 1) >= self.min_tokens_to_keep
+        return likely & (_ranks(candidates) < several - 1) & enough

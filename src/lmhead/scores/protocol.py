@@ -1,0 +1,214 @@
+"""The protocol `Scores`, and the form of its answers.
+
+A new kind of head is one new subclass that passes the contract suite (tests/contract).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from lmhead.scores.row_loss import CrossEntropy
+
+Rows = slice | Tensor
+"""Which rows: a range, or their indices (int64)."""
+
+
+class TopRows(NamedTuple):
+    """The k largest logits of each row, largest first, lowest id first among equals; float64."""
+
+    values: Tensor  # (N, k)
+    ids: Tensor  # (N, k); -1 in a row that holds a NaN or only -inf
+    lse: Any  # (N,), log Σ exp over the whole vocabulary; None if it was not asked for
+
+
+@dataclass(frozen=True)
+class RowAnswers:
+    """Answers per row in float64; a field that was not asked for is None.
+
+    `lse` is always present. lse, entropy, picked and kl are differentiable.
+    """
+
+    lse: Tensor  # (N,)
+    entropy: Any = None  # (N,)
+    picked: Any = None  # (N, K), logits at the given ids
+    kl: Any = None  # (N,), KL(self ‖ other)
+    top_values: Any = None  # (N, k)
+    top_ids: Any = None  # (N, k)
+    ranks: Any = None  # (N, K), number of tokens ordered before each given id
+
+
+class Tile:
+    """Some dense rows as the start of a piece of autograd graph.
+
+    Attributes:
+        value: (B, V).
+        inputs: the tensors of the graph to differentiate by.
+    """
+
+    def __init__(self, scores: Scores, rows: Rows) -> None:
+        tensors = [t.detach().requires_grad_(t.requires_grad) for t in scores.tensors()]
+        with torch.enable_grad():
+            self.value = scores.with_tensors(tensors).select(rows).dense()
+        self.places = [i for i, t in enumerate(tensors) if t.requires_grad]
+        self.inputs = [tensors[i] for i in self.places]
+
+    def add(self, grads: Sequence[Tensor | None], into: list[Tensor | None]) -> None:
+        """Add the gradients of `inputs` to those of all tensors of the scores."""
+        for place, grad in zip(self.places, grads, strict=True):
+            old = into[place]
+            if grad is not None:
+                into[place] = grad if old is None else old.add_(grad)
+
+
+class Scores(ABC):
+    """N rows of V logits that are not built.
+
+    A differentiable function of `tensors()`. Answers are float64. Methods that decode (`top`,
+    `at`, `row_logits`) take no part in autograd, and their numbers do not depend on which other
+    rows are present.
+
+    Attributes:
+        max_bytes: bound on temporary memory; None for the default.
+        normalised: True if the logits are log-probabilities already (logsumexp is 0).
+    """
+
+    max_bytes: int | None
+    normalised: bool = False
+
+    # Shape ---------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def n_rows(self) -> int:
+        """N."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype in which logits are computed: float32, or float64."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of all tensors."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors that may require a gradient, in a fixed order."""
+
+    @abstractmethod
+    def tensor_names(self) -> tuple[str, ...]:
+        """Return a name for each of `tensors()`, for error messages."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """Return the same scores on other tensors, in the order of `tensors()`."""
+
+    @abstractmethod
+    def select(self, rows: Rows) -> Self:
+        """Return some of the rows."""
+
+    def limited(self, max_bytes: int | None) -> Self:
+        """Return the scores with another bound on temporary memory."""
+        return replace(self, max_bytes=max_bytes)  # type: ignore[type-var]
+
+    # Questions -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def answer(
+        self,
+        *,
+        logsumexp: bool = False,
+        entropy: bool = False,
+        picked: Tensor | None = None,
+        rank: Tensor | None = None,
+        top_k: int = 0,
+        kl_to: Scores | None = None,
+    ) -> RowAnswers:
+        """Answer any set of questions at once.
+
+        Args:
+            logsumexp: a gradient of `lse` is wanted (its value is always there).
+            entropy: -Σ p log p of each row.
+            picked: ids (N, K) whose logits are wanted.
+            rank: ids (N, K) whose place in the order is wanted; 0 is the argmax.
+            top_k: number of largest logits wanted.
+            kl_to: q of KL(p ‖ q), scores of the same shape.
+        """
+
+    @abstractmethod
+    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
+        """Return the reduced loss, or (N,) for reduction="none"; float64."""
+
+    @abstractmethod
+    def columns(self, ids: Tensor) -> Tensor:
+        """Return the logits of token ids (K,): (N, K), differentiable."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """Return all logits (N, V), by plain differentiable operations: the definition."""
+
+    def tile(self, rows: Rows) -> Tile:
+        """Return some dense rows, to be differentiated by the caller."""
+        return Tile(self, rows)
+
+    @abstractmethod
+    def explain(self) -> list[str]:
+        """Return one line per kind of question: what it costs."""
+
+    # Decoding ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def top(self, k: int, *, lse: bool = True) -> TopRows:
+        """Return the k largest logits, their ids and, if asked for, the log-sum-exp."""
+
+    @abstractmethod
+    def at(self, ids: Tensor) -> Tensor:
+        """Return the logits of token ids (N, K) in float64."""
+
+    @abstractmethod
+    def row_logits(self) -> Tensor:
+        """Return all logits (N, V) in `dtype`; each row is the same whatever the other rows are."""
+
+    # Operations that give scores of the same kind; None where there is no such shortcut ----------
+
+    def times(self, factor: float) -> Self | None:  # noqa: ARG002
+        """Return the scores times a number."""
+        return None
+
+    def plus(self, term: float) -> Self | None:  # noqa: ARG002
+        """Return the scores plus a number."""
+        return None
+
+    def tanh(self) -> Self | None:
+        """Return tanh of the scores."""
+        return None
+
+    def plus_bias(self, bias: Tensor) -> Self | None:  # noqa: ARG002
+        """Return the scores plus a vector (V,)."""
+        return None
+
+    def times_rows(self, factor: Tensor) -> Self | None:  # noqa: ARG002
+        """Return the scores times a factor per row, (N, 1) or ()."""
+        return None
+
+    def mask(self, mask: Tensor) -> Self | None:  # noqa: ARG002
+        """Return the scores with -inf at the tokens of a mask (V,)."""
+        return None
+
+    def token_range(self, tokens: slice) -> Self | None:  # noqa: ARG002
+        """Return the scores of a range of the vocabulary."""
+        return None

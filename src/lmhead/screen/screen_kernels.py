@@ -1,0 +1,261 @@
+"""The steps over all tokens: in the compiled core where there is one, else as torch operations.
+
+Integer products are the same either way, bit for bit: in the core because every
+partial sum fits into 32 bits, here because float64 holds them all.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmhead.screen import prefetch
+from lmhead.screen.copy import BLOCK, Copy, block_largest, unpack
+from lmhead.screen.states import States
+from lmhead.sweep import native
+
+SLACK = 2.0**-22
+"""Rounding of an approximate logit to float32 and of its bound, relative to it."""
+FLOOR = 2.0**-120
+"""The same where float32 numbers get too small to be rounded relative to themselves."""
+_ROOM = 1024  # ids per row that are expected at most
+_FACTORS = 2  # that the core takes at once
+_SUM_ERROR = 1e-9  # of a sum of exponentials in float64, relative to it, and more
+
+
+def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return approximate logits without the base, (B, V) float32, and each block's largest.
+
+    Args:
+        copy: the copy; of "4+4" the high nibbles are read.
+        states: B hidden states.
+        bias: (V,) in float64 or None.
+    """
+    rows = len(states.main)
+    approx = torch.empty(rows, copy.vocab)
+    if native.core is not None:
+        if rows == 1 and copy.pass_bytes > prefetch.LARGE:
+            prefetch.choose()
+        top = torch.empty(rows, -(-copy.vocab // BLOCK))
+        native.core.screen_products(
+            copy.whole,
+            copy.high,
+            copy.lead,
+            copy.scales,
+            copy.lead_scales,
+            bias,
+            *(states.main, states.lead, states.scales, states.lead_scales),
+            approx,
+            top,
+            native.threads(),
+        )
+        return approx, top
+    main, lead = states.main.double().T, states.lead.double().T
+    for lo in range(0, copy.vocab, 4096):
+        some = slice(lo, lo + 4096)
+        if copy.whole is not None:
+            whole = copy.whole[some].double() @ main
+        else:
+            assert copy.high is not None
+            whole = 16.0 * (unpack(copy.high[some]).double() @ main) - 120.5 * main.sum(0)
+        a = copy.scales[some, None].double() * states.scales * whole
+        if len(copy.basis):
+            steps = copy.lead_scales[some, None].double() * states.lead_scales
+            a += steps * (copy.lead[some].double() @ lead)
+        if bias is not None:
+            a += bias[some, None]
+        approx[:, some] = a.T
+    return approx, block_largest(approx)
+
+
+def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return approx at (rows, ids) with all eight bits, and its error.
+
+    Shapes: (M,) and (M,) give (2, M) in float64.
+    """
+    if native.core is not None:
+        values = torch.empty(2, len(ids), dtype=torch.float64)
+        native.core.screen_refine(
+            copy.low,
+            copy.scales,
+            states.main,
+            states.scales,
+            approx,
+            *(copy.e, copy.n, states.e, states.n),
+            *(rows, ids, values),
+            native.threads(),
+        )
+        return values
+    first = approx[rows, ids].double()
+    both = first.clone()
+    for lo in range(0, len(rows) if copy.low is not None else 0, 4096):
+        assert copy.low is not None
+        some = slice(lo, lo + 4096)
+        main = states.main[rows[some]].double()
+        low = unpack(copy.low[ids[some]]).double() - 7.5
+        steps = copy.scales[ids[some]].double() * states.scales[rows[some]]
+        both[some] += steps * (low * main).sum(1)
+    radius = states.e[rows] * copy.e[ids].double() + states.n[rows] * copy.n[ids].double()
+    radius += (first.abs() + both.abs()).nan_to_num(posinf=0.0) * SLACK + FLOOR
+    return torch.stack([both, radius])
+
+
+def select(
+    copy: Copy, approx: Tensor, top: Tensor, e: Tensor, n: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the tokens whose upper bound, approx + e · e_v + n · n_v, reaches the limit.
+
+    Args:
+        copy: gives e_v of the first pass and n_v.
+        approx: (B, V) float32.
+        top: (B, blocks), the largest of each block.
+        e: (B,) float64.
+        n: (B,) float64.
+        limits: (B,) float64.
+
+    Returns:
+        How many of each row, (B,), and their ids, row after row, lowest first.
+    """
+    if native.core is None:
+        return _select(copy, approx, e, n, limits)
+    counts = torch.empty(len(top), dtype=torch.int64)
+    given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, e, n, limits, counts)
+    room = _ROOM * len(top)
+    while True:  # once, unless more tokens are kept than fit
+        ids = torch.empty(room, dtype=torch.int64)
+        total: int = native.core.screen_select(*given, ids, native.threads())
+        if total <= room:
+            return counts, ids[:total]
+        room = total
+
+
+def _select(
+    copy: Copy, approx: Tensor, e: Tensor, n: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor]:
+    counts, found = [], []
+    for row, (row_e, row_n, limit) in enumerate(zip(e, n, limits, strict=True)):
+        x = approx[row].double()
+        radius = row_e * copy.first_e + row_n * copy.n + x.abs() * SLACK + FLOOR
+        # A NaN is kept.
+        kept = (~(x + torch.where(x == -math.inf, 0.0, radius) < limit)).nonzero()[:, 0]
+        counts.append(len(kept))
+        found.append(kept)
+    return torch.tensor(counts), torch.cat(found)
+
+
+def best(approx: Tensor, top: Tensor, k: int) -> Tensor:
+    """Return some k tokens of each row with the largest approx, ids ascending: (B, k).
+
+    Args:
+        approx: (B, V) float32.
+        top: (B, blocks), the largest of each block.
+        k: at least 1.
+    """
+    if native.core is None or k > top.shape[1]:
+        return approx.topk(k, dim=1).indices.sort(dim=1).values
+    ids = torch.empty(len(approx), k, dtype=torch.int64)
+    native.core.screen_best(approx, top, ids, native.threads() if len(approx) > 1 else 1)
+    return ids
+
+
+class Decided(NamedTuple):
+    """The best tokens of one row.
+
+    Attributes:
+        values: (1, k) in float64, best first; meaningless unless decided.
+        ids: (1, k), the lowest first among equals.
+        scored: how many tokens were scored exactly.
+        decided: whether the bounds decide.
+        sound: whether every exact value lay within its bounds.
+    """
+
+    values: Tensor
+    ids: Tensor
+    scored: int
+    decided: bool
+    sound: bool
+
+
+def decide(
+    copy: Copy, states: States, approx: Tensor, top: Tensor, hidden: Tensor, weight: Tensor,
+    bias: Tensor | None, k: int, most: int,
+) -> Decided | None:  # fmt: skip
+    """Return the k best of the tokens of one row, from bounds to exact values in one call.
+
+    Args:
+        copy: of the first pass alone, with all of its bits.
+        states: one hidden state.
+        approx: (1, V).
+        top: (1, blocks), the largest of each block.
+        hidden: (1, D).
+        weight: (V, D).
+        bias: (V,) in float64 or None.
+        k: at least 1.
+        most: tokens that may be scored.
+
+    Returns:
+        None if the core cannot do it; the steps one by one do the same.
+    """
+    core = native.for_pairs(hidden, weight)
+    if core is None or k > top.shape[1]:
+        return None
+    values, ids = torch.empty(1, k, dtype=torch.float64), torch.empty(1, k, dtype=torch.int64)
+    given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, states.e, states.n)
+    exact = (states.base, native.bits(hidden), native.bits(weight), bias)
+    scored, decided, sound = core.screen_decide(*given, *exact, most, values, ids, native.threads())
+    return Decided(values, ids, scored, decided, sound)
+
+
+def within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool:
+    """Return whether each x is within the bounds of `refine`, the base of its row added.
+
+    Shapes: values (2, M), base (B,), rows (M,), x (M,), in float64.
+    """
+    if native.core is not None:
+        return bool(native.core.screen_within(values, base, rows, x))
+    approx, radius = values
+    base = base[rows]
+    slack = 2.0**-48 * (x.abs() + base.abs())
+    off = ~((x - base - approx).abs() <= radius + slack) & (x != approx)
+    return not bool(off.any())
+
+
+def masses(
+    copy: Copy, approx: Tensor, top: Tensor, states: States, factors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return bounds of log Σ exp(factor · x) over the unmasked tokens of one row.
+
+    Every x lies in approx ± (e · e_v + n · n_v + |approx| · SLACK + FLOOR).
+
+    Args:
+        copy: gives e_v of the first pass and n_v.
+        approx: (1, V) float32.
+        top: (1,), the largest of approx before some were masked, or more.
+        states: e and n of one hidden state.
+        factors: (M,) float64, above 0.
+
+    Returns:
+        (M,) and (M,); where all tokens are masked the first is -inf.
+    """
+    if float(top) == -math.inf:
+        none = torch.full_like(factors, -math.inf)
+        return none, none
+    if native.core is not None and len(factors) <= _FACTORS:
+        lower, upper = torch.empty(2, 1, len(factors), dtype=torch.float64)
+        given = (approx, copy.first_e, copy.n, states.e, states.n, top, factors)
+        native.core.screen_masses(*given, lower, upper, native.threads())
+    else:
+        x = approx[0].double()
+        radius = states.e * copy.first_e + states.n * copy.n + x.abs() * SLACK + FLOOR
+        far = x - top.double()
+        spread = torch.where(x == -math.inf, 0.0, radius)
+        each = [
+            [(factor * (far + sign * spread)).exp().sum() for factor in factors]
+            for sign in (-1.0, 1.0)
+        ]
+        lower, upper = torch.tensor(each, dtype=torch.float64)[:, None]
+        lower, upper = lower * (1 - _SUM_ERROR), upper * (1 + _SUM_ERROR)
+    return lower[0].log() + factors * top, upper[0].log() + factors * top

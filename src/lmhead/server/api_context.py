@@ -1,0 +1,258 @@
+"""What every endpoint uses: the models, the worker, and validation of request fields.
+
+In:  a request.
+Out: validated fields and results, or a `RequestError` that becomes the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import aclosing
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lmhead.analysis.text_to_ids import prompt_ids
+from lmhead.models import LanguageModel
+from lmhead.sampler_options import ORDERS
+from lmhead.sampling import Sampler
+from lmhead.server.guard import error_response
+from lmhead.server.request_limits import Limits
+from lmhead.server.worker import Cancellation, QueueFull, Worker, call_before_layers
+
+__all__ = ["ApiContext", "Endpoint", "RequestError", "check_length", "encode_text", "handle_errors"]
+
+_T = TypeVar("_T")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class RequestError(Exception):
+    """A request that cannot be answered, with the response that says why."""
+
+    def __init__(self, status: int, code: str, message: str, **facts: float) -> None:
+        super().__init__(message)
+        self.response = error_response(status, code, message, facts)
+
+
+def handle_errors(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint with every `RequestError` turned into its response."""
+
+    @wraps(endpoint)
+    async def handle(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except RequestError as error:
+            return error.response
+
+    return handle
+
+
+class ApiContext:
+    """Models, worker and limits of a server, and validation of request fields.
+
+    Args:
+        models: by name.
+        worker: runs the jobs.
+        limits: bounds of a request.
+        run: folder of a training run to watch.
+        given: by name, the argument of `lmhead.open_model` that opens the model again.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, LanguageModel],
+        worker: Worker,
+        limits: Limits,
+        run: Path | None = None,
+        given: Mapping[str, str] | None = None,
+    ) -> None:
+        self.models, self.worker, self.limits, self.run = dict(models), worker, limits, run
+        self.given = dict(given or {})
+
+    async def read(self, request: Request, known: set[str]) -> dict[str, Any]:
+        """Return the body: a JSON object with only these fields."""
+        fields = parse_json_object(await request.body())
+        if unknown := sorted(set(fields) - known):
+            names = ", ".join(sorted(known))
+            message = f"the fields are {names}; got {unknown[0][:40]!r}"
+            raise RequestError(400, "wrong_value", message)
+        return fields
+
+    def model(self, name: object) -> tuple[str, LanguageModel]:
+        """Return the name and the model of that name."""
+        if not isinstance(name, str) or name not in self.models:
+            raise RequestError(404, "no_model", "there is no model of that name; see /api/models")
+        return name, self.models[name]
+
+    def prompt(self, fields: Mapping[str, Any], name: str = "prompt") -> str | list[int]:
+        """Return the text in field `name`, or the list in "ids"."""
+        if (name in fields) == ("ids" in fields):
+            raise RequestError(400, "wrong_value", f"give either {name} or ids")
+        return self.text(fields, name) if name in fields else self.ids(fields["ids"])
+
+    def more(self, fields: Mapping[str, Any]) -> list[int]:
+        """Return the ids after the prompt, in field "more"; empty if it is missing."""
+        return self.ids(fields.get("more", []), "more")
+
+    def text(self, fields: Mapping[str, Any], name: str) -> str:
+        """Return the text in field `name`."""
+        text = fields.get(name)
+        if not isinstance(text, str):
+            raise RequestError(400, "wrong_value", f"{name} must be text")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise RequestError(400, "wrong_value", f"{name} must be text in UTF-8") from None
+        return text
+
+    def ids(self, ids: object, name: str = "ids") -> list[int]:
+        """Validate a list of ids; `tokens` checks them against the model's vocabulary."""
+        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+            raise RequestError(400, "wrong_value", f"{name} must be a list of integers")
+        if not all(0 <= id < 2**31 for id in ids):
+            raise RequestError(400, "wrong_value", f"{name} must be token ids of the model")
+        return ids
+
+    def integer(
+        self, fields: Mapping[str, Any], name: str, low: int, high: int, default: int
+    ) -> int:
+        """Return the integer in field `name`."""
+        value = fields.get(name, default)
+        if type(value) is not int or not low <= value <= high:
+            raise RequestError(
+                400, "wrong_value", f"{name} must be an integer from {low} to {high}"
+            )
+        return value
+
+    def tokens(
+        self, model: LanguageModel, prompt: str | list[int], name: str = "prompt"
+    ) -> list[int]:
+        """Return the prompt as ids of this model, within the limits. Runs in the worker."""
+        if isinstance(prompt, str):
+            ids = encode_text(model, prompt, name)
+        else:
+            name, ids = "ids", prompt
+        most = self.limits.prompt_tokens
+        check_length(name, len(ids), 1, min(most, model.max_length or most))
+        try:
+            return prompt_ids(model, ids, name)
+        except (ValueError, TypeError) as error:
+            raise RequestError(400, "wrong_value", str(error)) from None
+
+    async def work(self, request: Request, job: Callable[[Cancellation], _T]) -> _T:
+        """Return the job's result; cancel the job if the client disconnects."""
+
+        def once(cancellation: Cancellation) -> Iterator[_T]:
+            yield job(cancellation)
+
+        async with aclosing(self.stream(once, single=True)) as results:
+            return await self.until_disconnect(request, anext(results))
+
+    async def stream(
+        self, job: Callable[[Cancellation], Iterator[_T]], *, single: bool = False
+    ) -> AsyncGenerator[_T, None]:
+        """Yield what a job yields; if `single`, only the first.
+
+        The models check the cancellation before each layer, so a job stops even in the middle of a
+        long text.
+        """
+
+        def stoppable(cancellation: Cancellation) -> Iterator[_T]:
+            steps = job(cancellation)
+            while True:
+                # Not around the loop: between two steps, other jobs use the models.
+                with call_before_layers(self.models.values(), cancellation.check):
+                    try:
+                        result = next(steps)
+                    except StopIteration:
+                        return
+                yield result
+
+        try:
+            # Closed explicitly: a generator that is only dropped would run on for a while.
+            async with aclosing(self.worker.stream(stoppable, single=single)) as results:
+                async for result in results:
+                    yield result
+        except QueueFull as full:
+            error = RequestError(429, "busy", str(full), seconds=full.seconds)
+            error.response.headers["retry-after"] = str(full.seconds)
+            raise error from None
+        except TimeoutError:
+            message = f"no answer within {self.limits.seconds:g} s"
+            raise RequestError(503, "too_long", message, seconds=self.limits.seconds) from None
+
+    async def until_disconnect(self, request: Request, work: Awaitable[_T]) -> _T:
+        """Return the result; cancel the work if the client disconnects."""
+        job_done = asyncio.ensure_future(work)
+        disconnected = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({job_done, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if not job_done.done():
+                raise RequestError(499, "gone", "the client has disconnected")
+            return job_done.result()
+        finally:
+            job_done.cancel()
+            disconnected.cancel()
+            await asyncio.wait({job_done, disconnected})
+
+
+def encode_text(model: LanguageModel, text: str, name: str) -> list[int]:
+    """Return a text as ids of this model. Runs in the worker."""
+    if model.tokenizer is None:
+        message = f"{name} needs a tokenizer, which this model does not have"
+        raise RequestError(400, "no_tokenizer", message)
+    return list(model.tokenizer.encode(text))
+
+
+def parse_sampler(given: object, name: str, known: Collection[str], **fixed: Any) -> Sampler:
+    """Return a sampler from the options in field `name`: numbers, and the order of the stages."""
+    if not isinstance(given, Mapping):
+        raise RequestError(400, "wrong_value", f"{name} must be an object of options")
+    for option, value in given.items():
+        if option == "order":
+            if value not in ORDERS:
+                message = f"{name}.order must be one of {', '.join(ORDERS)}"
+                raise RequestError(400, "wrong_value", message)
+        elif option not in known:
+            names = ", ".join(sorted({*known, "order"}))
+            message = f"the options of {name} are {names}; got {str(option)[:40]!r}"
+            raise RequestError(400, "wrong_value", message)
+        elif type(value) not in (int, float) or abs(value) >= 2**53:
+            raise RequestError(400, "wrong_value", f"{name}.{option} must be a number")
+    try:
+        return Sampler(**{"seed": 0, **given, **fixed})
+    except (ValueError, TypeError, OverflowError) as error:
+        raise RequestError(400, "wrong_value", f"{name}: {error}") from None
+
+
+def check_length(name: str, got: int, least: int, most: int) -> None:
+    """Refuse a text of too many or too few tokens."""
+    if not least <= got <= most:
+        message = f"{name} must have from {least} to {most:,} tokens; got {got:,}"
+        raise RequestError(400, "wrong_length", message, least=least, most=most, got=got)
+
+
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object; refuse NaN and infinities."""
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise RequestError(400, "wrong_json", "the body must be JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise RequestError(400, "wrong_json", "the body must be a JSON object")
+    return found
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has disconnected."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,141 @@
+"""Two models, or two samplers of one model, along a text.
+
+GET  /api/comparable?a=NAME&b=NAME     whether both models have the same tokens
+POST /api/compare    {"a": NAME, "b": NAME, "text": text}
+                     {"a": NAME, "sampler_a": {...}, "sampler_b": {...}, "text": text}
+
+The response is that of `lmhead compare --json`, but with every position of the text, in order:
+`places`, and `first`, the first token, which is not predicted. If the models have different tokens,
+the response is `{"comparable": false, "reason": ..., ...}`, with status 200.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from lmhead.analysis import VocabularyMismatch, compare_models, compare_samplers
+from lmhead.analysis.same_vocabulary import check_same_vocabulary
+from lmhead.analysis.token_text import Piece, piece_of
+from lmhead.models import LanguageModel
+from lmhead.sampling import Sampler
+from lmhead.server.api_context import (
+    ApiContext,
+    RequestError,
+    check_length,
+    encode_text,
+    handle_errors,
+    parse_sampler,
+)
+from lmhead.server.worker import Cancellation
+
+__all__ = ["routes"]
+
+OPTIONS = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
+
+
+def routes(api: ApiContext) -> list[Route]:
+    """Return the routes of this file."""
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    async def comparable(request: Request) -> Response:
+        a, one = api.model(request.query_params.get("a"))
+        b, two = api.model(request.query_params.get("b"))
+        if (a, b) not in known:
+            known[a, b] = await api.work(request, lambda _: _comparable(one, two))
+        return JSONResponse(known[a, b])
+
+    async def compare(request: Request) -> Response:
+        fields = await api.read(request, {"a", "b", "sampler_a", "sampler_b", "text"})
+        text = api.text(fields, "text")
+        _, a = api.model(fields.get("a"))
+        if "b" in fields:
+            if "sampler_a" in fields or "sampler_b" in fields:
+                raise RequestError(400, "wrong_value", "give b, or sampler_a and sampler_b")
+            _, b = api.model(fields["b"])
+            found = await api.work(
+                request, lambda cancellation: _models(api, a, b, text, cancellation)
+            )
+        else:
+            eos = list(a.eos_token_ids) or None
+            one, two = (
+                parse_sampler(fields.get(name), name, OPTIONS, eos_token_id=eos)
+                for name in ("sampler_a", "sampler_b")
+            )
+            found = await api.work(
+                request, lambda cancellation: _samplers(api, a, one, two, text, cancellation)
+            )
+        return JSONResponse(found)
+
+    return [
+        Route("/api/comparable", handle_errors(comparable)),
+        Route("/api/compare", handle_errors(compare), methods=["POST"]),
+    ]
+
+
+def _comparable(a: LanguageModel, b: LanguageModel) -> dict[str, Any]:
+    try:
+        check_same_vocabulary(a, b)
+    except VocabularyMismatch as different:
+        return _mismatch(different)
+    except ValueError as error:  # a model without a tokenizer
+        raise RequestError(400, "wrong_value", str(error)) from None
+    return {"comparable": True}
+
+
+def _mismatch(different: VocabularyMismatch) -> dict[str, Any]:
+    """Return where two models differ, in a form that the page can translate."""
+    one, two = (Piece(0, x).text if isinstance(x, bytes) else x for x in different.found)
+    return {
+        "comparable": False,
+        "reason": different.reason,
+        "place": different.place,
+        "a": one,
+        "b": two,
+    }
+
+
+def _models(
+    api: ApiContext, a: LanguageModel, b: LanguageModel, text: str, cancellation: Cancellation
+) -> dict[str, Any]:
+    if not (result := _comparable(a, b))["comparable"]:
+        return result
+    count, first = _measured(api, a, text)
+    cancellation.check()
+    try:
+        found = compare_models(a, b, text, worst=count, on_step=cancellation.check)
+    except VocabularyMismatch as different:
+        return _mismatch(different)
+    return _document(found.to_json(), first)
+
+
+def _samplers(
+    api: ApiContext,
+    model: LanguageModel,
+    a: Sampler,
+    b: Sampler,
+    text: str,
+    cancellation: Cancellation,
+) -> dict[str, Any]:
+    count, first = _measured(api, model, text)
+    cancellation.check()
+    found = compare_samplers(model, a, b, text, worst=count, on_step=cancellation.check)
+    return _document(found.to_json(), first)
+
+
+def _measured(api: ApiContext, model: LanguageModel, text: str) -> tuple[int, dict[str, Any]]:
+    """Return the number of tokens of a text, within the limits, and the first of them."""
+    ids = encode_text(model, text, "text")
+    check_length("text", len(ids), 2, api.limits.compare_tokens)
+    return len(ids), piece_of(model, ids[0]).to_json()
+
+
+def _document(found: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """Return the command's document, with all positions in the order of the text."""
+    places = sorted(found.pop("differences"), key=lambda place: int(place["position"]))
+    for place in places:
+        del place["before"]
+    return {"comparable": True, **found, "first": first, "places": places}

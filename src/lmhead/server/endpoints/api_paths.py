@@ -1,0 +1,158 @@
+"""Continuations of a prompt by greedy decoding, a sampler and beam search.
+
+POST /api/paths    {"model": NAME, "prompt": text or "ids": [...], "more": [...],
+                    "tokens": 16, "beams": 4, "sampler": {"temperature": 0.8, "seed": 0, ...}}
+
+The response is {"paths": [greedy, sampler, beam]}, each {"name", "tokens", "log_prob", "ended"}; a
+token has its id, the model's log-probability, and the sampler's where a sampler chose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from lmhead.analysis.token_text import finite
+from lmhead.models import LanguageModel
+from lmhead.sampling import Sampler, TokenEvent, beam_search, stream_generate
+from lmhead.server.api_context import (
+    ApiContext,
+    RequestError,
+    check_length,
+    handle_errors,
+    parse_sampler,
+)
+from lmhead.server.worker import Cancellation
+
+__all__ = ["routes"]
+
+# Options that the page can set.
+OPTIONS = frozenset(
+    {
+        "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
+        "presence_penalty", "top_k", "seed", "dynatemp_range", "dynatemp_exponent", "top_h",
+        "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "xtc_probability", "xtc_threshold",
+        "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base",
+        "dry_allowed_length",
+    }
+)  # fmt: skip
+
+
+def routes(api: ApiContext) -> list[Route]:
+    """Return the route of this file."""
+    known = {"model", "prompt", "ids", "more", "tokens", "beams", "sampler"}
+
+    async def paths(request: Request) -> Response:
+        fields = await api.read(request, known)
+        _, model = api.model(fields.get("model"))
+        prompt, more = api.prompt(fields), api.more(fields)
+        tokens = api.integer(fields, "tokens", 1, api.limits.new_tokens, 16)
+        beams = api.integer(fields, "beams", 1, api.limits.beams, 4)
+        sampler = _sampler(fields.get("sampler", {}))
+
+        def job(cancellation: Cancellation) -> list[dict[str, Any]]:
+            ids = api.tokens(model, prompt)
+            text = _Continuation(model, api.tokens(model, ids + more), len(ids), cancellation)
+            count = text.max_new_tokens(tokens)
+            return [
+                text.generated("greedy", None, count),
+                text.generated("sampler", sampler, count),
+                text.beam(beams, count),
+            ]
+
+        return JSONResponse({"paths": await api.work(request, job)})
+
+    return [Route("/api/paths", handle_errors(paths), methods=["POST"])]
+
+
+def _sampler(given: object) -> Sampler:
+    """Return the sampler of a request, with its stages in the order of `stages` if given."""
+    if not isinstance(given, Mapping) or "stages" not in given:
+        return parse_sampler(given, "sampler", OPTIONS)
+    options = {name: value for name, value in given.items() if name != "stages"}
+    sampler, names = parse_sampler(options, "sampler", OPTIONS), given["stages"]
+    made = {stage.name: stage for stage in sampler.stages}
+    if "dynatemp_range" in made:
+        made["temperature"] = made.pop("dynatemp_range")
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(made):
+        message = f"sampler.stages must name the active stages: {', '.join(sorted(made))}"
+        raise RequestError(400, "wrong_value", message)
+    try:
+        return Sampler(stages=[made[name] for name in names], seed=sampler.seed)
+    except ValueError as error:
+        raise RequestError(400, "wrong_value", f"sampler: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Continuation:
+    """A text to continue: ids, how many of them are the prompt, and the cancellation."""
+
+    model: LanguageModel
+    ids: list[int]
+    prompt_length: int
+    cancellation: Cancellation
+
+    def max_new_tokens(self, tokens: int) -> int:
+        """Return how many tokens fit the model's context, at most `tokens`."""
+        most = self.model.max_length
+        if most is None:
+            return tokens
+        check_length("text", len(self.ids), 1, most - 1)  # at least one token must fit
+        return min(tokens, most - len(self.ids))
+
+    def generated(self, name: str, sampler: Sampler | None, count: int) -> dict[str, Any]:
+        """Generate token by token, with a sampler or greedily."""
+        events: list[TokenEvent] = []
+        chooser = None if sampler is None else self._with_prompt_length(sampler)
+        for event in stream_generate(self.model, self.ids, chooser, max_new_tokens=count):
+            self.cancellation.check()
+            events.append(event)
+        tokens = [(e.token, e.log_prob, e.sampler_log_prob) for e in events]
+        return _path(name, tokens, ended=events[-1].finish_reason == "eos")
+
+    def _with_prompt_length(self, sampler: Sampler) -> Callable[..., Any]:
+        """Return the sampler with this prompt length; some penalties count only later tokens."""
+
+        def choose(*args: Any, **options: Any) -> Any:
+            return sampler(*args, **{**options, "prompt_length": self.prompt_length})
+
+        return choose
+
+    @torch.no_grad()
+    def beam(self, beams: int, count: int) -> dict[str, Any]:
+        """Return the best sequence of beam search, with the model's log-probabilities."""
+        found = beam_search(self.model, [self.ids], num_beams=beams, max_new_tokens=count)
+        self.cancellation.check()
+        best = found.best[0]
+        hidden, _ = self.model.hidden(torch.tensor([[*self.ids, *best[:-1]]]))
+        logits = self.model.head(hidden[0, len(self.ids) - 1 :]).double()
+        answers: Any = logits.ask(log_prob=torch.tensor(best))
+        tokens = [
+            (id, log_prob, None)
+            for id, log_prob in zip(best, answers.log_prob.tolist(), strict=True)
+        ]
+        return _path("beam", tokens, ended=best[-1] in self.model.eos_token_ids)
+
+
+def _path(
+    name: str, tokens: Sequence[tuple[int, float, float | None]], *, ended: bool
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "tokens": [
+            {
+                "id": id,
+                "log_prob": finite(log_prob),
+                "sampler_log_prob": None if drawn is None else finite(drawn),
+            }
+            for id, log_prob, drawn in tokens
+        ],
+        "log_prob": finite(sum(log_prob for _, log_prob, _ in tokens)),
+        "ended": ended,
+    }

@@ -1,0 +1,149 @@
+"""Exact integer answers: argmax, top-k, rank.
+
+A product in float32 can swap two tokens whose logits nearly agree. Each tracker reads the tiles of
+a sweep, keeps what the rounding error leaves undecided, and decides that in float64. The order is
+by float64 logit, largest first, and by lowest id among equals, whatever the tiles and the batch.
+
+A row whose logits hold a NaN, or only -inf, has no such order: its ids and ranks are -1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep.source import Source
+
+# Candidates kept beyond k. Eight places down the list the gap is far larger than rounding.
+_SPARE = 8
+
+
+class _Tracker:
+    """Base of both trackers: the source, its rows, and the error bound of a computed logit."""
+
+    def __init__(
+        self, source: Source, rows: Tensor, hiddens: tuple[Tensor, ...], max_bytes: int
+    ) -> None:
+        self.source, self.rows, self.max_bytes = source, rows, max_bytes
+        self.per_norm, self.relative, self.absolute = source.error_bounds(hiddens)
+
+    def logits(self, in_chunk: Tensor, ids: Tensor) -> Tensor:
+        """Return float64 logits of (row, token) pairs; rows counted within the chunk."""
+        return self.source.pairs(self.rows[in_chunk], ids, max_bytes=self.max_bytes)
+
+
+class TopK(_Tracker):
+    """Track the k largest logits of each row and their ids."""
+
+    def __init__(
+        self,
+        source: Source,
+        rows: Tensor,
+        hiddens: tuple[Tensor, ...],
+        max_bytes: int,
+        k: int,
+    ) -> None:
+        super().__init__(source, rows, hiddens, max_bytes)
+        self.k = k
+        self.kept = min(source.vocab, k + _SPARE)
+        # (rows, kept): in no order; the first `sizes` of each row are filled.
+        self.values = hiddens[0].new_full((len(rows), self.kept), -math.inf)
+        self.ids = rows.new_zeros(len(rows), self.kept)
+        self.sizes = torch.zeros(len(rows), dtype=torch.int32, device=rows.device)
+
+    def update(self, lo: int, z: Tensor) -> None:
+        """Update with a tile, (tokens, rows)."""
+        values, ids = z.topk(min(self.kept, z.shape[0]), dim=0)
+        filled = int(self.sizes[0]) if len(self.sizes) else 0
+        values = torch.cat([self.values[:, :filled], values.T], 1)
+        ids = torch.cat([self.ids[:, :filled], ids.T + lo], 1)
+        values, order = values.topk(min(self.kept, values.shape[1]), dim=1)
+        filled = values.shape[1]
+        self.values[:, :filled], self.ids[:, :filled] = values, ids.gather(1, order)
+        self.sizes.fill_(filled)
+
+    def answer(self, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values (rows, k) in float64 and ids (rows, k)."""
+        ids = self.ids.sort(dim=1).values
+        in_chunk = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+        exact = self.logits(in_chunk.reshape(-1), ids.reshape(-1)).view_as(ids)
+        values, ids = in_order(exact, ids, self.k)
+        for row in self._undecided(values).nonzero()[:, 0].tolist():
+            values[row], ids[row] = self._from_scratch(row)
+        return values, ids.masked_fill(no_order(lse), -1)
+
+    def _undecided(self, values: Tensor) -> Tensor:
+        """Return the rows whose k-th value might be below that of a token that was not kept."""
+        if self.kept == self.source.vocab:
+            return self.sizes < self.kept
+        last = self.values.amin(1).double()
+        margin = self.per_norm.double() * self.source.token_norms.max()
+        margin += self.relative * last.abs() + self.absolute
+        # A NaN is undecided.
+        return ~(last + margin < values[:, -1]) | (self.sizes < self.kept)
+
+    def _from_scratch(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return the top k by float64 logits of the whole vocabulary, for one row."""
+        all_ids = torch.arange(self.source.vocab, device=self.rows.device)
+        exact = self.logits(torch.full_like(all_ids, row), all_ids)
+        values, ids = in_order(exact[None], all_ids[None], self.k)
+        return values[0], ids[0]
+
+
+class Rank(_Tracker):
+    """Count the tokens before given ones: a larger logit, or an equal one and a lower id."""
+
+    def __init__(
+        self,
+        source: Source,
+        rows: Tensor,
+        hiddens: tuple[Tensor, ...],
+        max_bytes: int,
+        ids: Tensor,
+    ) -> None:
+        super().__init__(source, rows, hiddens, max_bytes)
+        self.ids = ids.T.contiguous()  # (K, rows), as all that follows
+        in_chunk = torch.arange(len(rows), device=ids.device).expand_as(self.ids)
+        self.exact = self.logits(in_chunk.reshape(-1), self.ids.reshape(-1)).view_as(self.ids)
+        self.score = self.exact.to(source.dtype)
+        self.slack = 2 * (self.relative * self.score.abs() + self.absolute)
+        self.counts = torch.zeros_like(self.ids)
+
+    def norms(self, lo: int, hi: int) -> Tensor:
+        """Return |w| of a tile's tokens."""
+        return self.source.token_norms[lo:hi]
+
+    def update(self, lo: int, z: Tensor) -> None:
+        """Update with a tile, (tokens, rows)."""
+        spread = self.per_norm * self.norms(lo, lo + z.shape[0])[:, None]
+        for k, (score, slack) in enumerate(zip(self.score, self.slack, strict=True)):
+            margin = spread + slack
+            ahead = z - score
+            self.counts[k] += (ahead > margin).sum(0)
+            # A NaN, as of -inf - -inf, is undecided.
+            token, row = (~((ahead > margin) | (ahead < -margin))).nonzero(as_tuple=True)
+            self.compare_exact(torch.full_like(token, k), token + lo, row)
+
+    def compare_exact(self, which: Tensor, token: Tensor, row: Tensor) -> None:
+        """Decide in float64 whether tokens come before the given ones."""
+        theirs = self.logits(row, token)
+        score, own = self.exact[which, row], self.ids[which, row]
+        before = (theirs > score) | ((theirs == score) & (token < own))
+        self.counts.index_put_((which, row), before.to(self.counts.dtype), accumulate=True)
+
+    def answer(self, lse: Tensor) -> Tensor:
+        """Return ranks (rows, K)."""
+        return self.counts.T.masked_fill(no_order(lse), -1)
+
+
+def no_order(lse: Tensor) -> Tensor:
+    """Return the rows with a NaN (then lse is NaN) or only -inf: (rows, 1)."""
+    return ~(lse > -math.inf)[:, None]
+
+
+def in_order(values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the first k by value, ids ascending among equals; `ids` must be sorted."""
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return values[:, :k], ids.gather(1, order)[:, :k]

@@ -1,0 +1,353 @@
+"""`SweptScores`: the logits hidden @ weight.T, answered tile by tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lmhead import checks
+from lmhead.scores import RowAnswers, Rows, Scores, TopRows
+from lmhead.scores.by_rows import kl_by_rows
+from lmhead.scores.protocol import Tile
+from lmhead.scores.row_loss import CrossEntropy
+from lmhead.sweep import autograd, decode
+from lmhead.sweep.filter import GradFilter
+from lmhead.sweep.plan import Plan
+from lmhead.sweep.pointwise import Pointwise
+from lmhead.sweep.questions import Questions
+from lmhead.sweep.source import Source
+
+
+@dataclass(frozen=True)
+class SweptScores(Scores):
+    """Rows of a linear layer: z = pointwise(Σ_i hiddens[i] @ weights[i].T + bias).
+
+    Attributes:
+        source: hidden states, weights, bias and elementwise map.
+        grad_filter: approximate gradients of losses; None for exact ones.
+        max_bytes: bound on temporary memory; None for 128 MiB.
+    """
+
+    source: Source
+    grad_filter: GradFilter | None = None
+    max_bytes: int | None = None
+
+    # Shape ---------------------------------------------------------------------------------------
+
+    @property
+    def n_rows(self) -> int:
+        """N."""
+        return self.source.rows
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.source.vocab
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64 for float64 weights, else float32."""
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all tensors."""
+        return self.source.device
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return hidden states, weights and the bias if there is one."""
+        s = self.source
+        return (*s.hiddens, *s.weights, *(() if s.bias is None else (s.bias,)))
+
+    def tensor_names(self) -> tuple[str, ...]:
+        """Return a name for each of `tensors()`."""
+        more = len(self.source.hiddens) - 1
+        low_rank = ("low-rank product",) * more
+        names = ("hidden state", *low_rank, "weight", *("low_rank_b",) * more)
+        return (*names, *(() if self.source.bias is None else ("bias",)))
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
+        """Return the same scores on other tensors."""
+        n = len(self.source.hiddens)
+        bias = tensors[2 * n] if len(tensors) > 2 * n else None
+        source = Source(tuple(tensors[:n]), tuple(tensors[n : 2 * n]), bias, self.source.pointwise)
+        return replace(self, source=source)
+
+    def select(self, rows: Rows) -> Self:
+        """Return some of the rows."""
+        return self._on(hiddens=tuple(h[rows] for h in self.source.hiddens))
+
+    def _on(self, **changes: object) -> Self:
+        return replace(self, source=replace(self.source, **changes))  # type: ignore[arg-type]
+
+    # Questions -----------------------------------------------------------------------------------
+
+    def answer(
+        self,
+        *,
+        logsumexp: bool = False,
+        entropy: bool = False,
+        picked: Tensor | None = None,
+        rank: Tensor | None = None,
+        top_k: int = 0,
+        kl_to: Scores | None = None,
+    ) -> RowAnswers:
+        """Answer by one sweep."""
+        swept = isinstance(kl_to, SweptScores) and kl_to.dtype == self.dtype
+        questions = Questions(
+            self.source,
+            other=kl_to.source if swept and isinstance(kl_to, SweptScores) else None,
+            entropy=entropy,
+            top_k=top_k,
+            ids=picked,
+            rank_ids=rank,
+            grad_filter=self.grad_filter,
+            max_bytes=self.max_bytes,
+        )
+        smooth = logsumexp or entropy or picked is not None or kl_to is not None
+        with torch.set_grad_enabled(smooth and torch.is_grad_enabled()):
+            sums, decisions = autograd.row_answers(questions)
+        kl = sums.kl if swept or kl_to is None else kl_by_rows(self, kl_to)
+        return RowAnswers(
+            sums.lse,
+            entropy=sums.entropy,
+            picked=sums.picked,
+            kl=kl,
+            top_values=decisions.top_values,
+            top_ids=decisions.top_ids,
+            ranks=decisions.ranks,
+        )
+
+    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
+        """Return the loss; with gradients and a reduction, three matrix products in all."""
+        bias = self.source.bias
+        weighted = loss.weighted(
+            self.vocab_size, self.dtype, None if bias is None else bias == -math.inf
+        )
+        questions = Questions(
+            self.source,
+            ids=None if weighted.ids is None else weighted.ids[:, None],
+            mix=weighted.mix,
+            soft=weighted.soft,
+            soft_weight=weighted.soft_weight,
+            active=weighted.active,
+            grad_filter=self.grad_filter,
+            max_bytes=self.max_bytes,
+        )
+        return loss.reduced(
+            weighted,
+            rows=lambda weights: weights.rows(autograd.row_answers(questions)[0]),
+            total=lambda weights: autograd.total_loss(questions, weights),
+            log_probs=lambda: self.dense().detach().double().log_softmax(1),
+        )
+
+    def columns(self, ids: Tensor) -> Tensor:
+        """Return the logits of token ids (K,), from K rows of the weight."""
+        s = self.source
+        bias = None if s.bias is None else s.bias[ids]
+        return replace(s, weights=tuple(w[ids] for w in s.weights), bias=bias).dense()
+
+    def dense(self) -> Tensor:
+        """Return all logits (N, V), by plain differentiable operations."""
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            with torch.autocast(self.device.type, enabled=False):
+                return self.source.dense()
+        s = self.source
+        x = s.linear_rows(slice(0, s.rows))
+        return s.pointwise.apply_(x if s.bias is None else x.add_(s.bias))
+
+    def tile(self, rows: Rows) -> Tile:
+        """Return some dense rows, to be differentiated by the caller."""
+        return _SweptTile(self.source, rows)
+
+    def explain(self) -> list[str]:
+        """Return products, tiles and bytes of an answer and of a loss."""
+        questions = Questions(self.source, max_bytes=self.max_bytes)
+        s = self.source
+        gflop = f"{2e-9 * s.rows * s.vocab * s.hidden_size:,.2f} GFLOP"
+        loss = questions.plan(retain=True)
+        return [
+            f"  an answer               1 product of {gflop}; {_cut(questions.plan())}",
+            f"  a loss with gradients   {3 if loss.retained else 4} products; {_cut(loss)}",
+        ]
+
+    # Decoding ------------------------------------------------------------------------------------
+
+    def top(self, k: int, *, lse: bool = True) -> TopRows:  # noqa: ARG002
+        """Return the k largest logits, their ids and the log-sum-exp: one sweep."""
+        with torch.no_grad():
+            questions = Questions(self.source, top_k=k, max_bytes=self.max_bytes)
+            sums, decisions = autograd.row_answers(questions)
+        return TopRows(decisions.top_values, decisions.top_ids, sums.lse)
+
+    def at(self, ids: Tensor) -> Tensor:
+        """Return the logits of token ids (N, K) in float64."""
+        rows = torch.arange(len(ids), device=self.device)[:, None].expand_as(ids).reshape(-1)
+        with torch.no_grad():
+            flat = self.source.pairs(rows, ids.reshape(-1))
+        return flat.reshape(ids.shape)
+
+    def row_logits(self) -> Tensor:
+        """Return all logits (N, V), each row computed independently of the others."""
+        return decode.row_logits(self.source)
+
+    def settled(self, z: Tensor, other: Tensor) -> Tensor:
+        """Return dense logits z (N, V) with those close to `other` replaced by float64 ones.
+
+        Close means that rounding could decide a comparison of the two.
+        """
+        s = self.source
+        with torch.no_grad():
+            per_row, relative, absolute = s.error_bounds(s.take(slice(0, s.rows)))
+            widest = sum(w.detach().norm(dim=1, dtype=s.dtype).amax() for w in s.weights)
+            step = 2 * torch.finfo(z.dtype).eps
+            margin = 2 * (per_row[:, None] * widest + absolute)
+            margin = margin + (relative + step) * torch.maximum(z.abs(), other.abs())
+            rows, ids = ((z - other).abs() <= margin).nonzero(as_tuple=True)
+            if len(rows) == 0:
+                return z
+            exact = s.pairs(rows, ids).to(z.dtype)
+            return z.index_put((rows, ids), exact)
+
+    # Operations that keep the kind ---------------------------------------------------------------
+
+    def times(self, factor: float) -> Self | None:
+        """Return the scores times a number."""
+        return self._on(pointwise=self.source.pointwise.times(factor))
+
+    def plus(self, term: float) -> Self | None:
+        """Return the scores plus a finite number."""
+        if not math.isfinite(term):
+            return None
+        return self._on(pointwise=self.source.pointwise.plus(term))
+
+    def tanh(self) -> Self | None:
+        """Return tanh of the scores; a map holds one tanh."""
+        bounded = self.source.pointwise.tanh()
+        return None if bounded is None else self._on(pointwise=bounded)
+
+    def plus_bias(self, bias: Tensor) -> Self | None:
+        """Return the scores plus a vector (V,), as part of the bias."""
+        pointwise, old = self.source.pointwise, self.source.bias
+        if pointwise.bounded or pointwise.scale == 0:
+            return None
+        added = bias / pointwise.scale
+        return self._on(bias=added if old is None else old + added)
+
+    def times_rows(self, factor: Tensor) -> Self | None:
+        """Return the scores times a factor per row, as part of the hidden states."""
+        pointwise, bias = self.source.pointwise, self.source.bias
+        if pointwise.bounded or pointwise.shift != 0.0:
+            return None
+        if bias is not None:
+            if factor.dim() > 0:
+                return None
+            bias = bias * factor
+        dtype = self.source.hiddens[0].dtype
+        hiddens = tuple(h * factor.to(dtype) for h in self.source.hiddens)
+        return self._on(hiddens=hiddens, bias=bias)
+
+    def mask(self, mask: Tensor) -> Self | None:
+        """Return the scores with -inf at the tokens of a mask (V,), as part of the bias."""
+        pointwise, bias = self.source.pointwise, self.source.bias
+        if pointwise.lipschitz == 0 or pointwise.scale * pointwise.outer < 0:
+            return None
+        if bias is None:
+            bias = self.source.hiddens[0].new_zeros(self.vocab_size)
+        return self._on(bias=bias.masked_fill(mask, -math.inf))
+
+    def token_range(self, tokens: slice) -> Self | None:
+        """Return the scores of a range of the vocabulary, on those rows of the weight."""
+        s = self.source
+        bias = None if s.bias is None else s.bias[tokens]
+        return self._on(weights=tuple(w[tokens] for w in s.weights), bias=bias)
+
+
+def linear_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pointwise: Pointwise,
+    *,
+    names: tuple[str, str] = ("hidden", "weight"),
+    grad_filter: GradFilter | None = None,
+    max_bytes: int | None = None,
+) -> SweptScores:
+    """Validate the tensors of a linear layer, and return its scores in autocast's dtype."""
+    hidden, weight = autocast(hidden, weight)
+    checks.check_hidden_and_weight(hidden, weight, names=names)
+    checks.check_vector("bias", bias, weight)
+    source = Source((hidden.reshape(-1, hidden.shape[-1]),), (weight,), bias, pointwise)
+    return SweptScores(source, grad_filter, max_bytes)
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors as `F.linear` would take them: in autocast's dtype where that is on."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        t.to(dtype)
+        if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64
+        else t
+        for t in tensors
+    )
+
+
+class _SweptTile(Tile):
+    """Rows of a linear layer; its gradients are two products, added up in place."""
+
+    def __init__(self, source: Source, rows: Rows) -> None:
+        self.source, self.rows = source, rows
+        tensors = (*source.hiddens, *source.weights, source.bias)
+        needed = any(t is not None and t.requires_grad for t in tensors)
+        with torch.no_grad():
+            x = source.linear_rows(self.rows)
+            if source.bias is not None:
+                x += source.bias
+        self.inputs = [x.requires_grad_()] if needed else []
+        with torch.enable_grad():
+            self.value = source.pointwise(x)
+            if source.bias is not None and bool((masked := source.bias == -math.inf).any()):
+                self.value = self.value.masked_fill(masked, -math.inf)  # no gradient there
+
+    def add(self, grads: Sequence[Tensor | None], into: list[Tensor | None]) -> None:
+        """Add the gradients of hidden states, weights and bias."""
+        if not grads or grads[0] is None:
+            return
+        s, g, n = self.source, grads[0], len(self.source.hiddens)
+        with torch.no_grad(), s.products():
+            for i, (hidden, weight) in enumerate(zip(s.hiddens, s.weights, strict=True)):
+                if hidden.requires_grad:
+                    total = _zeros(into, i, hidden, s.dtype)
+                    some = isinstance(self.rows, Tensor)
+                    part = total.new_zeros(len(g), total.shape[1]) if some else total[self.rows]
+                    for lo, hi in s.weight_ranges():
+                        part.addmm_(g[:, lo:hi], s.weight_tile(i, lo, hi))
+                    if isinstance(self.rows, Tensor):
+                        total.index_add_(0, self.rows, part)
+                if weight.requires_grad:
+                    to_weight = _zeros(into, n + i, weight, s.dtype)
+                    to_weight.addmm_(g.T, hidden[self.rows].detach().to(s.dtype))
+            if s.bias is not None and s.bias.requires_grad:
+                _zeros(into, 2 * n, s.bias, s.dtype).add_(g.sum(0))
+
+
+def _zeros(into: list[Tensor | None], place: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of gradients at a place, zeros at first."""
+    made = into[place]
+    if made is None:
+        made = into[place] = torch.zeros(like.shape, dtype=dtype, device=like.device)
+    return made
+
+
+def _cut(plan: Plan) -> str:
+    tiles = plan.n_chunks * plan.n_tiles
+    size = f"{plan.tile_tokens:,} tokens x {plan.chunk_rows:,} rows"
+    return f"{tiles:,} tiles of {size}; {plan.bytes:,} bytes"

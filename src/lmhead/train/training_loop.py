@@ -1,0 +1,387 @@
+"""`Trainer`: the training loop, from the batches of a task to checkpoints of a trained model.
+
+for each step:
+    set the learning rate
+    for each batch of the step: loss, backward; gradients add up
+    clip the gradient, AdamW
+    at intervals: log line, validation, sample text, checkpoint
+
+The losses of a step are divided by the number of targets in all its batches: `accumulate` batches
+of 4 rows give the gradient of one batch of 4 · accumulate rows, even if rows differ in length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from lmhead.models.checkpoint import checkpoint_of, steps_of
+from lmhead.progress import Progress
+from lmhead.train import checkpoints
+from lmhead.train.data_parallel import Ranks
+from lmhead.train.nonfinite import NonFiniteError, find_nonfinite, watch_outputs
+from lmhead.train.run_files import TrainError, os_errors_as_train_errors
+from lmhead.train.task import Task
+from lmhead.train.train_config import TrainConfig
+from lmhead.train.training_log import TrainingLog, draw_curve
+
+LOG, CURVE = "log.jsonl", "loss.png"
+_DRAW_EVERY = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        step: steps completed.
+        best_step, best_loss: step and loss of the best validation; None without validation.
+        checkpoint: folder of the last checkpoint.
+        signal: SIGINT, SIGTERM or SIGHUP if it ended the run early, else None.
+        seconds: time spent on steps.
+        tokens: targets trained on.
+    """
+
+    step: int
+    best_step: int | None
+    best_loss: float | None
+    checkpoint: Path
+    signal: int | None
+    seconds: float
+    tokens: int
+
+
+class Trainer:
+    """Train a task in a folder, from its last checkpoint if there is one.
+
+    Args:
+        task: what to learn.
+        config: the settings.
+        run: the folder, locked by the caller (see `run_files.locked`).
+        progress: where to report; None for standard error.
+        ranks: the processes that train together; None for this one only.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        run: Path,
+        progress: Progress | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.task, self.config, self.run_folder = task, config, run
+        self.ranks = Ranks() if ranks is None else ranks
+        self.progress = Progress(plain=True) if progress is None else progress
+        self.parameters = [p for p in task.model.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(task.model, config)
+        self.state = self.ranks.first_then_others(
+            lambda: checkpoints.restore_latest(run, task, self.optimizer, self.progress.print)
+        )
+        self._drawn = time.monotonic()
+
+    def run(self) -> Result:
+        """Train to the last step, or until SIGINT, SIGTERM or SIGHUP.
+
+        Validation is in the result of rank 0 only.
+        """
+        config, state = self.config, self.state
+        self.task.model.train()
+        with GracefulShutdown() as shutdown, self._open_log() as log:
+            while True:
+                stopped_by = int(max(self.ranks.gather_numbers(shutdown.signal or 0)))
+                if stopped_by or state.step >= config.steps:
+                    break
+                try:
+                    norm = self.step()
+                except NonFiniteError as error:  # the optimizer step was not taken
+                    self.ranks.on_first(lambda: self._save_last_good(log))
+                    raise TrainError(self._diverged(str(error))) from error
+                if log and self._report(log, norm):
+                    self._save(log)
+            if log:
+                self._save(log)  # writes nothing if the last step has its checkpoint
+                self._draw()
+        self.progress.close()
+        return Result(
+            step=state.step,
+            best_step=state.best_step,
+            best_loss=state.best_loss,
+            checkpoint=checkpoint_of(self.run_folder, state.step),
+            signal=stopped_by if state.step < config.steps else None,
+            seconds=state.seconds,
+            tokens=state.tokens,
+        )
+
+    @contextmanager
+    def _open_log(self) -> Iterator[TrainingLog | None]:
+        """Open the log on rank 0; None on the others, which write nothing."""
+        if not self.ranks.first:
+            yield None
+            return
+        with (
+            self._writing("the log"),
+            TrainingLog(self.run_folder / LOG, self.state.step) as log,
+        ):
+            yield log
+
+    def step(self) -> float:
+        """Take one optimizer step; return the gradient norm before clipping."""
+        config, state, task, ranks = self.config, self.state, self.task, self.ranks
+        start = time.perf_counter()
+        random_state = torch.get_rng_state()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(state.step, config)
+        batches = [task.batch(state.step, micro) for micro in range(config.accumulate)]
+        items = sum(task.items(batch) for batch in batches)
+        shards = [task.shard(batch, ranks.rank, ranks.size) for batch in batches]
+        ranks.seed_step(config.seed, state.step)
+        total = 0.0
+        for batch, shard in zip(batches, shards, strict=True):
+            if ranks.first or task.items(shard):
+                loss = task.loss(shard, items)
+            else:  # more ranks than rows: gradients of 0, so that all ranks have the same ones
+                loss = 0.0 * task.loss(task.shard(batch, 0, ranks.size), items)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        total = sum(ranks.gather_numbers(total))
+        ranks.sum_gradients(self.parameters)
+        norm = nn.utils.clip_grad_norm_(self.parameters, config.clip or math.inf).item()
+        if not math.isfinite(total) or not math.isfinite(norm):
+            torch.set_rng_state(random_state)
+            ranks.seed_step(config.seed, state.step)
+            causes = ranks.gather(find_nonfinite(task, shards, items))
+            torch.set_rng_state(random_state)  # that of the last good step
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteError(
+                f"the loss of step {state.step + 1} is {total:g} and the gradient norm {norm:g}: "
+                + next(filter(None, causes), "the sum of the gradients overflows")
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        seconds = self._plausible(time.perf_counter() - start)
+        state.step += 1
+        state.tokens += items
+        state.seconds += seconds
+        state.sums = [a + b for a, b in zip(state.sums, (total, 1, items, seconds), strict=True)]
+        return norm
+
+    def _plausible(self, seconds: float) -> float:
+        """Replace the duration of a step by the mean if the clock jumped (suspended machine)."""
+        mean = self.state.seconds / self.state.step if self.state.step else math.inf
+        return seconds if 0.0 <= seconds <= 60.0 + 100.0 * mean else min(mean, 60.0)
+
+    def _report(self, log: TrainingLog, norm: float) -> bool:
+        """Log and validate if due; return whether a checkpoint is due."""
+        config, state = self.config, self.state
+        step, last = state.step, state.step == config.steps
+        if step % config.log_every == 0 or last:
+            loss, speed = state.sums[0] / state.sums[1], state.sums[2] / max(state.sums[3], 1e-9)
+            log.write(
+                step=step,
+                loss=loss,
+                rate=learning_rate(step - 1, config),
+                norm=norm,
+                tokens=state.tokens,
+                tokens_per_second=round(speed, 1),
+                seconds=round(state.seconds, 3),
+            )
+            state.sums = [0.0] * 4
+            left = (config.steps - step) * state.seconds / step
+            self.progress(
+                f"step {step}/{config.steps}   loss {loss:.4f}   {speed:,.0f} tokens/s   "
+                f"{format_seconds(left)} left"
+            )
+        checkpoint_due = step % config.save_every == 0 or last
+        if config.eval_every and (step % config.eval_every == 0 or last):
+            checkpoint_due |= self._validate(log)
+        return checkpoint_due
+
+    def _validate(self, log: TrainingLog) -> bool:
+        """Validate and sample; return whether the validation loss is the lowest so far."""
+        state = self.state
+        with _evaluation(self.task.model):
+            metrics = self.task.validate()
+            if not math.isfinite(metrics.get("loss", 0.0)):
+                with watch_outputs(self.task.model) as nonfinite:
+                    self.task.validate()
+                raise TrainError(
+                    self._diverged(
+                        f"the validation loss of step {state.step} is {metrics['loss']:g}: "
+                        + (nonfinite[0] if nonfinite else "all module outputs are finite")
+                    )
+                )
+            text = self.task.sample()
+        if text:
+            log.write(step=state.step, sample=text)
+            self.progress.print(_quote(text))
+        if not metrics:
+            return False
+        log.write(step=state.step, valid=metrics)
+        best = state.best_loss is None or metrics["loss"] < state.best_loss
+        if best:
+            state.best_step, state.best_loss = state.step, metrics["loss"]
+        shown = "   ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.progress.print(
+            f"step {state.step}/{self.config.steps}   validation {shown}"
+            + ("   best so far" if best else "")
+        )
+        if time.monotonic() - self._drawn > _DRAW_EVERY:
+            self._draw()
+        return best
+
+    def _save(self, log: TrainingLog, *, keep_all: bool = False) -> Path:
+        """Write a checkpoint and delete old ones; refuse to save inf or NaN."""
+        state = self.state
+        nonfinite = checkpoints.nonfinite_tensor(self.task, self.optimizer)
+        if nonfinite is not None:
+            raise TrainError(self._diverged(f"after step {state.step}, {nonfinite} is not finite"))
+        with self._writing(f"the checkpoint of step {state.step}"):
+            log.sync()
+            settings = dataclasses.asdict(self.config)
+            saved = checkpoints.save(self.run_folder, self.task, self.optimizer, state, settings)
+            if not keep_all:
+                checkpoints.delete_old(self.run_folder, self.config.keep, state.best_step)
+        return saved
+
+    def _save_last_good(self, log: TrainingLog | None) -> None:
+        if log and checkpoints.nonfinite_tensor(self.task, self.optimizer) is None:
+            self._save(log, keep_all=True)
+
+    def _draw(self) -> None:
+        if self.config.curve:
+            with self._writing("the loss curve"):
+                draw_curve(self.run_folder / LOG, self.run_folder / CURVE)
+        self._drawn = time.monotonic()
+
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return os_errors_as_train_errors(
+            f"write {what} in {self.run_folder}",
+            lambda: f"{self._last()} Continue with: lmhead train --resume {self.run_folder}",
+        )
+
+    def _diverged(self, found: str) -> str:
+        return (
+            f"training has diverged: {found}. {self._last()} A new run with a lower "
+            "--learning-rate, a longer --warmup or a smaller --clip may help"
+        )
+
+    def _last(self) -> str:
+        steps = steps_of(self.run_folder)
+        if not steps:
+            return "There is no checkpoint yet."
+        return f"The last checkpoint, of step {steps[-1]}, is complete."
+
+
+class GracefulShutdown:
+    """Record SIGINT, SIGTERM or SIGHUP instead of stopping; a second SIGINT interrupts as usual.
+
+    Signals that are ignored (by nohup, say) stay ignored.
+
+    Attributes:
+        signal: the first signal received, else None.
+
+    >>> with GracefulShutdown() as shutdown:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     shutdown.signal == signal.SIGTERM
+    True
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> GracefulShutdown:
+        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)  # Windows has no SIGHUP
+                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._record)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _record(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Return the learning rate of a step (0 is the first): linear warm-up, then cosine decay.
+
+    warm-up   rate · (step + 1) / (warmup + 1)
+    decay     low + (rate - low) · (1 + cos(π · t)) / 2,  t from 0 to 1 at the last step
+
+    >>> config = TrainConfig(steps=10, warmup=3, learning_rate=1.0, min_learning_rate=0.1)
+    >>> [round(learning_rate(step, config), 2) for step in range(11)]
+    [0.25, 0.5, 0.75, 1.0, 0.96, 0.83, 0.65, 0.45, 0.27, 0.14, 0.1]
+    """
+    high, low = config.learning_rate, config.min_learning_rate
+    if step < config.warmup:
+        return high * (step + 1) / (config.warmup + 1)
+    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return low + (high - low) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
+    """Return AdamW with weight decay for matrices and none for vectors (biases, norms)."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration.
+
+    >>> format_seconds(5), format_seconds(65), format_seconds(3700)
+    ('0:05', '1:05', '1:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _quote(text: str) -> str:
+    r"""Indent generated text, with control characters replaced: a terminal would execute them.
+
+    >>> print(_quote("one\x1b[2J\ntwo"))
+      │ one�[2J
+      │ two
+    """
+    safe = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+    return "\n".join(f"  │ {line}" for line in safe.split("\n"))
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode without gradients; leave torch's random state unchanged."""
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        model.train()

@@ -1,0 +1,113 @@
+"""`FactoredHead`: the module around `Factors`, a replacement for `LMHead`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lmhead import checks
+from lmhead.eager import eager
+from lmhead.lazy import LazyLogits
+from lmhead.sampling.noise import FOR_FACTORS, make_keys, uniforms
+from lmhead.sweep import autocast
+from lmhead.vocab.factored_scores import FactoredScores
+from lmhead.vocab.factors import Factors
+
+
+class FactoredHead(nn.Module, ABC):
+    """A head whose distribution is a product of smaller ones; it answers as `LMHead` does.
+
+    Attributes:
+        hidden_size: D.
+        vocab_size: V.
+        max_bytes: bound on temporary memory; None for 128 MiB.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
+        super().__init__()
+        checks.check_integer("hidden_size", hidden_size, low=1)
+        checks.check_integer("vocab_size", vocab_size, low=1)
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+        self.max_bytes: int | None = None
+
+    @abstractmethod
+    def factors(self) -> Factors:
+        """Return the distribution with the parameters as they are now."""
+
+    @property
+    def in_features(self) -> int:
+        """D, as `nn.Linear` calls it."""
+        return self.hidden_size
+
+    @property
+    def out_features(self) -> int:
+        """V, as `nn.Linear` calls it."""
+        return self.vocab_size
+
+    @eager
+    def forward(self, hidden: Tensor) -> LazyLogits:
+        """Return log-probabilities of shape (..., V) that compute nothing until queried."""
+        scores = self.scores(hidden)
+        return LazyLogits.of(scores, hidden.shape[:-1], scores.hidden.dtype)
+
+    def scores(self, hidden: Tensor) -> FactoredScores:
+        """Return the scores of hidden states (..., D), as rows."""
+        factors = self.factors()
+        like = next((t for t in factors.tensors() if t.is_floating_point()), None)
+        taken = hidden
+        if isinstance(hidden, Tensor):
+            (taken,) = autocast(hidden)
+            if taken.dtype != hidden.dtype or (like is not None and autocast(like)[0] is not like):
+                factors = factors.map(lambda t: autocast(t)[0])
+                like = None if like is None else autocast(like)[0]
+        checks.check_hidden(taken, self.hidden_size, like)
+        return FactoredScores(factors, taken.reshape(-1, taken.shape[-1]))
+
+    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return log p of tokens, without the others: ids (...) or (..., K) give the same shape.
+
+        Equivalent to: head(hidden).ask(log_prob=ids).log_prob
+        """
+        answer: Tensor = self(hidden).ask(log_prob=ids).log_prob
+        return answer
+
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden: Tensor,
+        *,
+        seed: int | Sequence[int] | None = None,
+        position: int | Tensor = 0,
+    ) -> Tensor:
+        """Return a token for each hidden state, drawn step by step: (..., D) gives (...).
+
+        Args:
+            hidden: (..., D).
+            seed: an integer, or one per row: the same seed, position and hidden state give the
+                same token, in any batch. None takes new ones from torch's generator.
+            position: of the token in its text, one or one per row.
+
+        For temperature, top-p and so on give `head(hidden)` to a `Sampler`.
+        """
+        scores = self.scores(hidden)
+        n = scores.n_rows
+        if seed is None:
+            seeds: list[int] = torch.randint(-(2**63), 2**63 - 1, (n,)).tolist()
+        else:
+            seeds = [seed] * n if isinstance(seed, int) else list(seed)
+            if isinstance(seed, bool) or not all(type(one) is int for one in seeds):
+                raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
+        places = torch.as_tensor(position).reshape(-1).long()
+        for name, given in (("seed", len(seeds)), ("position", len(places))):
+            if given != n and not (name == "position" and given == 1):
+                raise ValueError(f"{name} must be a number or one per row, {n}; got {given}")
+        keys = make_keys(seeds, places.expand(n))
+
+        def uniform(i: int) -> Tensor:
+            ids = torch.full((n, 1), i, dtype=torch.int64)
+            return uniforms(keys, ids, FOR_FACTORS)[:, 0].to(scores.device)
+
+        return scores.draw(uniform).reshape(hidden.shape[:-1])

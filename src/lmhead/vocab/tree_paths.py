@@ -1,0 +1,183 @@
+"""The probability of a token as a product of decisions, and what follows from it.
+
+At a fork with c branches and rows w_1 .. w_{c-1}, the scores are z_i = w_i · h + b_i, and z_c = 0:
+
+    p(branch i | fork) = exp z_i / Σ_j exp z_j,      log p(token) = Σ_path log p(branch | fork)
+
+With two branches that is σ(z) for the first and σ(-z) for the second. All functions here take rows
+of hidden states (N, D), the weight (V - 1, D) and bias (V - 1,) of the forks; they are
+differentiable.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmhead.sweep import accumulation_dtype
+from lmhead.vocab.row_pairs import pair_products
+from lmhead.vocab.tree import Tree
+
+
+class Decided(NamedTuple):
+    """All branches of some forks, each for one hidden state.
+
+    Attributes:
+        start: (P,), where the branches of a fork begin.
+        log_p: (E,), log p(branch | fork), float64; at most 0.
+        child: (E,), the node that a branch leads to.
+        owner: (E,), whose branch it is: the place of the fork among those given.
+    """
+
+    start: Tensor
+    log_p: Tensor
+    child: Tensor
+    owner: Tensor
+
+
+class Forks(NamedTuple):
+    """The tree with the parameters of all decisions.
+
+    Attributes:
+        weight: (V - 1, D).
+        bias: (V - 1,) or None.
+        tree: whose forks they are.
+        sparse: whether the weight's gradient is sparse.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    tree: Tree
+    sparse: bool = False
+
+    def detach(self) -> Forks:
+        """Return the same, cut from the graph."""
+        bias = None if self.bias is None else self.bias.detach()
+        return self._replace(weight=self.weight.detach(), bias=bias)
+
+    def decide(self, hidden: Tensor, state: Tensor, fork: Tensor) -> Decided:
+        """Return the branches of `fork` (P,) for the hidden states `state` (P,)."""
+        tables = self.tree.on(hidden.device)
+        edge, owner, start = _spread(tables.start, fork)
+        child = tables.child[edge]
+        if self.tree.is_binary:
+            z = self._scores(hidden, state, fork)
+            log_p = torch.stack([F.logsigmoid(z), F.logsigmoid(-z)], 1).reshape(-1)
+            return Decided(start, log_p, child, owner)
+        row, of, _ = _spread(tables.first_row, fork)
+        z = self._scores(hidden, state[of], row)
+        # The last branch of a fork has no row: its score is 0.
+        place = torch.arange(len(row), device=row.device) + of
+        scores = torch.zeros_like(edge, dtype=z.dtype).index_copy(0, place, z)
+        return Decided(start, _log_softmax(scores, owner, len(fork)), child, owner)
+
+    def _scores(self, hidden: Tensor, state: Tensor, row: Tensor) -> Tensor:
+        z = pair_products(hidden, self.weight, state, row, sparse=self.sparse)
+        if self.bias is None:
+            return z
+        # The bias as products with 1: sums of its gradient are as good as those of the weight's.
+        one, first = self.bias.new_ones(1, 1), torch.zeros_like(row)
+        return z + pair_products(one, self.bias[:, None], first, row)
+
+    def token_log_prob(self, hidden: Tensor, state: Tensor, ids: Tensor) -> Tensor:
+        """Return log p of `ids` (M,) for the hidden states `state` (M,): (M,), float64.
+
+        O(log V) products each. Sums run from the root down, as in `all_log_probs`.
+        """
+        steps = self.tree.paths(ids)
+        decided = self.decide(hidden, state[steps.owner], steps.fork)
+        chosen = decided.log_p[decided.start + steps.branch]
+        return chosen.new_zeros(len(ids)).index_add(0, steps.owner, chosen)
+
+    def all_log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
+        """Return log p of every token, (N, V): one product with all rows, then sums."""
+        tree, tables = self.tree, self.tree.on(hidden.device)
+        log_p = self._edges(hidden, exact=exact)  # (E, N)
+        mass = log_p.new_zeros(1, len(hidden))  # of the forks of a level
+        made = []
+        for a, b in zip(tree.levels.tolist(), tree.levels.tolist()[1:], strict=False):
+            edges = slice(int(tree.start[a]), int(tree.start[b]))
+            child = tables.child[edges]
+            down = mass[tables.parent[child] - a] + log_p[edges]
+            made.append(down)
+            mass = down[child >= tree.vocab]
+        if not made:
+            return log_p.new_zeros(len(hidden), 1) + 0 * hidden.sum(1, keepdim=True).to(log_p)
+        ids = torch.empty_like(tables.child[: tree.vocab])
+        leaves = (tables.child < tree.vocab).nonzero()[:, 0]
+        ids[tables.child[leaves]] = leaves
+        return torch.cat(made)[ids].T
+
+    def sum_log_probs(self, hidden: Tensor, below: Tensor) -> Tensor:
+        """Return Σ_v m_v log p_v, (N,): Σ over branches of (Σ of m below) · log p(branch | fork).
+
+        `below` (nodes,) is what `masses_below` makes of m (V,). No sum down the tree is needed.
+        """
+        mass = below[self.tree.on(hidden.device).child]
+        log_p = self._edges(hidden)
+        if bool((mass == 0).any()):  # 0 · log 0 is 0
+            log_p = log_p.masked_fill((mass == 0)[:, None], 0.0)
+        return mass.to(log_p) @ log_p
+
+    def masses_below(self, mass: Tensor) -> Tensor:
+        """Return for every node the sum of `mass` (V,) over the tokens below: (nodes,), float64."""
+        tree, tables = self.tree, self.tree.on(mass.device)
+        total = torch.cat([mass.double(), mass.new_zeros(tree.forks, dtype=torch.float64)])
+        levels = tree.levels.tolist()
+        for a, b in zip(reversed(levels[:-1]), reversed(levels[1:]), strict=True):
+            child = tables.child[int(tree.start[a]) : int(tree.start[b])]
+            total.index_add_(0, tree.vocab + tables.parent[child], total[child])
+        return total
+
+    def _edges(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
+        """Return log p(branch | fork) of all branches, (E, N)."""
+        tree, n = self.tree, len(hidden)
+        rows = len(self.weight)
+        if exact:
+            row = torch.arange(rows, device=hidden.device).repeat_interleave(n)
+            state = torch.arange(n, device=hidden.device).repeat(rows)
+            z = pair_products(hidden, self.weight, state, row).reshape(rows, n)
+        else:
+            wide = accumulation_dtype(hidden.dtype)
+            z = self.weight.to(wide) @ hidden.to(wide).T
+        if self.bias is not None:
+            z = z + self.bias.to(z.dtype)[:, None]
+        if tree.is_binary:
+            return torch.stack([F.logsigmoid(z), F.logsigmoid(-z)], 1).reshape(2 * rows, n)
+        tables = tree.on(hidden.device)
+        owner = tables.parent[tables.child]
+        place = torch.arange(rows, device=z.device)
+        last = tables.start[1:] - 1
+        keep = torch.ones_like(owner, dtype=torch.bool).index_fill_(0, last, False)
+        scores = z.new_zeros(len(owner), n).index_copy(0, keep.nonzero()[:, 0], z[place])
+        return _log_softmax(scores, owner, tree.forks)
+
+
+def _spread(start: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the entries of some groups, one group after the other.
+
+    Group g has the entries start[g] to start[g + 1]. Gives the entries, the place in `which` of
+    each one's group, and where each group of `which` begins.
+    """
+    sizes = start[which + 1] - start[which]
+    begin = sizes.cumsum(0) - sizes
+    owner = torch.repeat_interleave(sizes)
+    entry = torch.arange(len(owner), device=which.device) + (start[which] - begin)[owner]
+    return entry, owner, begin
+
+
+def _log_softmax(scores: Tensor, owner: Tensor, groups: int) -> Tensor:
+    """Compute log-softmax within groups: scores (E, ...), owner (E,), ascending."""
+    shape = (groups, *scores.shape[1:])
+    index = owner.reshape(-1, *[1] * (scores.dim() - 1)).expand_as(scores)
+    most = (
+        scores.detach()
+        .new_full(shape, -torch.inf)
+        .scatter_reduce(0, index, scores.detach(), "amax")
+    )
+    shifted = scores - most[owner]
+    total = scores.new_zeros(shape).index_add(0, owner, shifted.exp())
+    return shifted - total.log()[owner]

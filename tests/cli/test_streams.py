@@ -1,0 +1,93 @@
+"""Closed, broken and full standard streams: one line at most, and the exit code of the command."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LMHEAD = f"{sys.executable} -m lmhead"
+full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+
+
+def shell(command: str, *, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["bash", "-c", command], input=stdin, capture_output=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["next {model} -", "score {model} -", "generate {model} -", "lens {model} -"],
+)
+def test_a_closed_standard_input_is_code_3(command: str, model: str) -> None:
+    done = shell(f"{LMHEAD} {command.format(model=model)} <&-")
+    assert done.returncode == 3
+    assert done.stderr == b"Error: standard input is closed.\n"
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("next {model} a --json", 0),
+        ("next {model} a --nonsense", 2),
+        ("next missing a", 3),
+        ("generate {model} a --screen -n 2 --json", 0),
+    ],
+)
+def test_a_closed_standard_error_changes_nothing_else(command: str, code: int, model: str) -> None:
+    line = f"{LMHEAD} {command.format(model=model)}"
+    closed, normal = shell(f"{line} 2>&-"), shell(line)
+    assert (closed.returncode, normal.returncode) == (code, code)
+    assert closed.stdout == normal.stdout
+    assert (closed.stdout == b"") == (code != 0)
+
+
+def test_all_streams_closed(model: str) -> None:
+    assert shell(f"{LMHEAD} next missing a <&- >&- 2>&-").returncode == 3
+    assert shell(f"{LMHEAD} next {model} a <&- >&- 2>&-").returncode == 0
+
+
+def test_an_error_message_that_cannot_be_written(model: str) -> None:
+    for command, code in ((f"next {model} a --nonsense", 2), ("next missing a", 3)):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run([*LMHEAD.split(), *command.split()], stderr=write, timeout=120)
+        os.close(write)
+        assert done.returncode == code
+
+
+@full
+@pytest.mark.parametrize("command", ["generate {model} a", "score {model} --text hello --json"])
+def test_a_full_disk(command: str, model: str) -> None:
+    done = shell(f"{LMHEAD} {command.format(model=model)} >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == b"Error: No space left on device\n"
+
+
+def test_a_pipe_given_as_a_file_is_read_once(model: str) -> None:
+    piped = shell(f"{LMHEAD} score {model} <(printf 'hello ab cab') --json")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == shell(f"{LMHEAD} score {model} - --json", stdin=b"hello ab cab").stdout
+
+
+def test_an_endless_prompt_ends(model: str) -> None:
+    done = shell(f"{LMHEAD} next {model} - </dev/zero")
+    assert done.returncode == 3
+    assert done.stderr == b"Error: standard input must have at most 16,777,216 characters.\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--threads 100000", b"100000 is not in the range 1<=x<=1024"),
+        ("--logit-bias 5=nan", b"the bias must be finite or -inf; got '5=nan'"),
+        ("--logit-bias 5=inf", b"the bias must be finite or -inf; got '5=inf'"),
+    ],
+)
+def test_values_that_cannot_work_are_usage_errors(options: str, message: bytes, model: str) -> None:
+    done = shell(f"{LMHEAD} next {model} a {options}")
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,30 @@
+"""2,000 damaged model files: `make fuzz` opens 100,000."""
+
+from itertools import count, islice
+
+import pytest
+
+from fuzz.corpus import SAMPLES
+from fuzz.run import failures, run_cases, summary
+from fuzz.worker import choose
+
+pytest.importorskip("gguf")
+
+
+def _seeds(first: int, number: int, *, slow: bool) -> list[int]:
+    return list(islice((s for s in count(first) if SAMPLES[choose(s)[0]].slow is slow), number))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_damaged_files_open_or_are_refused(part: int) -> None:
+    found = list(run_cases(_seeds(10_000 * part, 490, slow=False), workers=1, slow=False))
+    assert not failures(found), summary(found)
+    outcomes = {one["outcome"] for one in found}
+    assert outcomes == {"opened", "refused"}  # else the damage is too little or too much
+    assert len(found) == 490
+
+
+def test_damaged_files_that_transformers_opens() -> None:
+    pytest.importorskip("transformers")
+    found = list(run_cases(_seeds(0, 40, slow=True), workers=1))
+    assert not failures(found), summary(found)

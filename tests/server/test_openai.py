@@ -1,0 +1,545 @@
+"""`lmhead serve`, asked with OpenAI's own client: the library's tokens in OpenAI's formats."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from models import hf_folders
+from openai import OpenAI
+from tiny_models import tiny
+
+from lmhead.cli.cmd_serve import screened_model
+from lmhead.models import LanguageModel, open_model
+from lmhead.sampling import Sampler, generate
+from lmhead.server.app import API_LIMITS, create_api_app
+from lmhead.server.metrics import Metrics
+from server.asking import finish, listening
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}"
+    "{{ raise_exception('not so') }}{% endif %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>{% endif %}"
+)
+KEY = "secret-key"
+PROMPT = "hello ab"
+IDS = [1, 262, 98]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
+    folder = tmp_path_factory.mktemp("chat")
+    hf_folders.write(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return {"tiny": tiny(tmp_path_factory.mktemp("tiny")), "chat": open_model(str(folder))}
+
+
+@pytest.fixture(scope="module")
+def port(models: dict[str, LanguageModel]) -> Iterator[int]:
+    with listening(lambda hosts: create_api_app(models, hosts=hosts, key=KEY)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(port: int) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture
+def model(models: dict[str, LanguageModel]) -> LanguageModel:
+    return models["tiny"]
+
+
+def log_probs(model: LanguageModel, ids: list[int]) -> torch.Tensor:
+    """Log-probabilities (T, V) from dense float64 logits."""
+    with torch.no_grad():
+        hidden = model.hidden(torch.tensor([ids]))[0][0]
+    return (hidden.double() @ model.head.weight.double().T).log_softmax(-1)
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny", "chat"]
+    assert client.models.retrieve("chat").id == "chat"
+    with pytest.raises(openai.NotFoundError) as error:
+        client.models.retrieve("none")
+    assert error.value.code == "model_not_found"
+    assert error.value.param == "model"
+    assert error.value.type == "invalid_request_error"
+
+
+# --- completions ----------------------------------------------------------------------------------
+
+
+def test_greedy(client: OpenAI, model: LanguageModel) -> None:
+    want = generate(model, PROMPT, max_new_tokens=12)
+    for prompt in (PROMPT, list(want.prompt_ids)):
+        found = client.completions.create(model="tiny", prompt=prompt, max_tokens=12, temperature=0)
+        (choice,) = found.choices
+        assert (choice.text, choice.finish_reason) == (want.text, "length")
+        assert choice.logprobs is None
+        assert found.usage is not None
+        assert found.usage.completion_tokens == 12
+        assert found.usage.prompt_tokens == len(want.prompt_ids)
+        assert found.usage.total_tokens == 12 + len(want.prompt_ids)
+        assert (found.object, found.model) == ("text_completion", "tiny")
+
+
+def test_a_seed_gives_the_librarys_tokens(client: OpenAI, model: LanguageModel) -> None:
+    options: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.5}
+    want = [
+        generate(
+            model,
+            PROMPT,
+            Sampler(**options, order="vllm", seed=seed, eos_token_id=list(model.eos_token_ids)),
+            max_new_tokens=10,
+        ).text
+        for seed in (7, 8, 9)
+    ]
+    assert len(set(want)) == 3
+    arguments: dict[str, Any] = {"model": "tiny", "max_tokens": 10, "seed": 7, **options}
+    found = client.completions.create(prompt=PROMPT, n=3, **arguments)
+    assert [choice.text for choice in found.choices] == want
+    several = client.completions.create(prompt=["cab", PROMPT], n=2, **arguments)
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in several.choices[2:]] == want[:2]
+
+
+def test_without_a_seed_texts_differ(client: OpenAI) -> None:
+    texts = {
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=10).choices[0].text
+        for _ in range(4)
+    }
+    assert len(texts) > 1
+
+
+def test_every_sampler_option_is_a_field(client: OpenAI, model: LanguageModel) -> None:
+    sampler = Sampler(min_p=0.2, typical_p=0.9, top_k=5, order="llama.cpp", seed=3)
+    want = generate(model, PROMPT, sampler, max_new_tokens=8).text
+    extra = {"min_p": 0.2, "typical_p": 0.9, "top_k": 5, "order": "llama.cpp"}
+    found = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=8, seed=3, extra_body=extra
+    )
+    assert found.choices[0].text == want
+
+
+def test_logit_bias_and_stop(client: OpenAI, model: LanguageModel) -> None:
+    want = generate(model, PROMPT, max_new_tokens=12)
+    first = want.tokens[0]
+    banned = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=1, temperature=0, logprobs=1,
+        logit_bias={str(first): -100},
+    )  # fmt: skip
+    assert banned.choices[0].text != want.text[:1]
+    stop = want.text[3:5]
+    found = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stop=[stop, "never"]
+    )
+    assert found.choices[0].text == want.text[: want.text.index(stop)]
+    assert found.choices[0].finish_reason == "stop"
+
+
+def test_log_probabilities(client: OpenAI, model: LanguageModel) -> None:
+    want = generate(model, IDS, max_new_tokens=5)
+    found = client.completions.create(
+        model="tiny", prompt=IDS, max_tokens=5, temperature=0, logprobs=3
+    )
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None
+    truth = log_probs(model, [*IDS, *want.tokens])[len(IDS) - 1 : -1]
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.token_logprobs == pytest.approx(
+        truth.gather(1, torch.tensor(want.tokens)[:, None])[:, 0].tolist(), abs=1e-4
+    )
+    for row, top in enumerate(logprobs.top_logprobs):
+        assert sorted(top.values(), reverse=True) == pytest.approx(
+            truth[row].topk(3).values.tolist(), abs=1e-4
+        )
+        assert logprobs.tokens is not None
+        assert logprobs.tokens[row] == max(top, key=lambda token: top[token])
+
+
+def test_echo_scores_the_prompt(client: OpenAI, model: LanguageModel) -> None:
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode("hello ab 你 cab")
+    ids += generate(model, ids, max_new_tokens=3).tokens
+    truth = log_probs(model, ids)[:-1]
+    for count in (0, 1):
+        found = client.completions.create(
+            model="tiny", prompt=ids, max_tokens=count, temperature=0, logprobs=1, echo=True
+        )
+        (choice,) = found.choices
+        assert choice.text.startswith("hello ab 你 cab")
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert choice.logprobs.top_logprobs is not None
+        assert len(choice.logprobs.token_logprobs) == len(ids) + count
+        assert choice.logprobs.token_logprobs[:1] == [None]
+        want = truth.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        assert choice.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(want, abs=1e-4)
+        best = [max(top.values()) for top in choice.logprobs.top_logprobs[1 : len(ids)]]
+        assert best == pytest.approx(truth.max(-1).values.tolist(), abs=1e-4)
+        # As lm-evaluation-harness tells whether a continuation is the greedy one.
+        greedy = [a == b for a, b in zip(choice.logprobs.token_logprobs[1:], best, strict=False)]
+        assert greedy == (truth.argmax(-1) == torch.tensor(ids[1:])).tolist()
+        assert choice.finish_reason == "length"
+        assert found.usage is not None
+        assert found.usage.completion_tokens == count
+
+
+def test_certified_decode_gives_the_same_tokens(models: dict[str, LanguageModel]) -> None:
+    model = models["tiny"]
+    screened = {"tiny": screened_model(model)}
+    assert model.head.screened is None
+    calls: list[int] = []
+    copy: Any = screened["tiny"].head.screened
+    with (
+        listening(lambda hosts: create_api_app(models, hosts=hosts, screened=screened)) as port,
+        OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for options in ({"temperature": 0}, {"seed": 4, "top_p": 0.8}):
+            texts = []
+            for certified in (False, True):
+                found = client.completions.create(
+                    model="tiny", prompt=PROMPT, max_tokens=9, **options,
+                    extra_body={"certified": certified},
+                )  # fmt: skip
+                texts.append(found.choices[0].text)
+                calls.append(copy.report.choices)
+            assert texts[0] == texts[1]
+        assert calls == [0, 9, 9, 18]
+        for body, message in (
+            ({"model": "chat", "certified": True}, "started with --screen"),
+            ({"model": "tiny", "certified": True, "logprobs": 1}, "cannot be combined"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=message):
+                client.completions.create(prompt="a", model="", extra_body=body)
+
+
+def test_prompt_logprobs(client: OpenAI, model: LanguageModel) -> None:
+    found = client.completions.create(
+        model="tiny", prompt=IDS, max_tokens=1, extra_body={"prompt_logprobs": 2}
+    )
+    extra = found.choices[0].model_extra
+    assert extra is not None
+    first, *rest = extra["prompt_logprobs"]
+    assert first is None
+    truth = log_probs(model, IDS)
+    for row, (id, entry) in enumerate(zip(IDS[1:], rest, strict=True)):
+        rank = int((truth[row] > truth[row, id]).sum()) + 1
+        assert entry[str(id)]["rank"] == rank
+        assert entry[str(id)]["logprob"] == pytest.approx(float(truth[row, id]), abs=1e-4)
+        assert len(entry) == 2 + (rank > 2)
+
+
+def test_streaming_gives_the_same(client: OpenAI) -> None:
+    arguments: dict[str, Any] = {
+        "model": "tiny", "prompt": [PROMPT, "cab"], "max_tokens": 9, "seed": 5, "n": 2,
+        "logprobs": 2, "echo": True, "stop": "z",
+    }  # fmt: skip
+    whole = client.completions.create(**arguments)
+    texts, tokens, offsets = [""] * 4, [[] for _ in range(4)], [[] for _ in range(4)]  # type: ignore[var-annotated]
+    reasons: dict[int, str] = {}
+    usage = None
+    for chunk in client.completions.create(
+        **arguments, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = chunk.usage or usage
+        for part in chunk.choices:
+            texts[part.index] += part.text
+            assert part.logprobs is not None
+            tokens[part.index] += list(part.logprobs.tokens or [])
+            offsets[part.index] += list(part.logprobs.text_offset or [])
+            if part.finish_reason:
+                reasons[part.index] = part.finish_reason
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices if choice.logprobs]
+    assert offsets == [choice.logprobs.text_offset for choice in whole.choices if choice.logprobs]
+    assert [reasons[i] for i in range(4)] == [choice.finish_reason for choice in whole.choices]
+    assert usage == whole.usage
+
+
+def test_the_stream_ends_with_done(port: int) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 2, "stream": True, "model": "tiny"}
+    headers = {"authorization": f"Bearer {KEY}"}
+    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert all(line.startswith("data: ") for line in response.text.strip().split("\n\n"))
+
+
+# --- chat -----------------------------------------------------------------------------------------
+
+
+def test_chat(client: OpenAI, models: dict[str, LanguageModel]) -> None:
+    model = models["chat"]
+    assert model.chat is not None
+    messages: list[Any] = [{"role": "user", "content": "what a thing"}]
+    want = generate(model, model.chat.encode(messages), max_new_tokens=6)
+    arguments: dict[str, Any] = {"model": "chat", "max_tokens": 6, "temperature": 0}
+    found = client.chat.completions.create(messages=messages, **arguments)
+    (choice,) = found.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", want.text)
+    assert (found.object, choice.logprobs) == ("chat.completion", None)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "what a thing"}]}]
+    again = client.chat.completions.create(messages=parts, **arguments)  # type: ignore[arg-type]
+    assert again.choices[0].message == choice.message
+
+
+def test_chat_streaming_and_log_probabilities(client: OpenAI) -> None:
+    arguments: dict[str, Any] = {
+        "model": "chat",
+        "messages": [{"role": "user", "content": "what"}],
+        "max_completion_tokens": 5,
+        "seed": 1,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    whole = client.chat.completions.create(**arguments).choices[0]
+    assert whole.logprobs is not None
+    entries = whole.logprobs.content
+    assert entries
+    for entry in entries:
+        assert len(entry.top_logprobs) == 2
+        assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
+        assert entry.top_logprobs[0].logprob >= entry.logprob - 1e-9
+    text, role = "", None
+    streamed: list[Any] = []
+    for chunk in client.chat.completions.create(**arguments, stream=True):
+        (part,) = chunk.choices
+        role = role or part.delta.role
+        text += part.delta.content or ""
+        streamed += (part.logprobs.content or []) if part.logprobs else []
+    assert (text, role) == (whole.message.content, "assistant")
+    assert streamed == entries
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 100, "prompt": ["a", "b"]}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": [[1, "a"]]}, "prompt"),
+        ({"prompt": [1, 300]}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": [5] * 65}, "prompt"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"seed": 1.5}, "seed"),
+        ({"logit_bias": {"300": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"x": 1}}, "stream_options"),
+        ({"suffix": "end"}, "suffix"),
+        ({"tools": []}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"min_p": 2}, "min_p"),
+        ({"order": "other"}, "order"),
+        ({"suppress_tokens": [300]}, "suppress_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_field_is_named(body: dict[str, Any], param: str, stream: bool, port: int) -> None:
+    asked = {"model": "tiny", "prompt": "a", "stream": stream, **body}
+    response = httpx.post(
+        f"http://127.0.0.1:{port}/v1/completions",
+        content=json.dumps(asked),
+        headers={"authorization": f"Bearer {KEY}", "content-type": "application/json"},
+    )
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+
+
+def test_errors_are_the_clients_exceptions(client: OpenAI, port: int) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 64") as error:
+        client.completions.create(model="tiny", prompt=[5] * 65)
+    assert error.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}])
+    with pytest.raises(openai.BadRequestError, match="not so"):
+        client.chat.completions.create(model="chat", messages=[{"role": "system", "content": "no"}])
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="none", prompt="a")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="tiny", input="a")
+    stranger = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError), stranger:
+        stranger.models.list()
+
+
+def test_other_pages_cannot_ask(port: int) -> None:
+    url, body = f"http://127.0.0.1:{port}/v1/completions", {"prompt": "a"}
+    for headers in (
+        {"origin": "http://evil.example"},
+        {"host": "evil.example"},
+        {"sec-fetch-site": "cross-site"},
+    ):
+        headers = {"authorization": f"Bearer {KEY}", **headers}
+        assert httpx.post(url, json=body, headers=headers).status_code in (403, 421)
+
+
+# --- many at once, and clients that leave ---------------------------------------------------------
+
+
+def test_fifty_streams_at_once_are_those_of_one(port: int, model: LanguageModel) -> None:
+    want = [
+        generate(
+            model, PROMPT, Sampler(order="vllm", seed=seed, eos_token_id=[2]), max_new_tokens=12
+        ).text
+        for seed in range(50)
+    ]
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+
+    async def one(client: openai.AsyncOpenAI, seed: int) -> str:
+        text = ""
+        stream = await client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=12, seed=seed, stream=True
+        )
+        async for chunk in stream:
+            first.setdefault(seed, time.monotonic())
+            last[seed] = time.monotonic()
+            text += chunk.choices[0].text
+        return text
+
+    async def main() -> list[str]:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+            return await asyncio.gather(*(one(client, seed) for seed in range(50)))
+
+    assert finish(main()) == want
+    assert max(first.values()) < max(last.values()), "a stream starts before all others have ended"
+
+
+class SlowBody:
+    """A body that waits in every call, and counts them."""
+
+    def __init__(self, model: LanguageModel, seconds: float) -> None:
+        self.model, self.seconds, self.calls = model, seconds, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        time.sleep(self.seconds)
+        return self.model.body(*args)
+
+
+def test_a_client_that_leaves_ends_the_work(model: LanguageModel) -> None:
+    slow = SlowBody(model, 0.02)
+    slowed = replace(model, body=slow, max_length=10_000)
+    with listening(lambda hosts: create_api_app({"slow": slowed}, hosts=hosts)) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            asked: dict[str, Any] = {"model": "slow", "prompt": PROMPT, "max_tokens": 5000}
+            with client.completions.create(**asked, stream=True) as stream:
+                assert next(stream).choices[0].finish_reason is None
+            with pytest.raises(openai.APITimeoutError):
+                client.completions.create(**asked, timeout=0.3)
+            time.sleep(0.3)
+            calls = slow.calls
+            time.sleep(0.3)
+            assert slow.calls == calls, "no work goes on"
+            assert client.completions.create(**(asked | {"max_tokens": 1})).choices
+
+
+def test_too_many_requests(model: LanguageModel) -> None:
+    slowed = replace(model, body=SlowBody(model, 0.05), max_length=10_000)
+    limits = replace(API_LIMITS, waiting=1)
+    with listening(lambda hosts: create_api_app({"m": slowed}, hosts=hosts, limits=limits)) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            stream = client.completions.create(
+                model="m", prompt=PROMPT, max_tokens=500, stream=True
+            )
+            with pytest.raises(openai.RateLimitError) as error:
+                client.completions.create(model="m", prompt=PROMPT)
+            assert int(error.value.response.headers["retry-after"]) >= 1
+            stream.close()
+
+
+def test_a_deadline_ends_a_stream_with_an_error(model: LanguageModel) -> None:
+    slowed = replace(model, body=SlowBody(model, 0.05), max_length=10_000)
+    limits = replace(API_LIMITS, seconds=0.4)
+    with listening(lambda hosts: create_api_app({"m": slowed}, hosts=hosts, limits=limits)) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            asked: dict[str, Any] = {"model": "m", "prompt": PROMPT, "max_tokens": 500}
+            stream = client.completions.create(**asked, stream=True)
+            with pytest.raises(openai.APIError, match="no answer within"):
+                list(stream)
+
+
+# --- tokenizer, health, metrics -------------------------------------------------------------------
+
+
+def test_tokenizer_and_metrics(port: int, model: LanguageModel) -> None:
+    assert model.tokenizer is not None
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+        found = client.post("/tokenize", json={"model": "tiny", "prompt": PROMPT}).json()
+        ids = model.tokenizer.encode(PROMPT)
+        assert found == {"tokens": ids, "count": len(ids), "max_model_len": 64}
+        text = client.post("/detokenize", json={"model": "tiny", "tokens": ids}).json()
+        assert text == {"prompt": model.tokenizer.decode(ids)}
+        info = client.get("/tokenizer_info?model=chat").json()
+        assert info["chat_template"] == TEMPLATE
+        assert client.get("/health").json()["status"] == "ok"
+        lines = client.get("/metrics").text.splitlines()
+        again = client.get("/metrics").text.splitlines()
+        assert client.get("/nothing").status_code == 404
+
+    def value(lines: list[str], name: str) -> float:
+        return float(next(line for line in lines if line.startswith(name)).split()[-1])
+
+    assert value(lines, 'lmhead_requests_total{path="/health",status="200"}') >= 1
+    scraped = 'lmhead_requests_total{path="/metrics",status="200"}'
+    assert value(again, scraped) >= 1
+    assert value(lines, "lmhead_prompt_tokens_total") >= 0
+    assert value(lines, "lmhead_requests_running") >= 0
+
+
+def test_metrics_have_a_bounded_number_of_lines() -> None:
+    from lmhead.server.guard import RequestRecord
+
+    metrics = Metrics()
+    metrics.paths = frozenset({"/health"})
+    for path in ("/health", "/a", "/b"):
+        metrics.add(RequestRecord("-", "GET", path, 404, 0.5))
+    text = metrics.text(running=0)
+    assert 'lmhead_requests_total{path="other",status="404"} 2' in text
+    assert "lmhead_request_seconds_total 1.5" in text
+
+
+def test_threads_end_with_the_server(models: dict[str, LanguageModel]) -> None:
+    before = threading.active_count()
+    with listening(lambda hosts: create_api_app(models, hosts=hosts)) as port:
+        httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"model": "tiny", "prompt": "a"})
+    time.sleep(0.2)
+    assert threading.active_count() <= before

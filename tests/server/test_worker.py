@@ -1,0 +1,104 @@
+"""One worker: one job at a time, a bounded queue, deadlines, and jobs that nobody waits for."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from lmhead.server.request_limits import Limits
+from lmhead.server.worker import Cancellation, Cancelled, QueueFull, Worker
+from server.asking import finish
+
+
+def test_jobs_run_one_after_another() -> None:
+    running, most = 0, 0
+
+    def job(_: Cancellation) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.005)
+        running -= 1
+        return 7
+
+    async def main() -> list[int]:
+        worker = Worker(Limits(waiting=5))
+        return await asyncio.gather(*(worker.run(job) for _ in range(5)))
+
+    assert finish(main()) == [7] * 5
+    assert most == 1
+
+
+def test_who_comes_too_many_is_told_when_to_come_again() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        worker = Worker(Limits(waiting=2))
+        tasks = [asyncio.ensure_future(worker.run(lambda _: release.wait(5))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull) as busy:
+            await worker.run(lambda _: True)
+        assert busy.value.seconds >= 1
+        release.set()
+        assert all(await asyncio.gather(*tasks))
+        await asyncio.sleep(0.01)
+        assert worker.waiting == 0
+        assert await worker.run(lambda _: 3) == 3
+
+    finish(main())
+
+
+def test_a_job_that_takes_too_long_is_given_up_and_told() -> None:
+    told = threading.Event()
+
+    def job(cancellation: Cancellation) -> None:
+        try:
+            while True:
+                cancellation.check()
+                time.sleep(0.001)
+        except Cancelled:
+            told.set()
+            raise
+
+    async def main() -> None:
+        worker = Worker(Limits(seconds=0.05))
+        with pytest.raises(TimeoutError):
+            await worker.run(job)
+        assert await asyncio.to_thread(told.wait, 2)
+        await asyncio.sleep(0.01)
+        assert worker.waiting == 0
+
+    finish(main())
+
+
+def test_a_waiting_job_whose_asker_left_is_never_begun() -> None:
+    release, began = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        worker = Worker(Limits())
+        first = asyncio.ensure_future(worker.run(lambda _: release.wait(5)))
+        second = asyncio.ensure_future(worker.run(lambda _: began.set()))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await asyncio.sleep(0.01)
+        assert worker.waiting == 1
+        release.set()
+        await first
+        assert await worker.run(lambda _: 1) == 1
+
+    finish(main())
+    assert not began.is_set()
+
+
+def test_an_error_of_a_job_arrives_and_the_worker_goes_on() -> None:
+    def job(_: Cancellation) -> None:
+        raise KeyError("x")
+
+    async def main() -> None:
+        worker = Worker(Limits())
+        with pytest.raises(KeyError):
+            await worker.run(job)
+        assert await worker.run(lambda _: 1) == 1
+
+    finish(main())

@@ -1,0 +1,163 @@
+"""Data-parallel training with torchrun: the same run for any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lmhead.models.checkpoint import steps_of
+from lmhead.train import TrainConfig, resume, train
+from lmhead.train.data_parallel import Ranks
+from train.runs import fingerprint, history, latest, quiet, small
+from train.test_kill import TESTS, options
+from train.test_training_loop import Stopper
+from train.test_translation import small as translation
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of data_parallel_worker.py."""
+    folder = tmp_path_factory.mktemp("ranks")
+    begun = train(small(folder, dropout=0.0), folder / "more", progress=Stopper(6, signal.SIGTERM))
+    assert begun.step == 6
+    translation(folder)  # writes its pairs
+    worker = str(TESTS / "train" / "data_parallel_worker.py")
+    done = subprocess.run(
+        [*TORCHRUN, f"--nproc-per-node={request.param}", worker, str(folder)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def assert_same_curve(run: Path, other: Path) -> None:
+    ours, theirs = history(run), history(other)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for mine, line in zip(ours, theirs, strict=True):
+        for name in ("loss", "rate", "norm", "tokens"):
+            assert (name in mine) == (name in line)
+            if name in mine:
+                np.testing.assert_allclose(mine[name], line[name], rtol=1e-4)
+        if "valid" in mine:
+            np.testing.assert_allclose(mine["valid"]["loss"], line["valid"]["loss"], rtol=1e-4)
+
+
+def single(folder: Path, config: TrainConfig) -> Path:
+    train(config, folder / "single", progress=quiet())
+    return folder / "single"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("text", {}),
+        ("one-row", {"batch": 1}),
+        ("sampled", {"head": "sampled", "samples": 10, "tokenizer": "words", "vocab_size": 40}),
+        ("adaptive", {"head": "adaptive", "samples": 10, "tokenizer": "words", "vocab_size": 40}),
+    ],
+)
+def test_the_loss_curve_of_one_process(
+    runs: Path, tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    expected = single(tmp_path, small(tmp_path, dropout=0.0, **changes))
+    assert_same_curve(runs / name, expected)
+    ours, theirs = (load_file(latest(run) / "model.safetensors") for run in (runs / name, expected))
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-2, atol=1e-4)
+
+
+def test_translation(runs: Path, tmp_path: Path) -> None:
+    assert_same_curve(runs / "translation", single(tmp_path, translation(tmp_path, dropout=0.0)))
+
+
+def test_a_stopped_run_is_bit_identical_with_as_many_ranks(runs: Path) -> None:
+    """SIGTERM reached rank 0 only; dropout differs between ranks, but not between runs."""
+    assert fingerprint(latest(runs / "stopped")) == fingerprint(latest(runs / "dropout"))
+    assert history(runs / "stopped") == history(runs / "dropout")
+
+
+def test_a_run_resumes_with_fewer_and_with_more_ranks(runs: Path, tmp_path: Path) -> None:
+    expected = single(tmp_path, small(tmp_path, dropout=0.0))
+    assert steps_of(runs / "more")[-1] == 12
+    assert_same_curve(runs / "more", expected)
+    if steps_of(runs / "fewer")[-1] == 6:
+        resume(runs / "fewer", progress=quiet())
+    assert_same_curve(runs / "fewer", expected)
+
+
+def test_nan_on_one_rank_stops_all(runs: Path) -> None:
+    error = (runs / "error-0").read_text()
+    assert "the loss of step 5 is nan" in error
+    assert "first in the loss of batch 2 of 2; its hidden states are finite" in error
+    assert "The last checkpoint, of step 4, is complete" in error
+    assert steps_of(runs / "diverged") == [4]
+
+
+def test_one_rank_is_no_different() -> None:
+    """Without torchrun nothing is sent, and the random state is left alone."""
+    ranks = Ranks()
+    state = torch.get_rng_state()
+    ranks.seed_step(0, 0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert ranks.gather("a") == ["a"]
+    assert ranks.on_first(lambda: 7) == 7
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    ranks.sum_gradients([parameter])
+    assert parameter.grad.tolist() == [1.0, 1.0]
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill one", "stop all"])
+def test_ending_the_command_leaves_a_usable_run(tmp_path: Path, number: int) -> None:
+    out = tmp_path / "run"
+    command = [*TORCHRUN, "--nproc-per-node=2", "-m", "lmhead", "train"]
+    settings = [*small(tmp_path).corpus, *options(10**6), "--out", str(out)]
+    process = subprocess.Popen(
+        [*command, *settings], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 20/"):
+            break
+    workers = children(process.pid)
+    assert len(workers) == 2
+    os.kill(workers[1] if number == signal.SIGKILL else process.pid, number)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode != 0
+    deadline = time.monotonic() + 30
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, workers)), said
+    step = steps_of(out)[-1]
+    assert step >= 10
+    assert resume(out, {"steps": step + 2}, progress=quiet()).step == step + 2

@@ -1,0 +1,135 @@
+"""Peak memory of a snippet, forward and backward, in a fresh process.
+
+    python tests/zoo/measure_memory.py                 ten snippets at N = 4096, V = 131072, D = 64
+    python tests/zoo/measure_memory.py trl-gkd_jsd     one of them, or any other
+
+The bound is `max_bytes` plus the results, the gradients and whatever full-size input the snippet
+asks for. The dense logits alone would take 2 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+if str(TESTS) not in sys.path:
+    sys.path.insert(0, str(TESTS))
+
+TEN = [
+    "trl-grpo_temperature_in_place",
+    "trl-selective_log_softmax_loop",
+    "trl-entropy_from_logits_split",
+    "trl-gkd_jsd_per_token",
+    "trl-sft_token_accuracy",
+    "verl-temperature_per_row_in_place",
+    "openrlhf-knowledge_distillation",
+    "transformers-label_smoother",
+    "losses-focal_loss_by_probabilities",
+    "decoding-rank_of_the_target",
+]
+MIB = 2**20
+# Thread pools, the allocator, autograd's nodes, and chunks that are a little too large.
+SLACK = 32 * MIB
+LIMIT = 4096 * MIB
+
+
+def status(field: str) -> int:
+    """VmRSS or VmHWM in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise LookupError(field)
+
+
+def measure(name: str, batch: int, positions: int, vocab: int, dim: int, max_bytes: int) -> None:
+    """Print the peak and the bound of one snippet as JSON; this is the fresh process."""
+    import torch
+
+    import zoo.snippets  # noqa: F401
+    from zoo.allocations import reduced
+    from zoo.catalogue import SNIPPETS, Sizes, run
+
+    torch.set_num_threads(1)
+    # A snippet that goes wrong ends with an error, not with the memory of the machine.
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
+    entry, began = SNIPPETS[name], [0, 0.0, 0]
+    made: list[Any] = []
+
+    def measured(z: Any, x: Any) -> Any:
+        made.append(x)
+        Path("/proc/self/clear_refs").write_text("5")
+        began[:] = [status("VmRSS"), time.perf_counter(), 0]
+        return entry.function(z, x)
+
+    watched = replace(entry, function=measured)
+    run(watched, Sizes(2, 4, 101, 8), torch.float32, lazy=True, finish=reduced)  # loads everything
+    sizes = Sizes(batch, positions, vocab, dim)
+    done = run(watched, sizes, torch.float32, lazy=True, max_bytes=max_bytes, finish=reduced)
+    peak, seconds = status("VmHWM") - began[0], time.perf_counter() - began[1]
+    inputs = [
+        getattr(made[-1], n)
+        for n in ("full", "probabilities", "allowed_rows", "forbidden_rows")
+        if n in vars(made[-1])
+    ]
+    held = sum(t.nbytes for t in (*done.results, *done.gradients.values(), *inputs))
+    row = {"name": name, "peak": peak, "bound": max_bytes + held + SLACK, "seconds": seconds}
+    print(json.dumps(row))
+
+
+def in_fresh_process(name: str, *sizes: int) -> dict[str, Any]:
+    """peak and bound in bytes, and seconds."""
+    command = [sys.executable, __file__, "--measure", name, "--sizes", *map(str, sizes)]
+    # glibc keeps freed blocks below 32 MiB for itself; what counts is what the program holds.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=1800, env=environment
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=TEN)
+    parser.add_argument("--measure", metavar="NAME", help="run this snippet in this process")
+    parser.add_argument(
+        "--sizes",
+        nargs=5,
+        type=int,
+        default=[8, 512, 131072, 64, 128 * MIB],
+        metavar=("B", "T", "V", "D", "MAX_BYTES"),
+    )
+    options = parser.parse_args()
+    if options.measure:
+        measure(options.measure, *options.sizes)
+        return
+    failed = False
+    for name in options.names:
+        try:
+            row = in_fresh_process(name, *options.sizes)
+        except RuntimeError as error:
+            print(f"{name:40} failed: {str(error).splitlines()[-1]}", flush=True)
+            failed = True
+            continue
+        failed |= row["peak"] > row["bound"]
+        print(
+            f"{name:40} peak {row['peak'] / MIB:8.0f} MiB, bound {row['bound'] / MIB:6.0f} MiB, "
+            f"{row['seconds']:6.1f} s{'  TOO MUCH' * (row['peak'] > row['bound'])}",
+            flush=True,
+        )
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""5,000 calls with odd tensors in subprocesses: answers or Python exceptions, never a crash."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(5))
+def test_no_call_crashes(seed: int, tmp_path: Path) -> None:
+    last = tmp_path / "last_call.txt"
+    script = Path(__file__).with_name("fuzz_calls.py")
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(script), "1000", str(seed), str(last)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1500,
+    )
+    assert done.returncode == 0, (
+        f"exit code {done.returncode} in {last.read_text().splitlines()[0]}\n{done.stderr[-3000:]}"
+    )
+    assert done.stdout.startswith("1000 calls")
+    assert "'answer'" in done.stdout

@@ -29,6 +29,7 @@ TREE = ["src", "native", "explorer/src", "docs", "README.md", "README.zh.md", "C
 # What is clean, and has to stay so. Add a path when `check_english.py PATH` prints nothing.
 ENFORCED = [
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "README.md",
     "README.zh.md",
     "docs/api.md",

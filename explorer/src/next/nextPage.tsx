@@ -168,7 +168,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
           </dl>
           <FindToken row={row} processed={processed} texts={texts} onTake={take} />
         </div>
-        <div class="play">
+        <div class="play ranks">
           <div class="ranked-head">
             <Choice
               name="scale"
@@ -182,6 +182,8 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
             />
           </div>
           <Ranked row={row} processed={processed} ranks={ranks} scale={scale} say={say} onTake={take} />
+        </div>
+        <div class="play rest">
           <p class="note">{fill(s.covered, { n: ranks.length, mass: `${fixed(100 * Math.min(1, mass), 2)}%` })}</p>
           <p class="note" data-chart="entropy">
             {fill(s.entropy, { raw: fixed(row.entropy, 4), processed: fixed(processed.entropy, 4) })}

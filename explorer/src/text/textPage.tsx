@@ -73,7 +73,7 @@ export function TextPage(): JSX.Element {
           name="text"
           label={file || s.label}
           button={s.score}
-          rows={4}
+          rows={3}
           draft={draft}
           onSubmit={(typed) => {
             if (wellFormed(typed) !== text) take(typed, "");
@@ -116,12 +116,6 @@ export function TextPage(): JSX.Element {
       {asked.error ? <Begin failed={asked.error} onBegin={(share) => take(beginning(text ?? "", share), "")} /> : null}
       {score && model && text !== undefined ? (
         <div class={asked.current && !draft.edited ? "" : "stale"}>
-          <section aria-label={s.summary}>
-            <TextTotals sums={score} />
-            {score.scored_tokens > score.window ? (
-              <p class="note">{fill(s.window, { window: grouped(score.window), stride: grouped(score.stride) })}</p>
-            ) : null}
-          </section>
           <div class="reading">
             <div class="mapped">
               <div class="controls measures">
@@ -143,6 +137,12 @@ export function TextPage(): JSX.Element {
               <Surprises score={score} onOpen={(position) => setAt(position)} />
             </aside>
           </div>
+          <section aria-label={s.summary}>
+            <TextTotals sums={score} />
+            {score.scored_tokens > score.window ? (
+              <p class="note">{fill(s.window, { window: grouped(score.window), stride: grouped(score.stride) })}</p>
+            ) : null}
+          </section>
           {asked.current ? (
             <ExportPanel
               name="score"

@@ -37,6 +37,7 @@ ROOMS = [
     ("models",),
     ("analysis",),
     ("train",),
+    ("integrations",),
     ("explorer",),
     ("server",),
     ("cli",),

@@ -19,6 +19,8 @@ from lmhead.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from lmhead.errors import PerformanceWarning as PerformanceWarning
     from lmhead.head import LMHead as LMHead
+    from lmhead.integrations.transformers import replace_head as replace_head
+    from lmhead.integrations.transformers import restore_head as restore_head
     from lmhead.lazy import LazyLogits as LazyLogits
     from lmhead.linear_query import query as query
     from lmhead.loss import linear_cross_entropy as linear_cross_entropy
@@ -47,6 +49,7 @@ _names, _load, __dir__ = lazy_exports(
     {
         "lmhead.errors": ["PerformanceWarning"],
         "lmhead.head": ["LMHead"],
+        "lmhead.integrations.transformers": ["replace_head", "restore_head"],
         "lmhead.lazy": ["LazyLogits"],
         "lmhead.loss": ["linear_cross_entropy"],
         "lmhead.models": ["LanguageModel", "open_model"],

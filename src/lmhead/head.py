@@ -13,13 +13,24 @@ from lmhead.eager import eager
 from lmhead.lazy import LazyLogits
 from lmhead.screen import ScreenedHead
 from lmhead.screen.screened_scores import Screen, ScreenedScores
-from lmhead.sweep import GradFilter, Pointwise, Source, SweptScores, as_filter, autocast
+from lmhead.sweep import (
+    GradFilter,
+    Pointwise,
+    Source,
+    SweptScores,
+    accumulation_dtype,
+    as_filter,
+    autocast,
+)
 
 
-class LMHead(nn.Module):
+class LMHead(nn.Linear):
     """The output layer of a language model, from hidden states to lazy logits.
 
     Equivalent to: softcap · tanh(scale · nn.Linear(hidden_size, vocab_size)(hidden) / softcap)
+
+    It is an `nn.Linear`, with the same parameters and state: code that looks for linear layers
+    (initialisation, resizing, adapters) finds it.
 
     Args:
         hidden_size: D.
@@ -47,7 +58,7 @@ class LMHead(nn.Module):
     """
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Tensor | None  # type: ignore[assignment]
     low_rank_a: Tensor | None
     low_rank_b: Tensor | None
 
@@ -63,19 +74,16 @@ class LMHead(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         checks.check_integer("hidden_size", hidden_size, low=1)
         checks.check_integer("vocab_size", vocab_size, low=1)
         checks.check_map(softcap, scale)
+        super().__init__(hidden_size, vocab_size, bias=bias, device=device, dtype=dtype)
         self.softcap, self.scale = softcap, scale
         self.grad_filter = as_filter(grad_filter)
         self.max_bytes: int | None = None
         self.screened: Screen | None = None
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, device=device, dtype=dtype))
-        self._add("bias", torch.empty(vocab_size, device=device, dtype=dtype) if bias else None)
         self._add("low_rank_a", None)
         self._add("low_rank_b", None)
-        self.reset_parameters()
 
     @classmethod
     def from_linear(
@@ -92,8 +100,10 @@ class LMHead(nn.Module):
         >>> LMHead.from_linear(linear).weight is linear.weight
         True
         """
+        if isinstance(linear, LMHead):
+            raise TypeError("linear must be an nn.Linear that is not an LMHead already")
         if not isinstance(linear, nn.Linear):
-            raise TypeError(f"linear must be an nn.Linear; got {type(linear).__name__}")
+            raise TypeError(f"linear must be an nn.Linear; got {_describe(linear)}")
         return cls._sharing(
             linear.weight, linear.bias, softcap=softcap, scale=scale, grad_filter=grad_filter
         )
@@ -133,13 +143,6 @@ class LMHead(nn.Module):
     def _add(self, name: str, value: Tensor | None) -> None:
         self.register_parameter(name, None if value is None else nn.Parameter(value))
 
-    def reset_parameters(self) -> None:
-        """Initialise as `nn.Linear` does, with the same random numbers."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.hidden_size)
-            nn.init.uniform_(self.bias, -bound, bound)
-
     def add_low_rank(self, rank: int) -> LMHead:
         """Train W + B·A in place of W, without ever forming the sum.
 
@@ -153,6 +156,27 @@ class LMHead(nn.Module):
         assert self.low_rank_a is not None
         nn.init.kaiming_uniform_(self.low_rank_a, a=math.sqrt(5))
         return self
+
+    @torch.no_grad()
+    def merge_low_rank(self) -> LMHead:
+        """Add the low-rank delta to the weight, W ← W + B·A, and remove it. Returns the head."""
+        if self.low_rank_a is not None and self.low_rank_b is not None:
+            dtype = accumulation_dtype(self.weight.dtype)
+            a, step = self.low_rank_a.to(dtype), max(1, 2**22 // self.hidden_size)
+            for rows, b in zip(
+                torch.split(self.weight, step), torch.split(self.low_rank_b, step), strict=True
+            ):
+                rows.copy_(rows.to(dtype).addmm_(b.to(dtype), a))
+        self._add("low_rank_a", None)
+        self._add("low_rank_b", None)
+        return self
+
+    def like(self, linear: nn.Linear) -> LMHead:
+        """Return a head on the weight and bias of a linear layer, with the options of this one."""
+        options: Any = {"softcap": self.softcap, "scale": self.scale}
+        head = type(self).from_linear(linear, grad_filter=self.grad_filter, **options)
+        head.max_bytes = self.max_bytes
+        return head
 
     def screen(self, **options: Any) -> ScreenedHead:
         """Make a quantized copy of the weight: argmax and top-k then read a quarter of the bytes.
@@ -179,16 +203,6 @@ class LMHead(nn.Module):
     def vocab_size(self) -> int:
         """V."""
         return self.weight.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """D, as `nn.Linear` calls it."""
-        return self.hidden_size
-
-    @property
-    def out_features(self) -> int:
-        """V, as `nn.Linear` calls it."""
-        return self.vocab_size
 
     @eager
     def forward(self, hidden: Tensor) -> LazyLogits:
@@ -232,3 +246,11 @@ class LMHead(nn.Module):
         if self.low_rank_a is not None:
             parts.append(f"low_rank={self.low_rank_a.shape[0]}")
         return ", ".join(map(str, parts))
+
+
+def _describe(layer: Any) -> str:
+    """Return the full name of a layer's class, and what to do if it is an adapter."""
+    name = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    if isinstance(getattr(layer, "base_layer", None), nn.Linear):
+        return f"{name}: an adapter around a linear layer; use lmhead.replace_head(model)"
+    return name

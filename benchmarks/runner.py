@@ -23,7 +23,7 @@ from benchmarks.report import Document, full_text, is_result, to_json, write_jso
 from benchmarks.shapes import SHAPES, Shape, parse_shape
 from lmhead.cli._command_group import combine_options
 from lmhead.progress import Progress
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 Lines = Callable[[Document, int], list[str]]
 Draw = Callable[[Document], Figure]
@@ -55,7 +55,7 @@ class Run:
             "benchmark": benchmark,
             "title": title,
             "interrupted": False,
-            "native": native.core is not None,
+            "native": kernels.core is not None,
             **machine.describe(torch.get_num_threads()),
         }
         self.name, self.folder, self.quick, self.wrong = benchmark, folder, quick, False

@@ -14,7 +14,7 @@ the tests that are about threads set their own number.
 import pytest
 import torch
 
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 torch.set_num_threads(1)
 
@@ -42,10 +42,10 @@ def served_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Which core this test runs on; processes that it starts follow."""
     choice: str = getattr(request, "param", request.config.getoption("--core"))
     if choice == "torch":
-        monkeypatch.setattr(native, "core", None)
+        monkeypatch.setattr(kernels, "core", None)
         monkeypatch.setenv("LMHEAD_NATIVE", "off")
-    elif hasattr(request, "param") and native.core is None:
+    elif hasattr(request, "param") and kernels.core is None:
         pytest.skip("the compiled core is not installed; see `lmhead doctor`")
     elif choice == "tiny":
-        monkeypatch.setattr(native, "MIN_TOKENS", 1)
+        monkeypatch.setattr(kernels, "MIN_TOKENS", 1)
     return choice

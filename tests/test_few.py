@@ -13,10 +13,12 @@ from guard import Allocations, no_tensor_of
 from twins import backward
 
 from lmhead import LMHead, linear_cross_entropy
-from lmhead.sweep import native, small_vocab
-from lmhead.sweep.plan import make_small_plan
+from lmhead.sweep import kernels, run_sweep
+from lmhead.sweep.questions import make_small_plan
 
-pytestmark = pytest.mark.skipif(native.core is None, reason="the short way needs the compiled core")
+pytestmark = pytest.mark.skipif(
+    kernels.core is None, reason="the short way needs the compiled core"
+)
 
 ROWS, VOCAB = 67, 41
 OURS = Functional("", None)
@@ -46,14 +48,14 @@ def case() -> Inputs:
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether each loss in the block went the short way."""
     ways: list[bool] = []
-    plan_for = small_vocab.plan_for
+    small_plan = run_sweep.small_plan
 
     def watched(questions: Any) -> Any:
-        ways.append((plan := plan_for(questions)) is not None)
+        ways.append((plan := small_plan(questions)) is not None)
         return plan
 
     with monkeypatch.context() as patch:
-        patch.setattr(small_vocab, "plan_for", watched)
+        patch.setattr(run_sweep, "small_plan", watched)
         yield ways
 
 
@@ -72,7 +74,7 @@ def test_agrees_with_the_reference_and_the_general_way(
     assert ways == [True]
     atol = 1e-4 if options == "sum" else 1e-6
     assert_true(short, hidden, weight, targets, upstream=upstream, rtol=1e-5, atol=atol, **given)
-    monkeypatch.setattr(small_vocab, "plan_for", lambda _: None)
+    monkeypatch.setattr(run_sweep, "small_plan", lambda _: None)
     general = run(OURS, hidden, weight, targets, upstream=upstream, **given)
     assert_close(short.loss, general.loss, rtol=2e-7)
     for ours, theirs in zip(short.grads, general.grads, strict=True):

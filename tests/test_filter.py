@@ -11,7 +11,7 @@ from torch import Tensor
 
 import lmhead
 from lmhead import GradFilter, LMHead, linear_cross_entropy
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 N, V, D = 300, 2000, 24
 
@@ -40,8 +40,8 @@ def relative(a: Tensor, b: Tensor) -> float:
 @pytest.fixture(params=["native", "torch"])
 def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "torch":
-        monkeypatch.setattr(native, "core", None)
-    elif native.core is None:
+        monkeypatch.setattr(kernels, "core", None)
+    elif kernels.core is None:
         pytest.skip("the compiled core is not there")
 
 

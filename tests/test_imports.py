@@ -20,7 +20,6 @@ ROOMS = [
     ("interrupt",),
     ("user_cache",),
     ("checks",),
-    ("eager",),
     ("reference",),
     ("scores",),
     ("sweep",),

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import lmhead
-from lmhead.sweep import Pointwise, Questions, Source, native, run_sweep, single_row
+from lmhead.sweep import Pointwise, Questions, Source, exact_decisions, kernels, run_sweep
 
-pytestmark = pytest.mark.skipif(native.core is None, reason="a path of the compiled core")
+pytestmark = pytest.mark.skipif(kernels.core is None, reason="a path of the compiled core")
 
 
 def asked(hidden: Tensor, weight: Tensor, **options: Any) -> lmhead.Answers:
@@ -148,10 +148,10 @@ def test_masked_words_fill_up_the_top() -> None:
 def test_which_questions_go_this_way() -> None:
     hidden, weight = torch.randn(1, 8), torch.randn(50, 8)
     source = Source((hidden,), (weight,), None, Pointwise())
-    assert single_row.answer(Questions(source, top_k=1)) is not None
-    assert single_row.answer(Questions(source, top_k=1, max_bytes=1024)) is None
-    assert single_row.answer(Questions(source, other=source)) is None
+    assert exact_decisions.answer_one_row(Questions(source, top_k=1)) is not None
+    assert exact_decisions.answer_one_row(Questions(source, top_k=1, max_bytes=1024)) is None
+    assert exact_decisions.answer_one_row(Questions(source, other=source)) is None
     two = Source((torch.randn(2, 8),), (weight,), None, Pointwise())
-    assert single_row.answer(Questions(two, top_k=1)) is None
+    assert exact_decisions.answer_one_row(Questions(two, top_k=1)) is None
     wide = Source((hidden.double(),), (weight.double(),), None, Pointwise())
-    assert single_row.answer(Questions(wide, top_k=1)) is None
+    assert exact_decisions.answer_one_row(Questions(wide, top_k=1)) is None

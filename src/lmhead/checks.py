@@ -1,4 +1,4 @@
-"""Argument checks shared by all public functions.
+"""What all public functions share: argument checks, and being kept out of `torch.compile`.
 
 Each message names the argument, what it must be and what it was.
 """
@@ -6,11 +6,35 @@ Each message names the argument, what it must be and what it was.
 from __future__ import annotations
 
 import math
-from typing import Any
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def eager(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function as written, between compiled parts: see `torch.compiler.disable`.
+
+    The compiler is not imported where it is not in use.
+    """
+    disabled: list[Any] = []
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **kwargs)  # type: ignore[no-any-return]
+
+    return call
 
 
 def is_plain(tensor: Tensor) -> bool:

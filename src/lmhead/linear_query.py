@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.eager import eager
+from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
 from lmhead.scores.answers import Answers, Asked
 from lmhead.sweep import Pointwise, SweptScores, accumulation_dtype, linear_scores

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.eager import eager
+from lmhead.checks import eager
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import GradFilter, Pointwise, accumulation_dtype, as_filter, linear_scores
 

@@ -1,6 +1,6 @@
 """Plans that hold the page's memory figures to the package: written to golden_plan.json.
 
-In:  `lmhead.sweep.plan` alone.
+In:  `lmhead.sweep.questions` alone.
 Out: a JSON file that Vitest reads; `test_golden_plan.py` checks that it is up to date. After a
 change, write it again with `python tests/explorer/golden_plan.py`.
 """
@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lmhead.sweep.plan import DEFAULT_MAX_BYTES, make_plan
+from lmhead.sweep.questions import DEFAULT_MAX_BYTES, make_plan
 
 FILE = Path(__file__).resolve().parents[2] / "explorer" / "tests" / "golden_plan.json"
 VOCABS = [64, 4097, 49_152, 128_256, 262_144, 1_048_576]

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import lmhead
 from explorer.golden_plan import FILE, golden
-from lmhead.sweep.plan import make_plan
+from lmhead.sweep.questions import make_plan
 
 N, V, D = 96, 5000, 16
 

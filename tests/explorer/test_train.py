@@ -14,7 +14,7 @@ from explorer.reading import asked
 from explorer.test_python import assert_same
 from explorer.test_python import run as run_python
 from lmhead.explorer import page_folder
-from lmhead.sweep.plan import make_plan
+from lmhead.sweep.questions import make_plan
 from lmhead.train.train_config import TrainConfig
 
 Act = Callable[[Page], None]

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 T = TypeVar("T")
 Twin = Callable[[Callable[[], T]], T]
@@ -17,19 +17,19 @@ def core(served_by: str) -> ModuleType:
     """The compiled core. With LMHEAD_NATIVE=require its absence has failed the import before."""
     if served_by == "torch":
         pytest.skip("these tests are about the compiled core, and --core says torch")
-    if native.core is None:
+    if kernels.core is None:
         pytest.skip("the compiled core is not installed; LMHEAD_NATIVE=require makes that an error")
-    return native.core
+    return kernels.core
 
 
 @pytest.fixture
 def without(core: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Twin[T]:
     """Call a function on the torch operations that stand in for the core, which is there."""
-    assert native.core is core
+    assert kernels.core is core
 
     def call(function: Callable[[], T]) -> T:
         with monkeypatch.context() as patch:
-            patch.setattr(native, "core", None)
+            patch.setattr(kernels, "core", None)
             return function()
 
     return call

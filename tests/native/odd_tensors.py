@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lmhead
 from lmhead import _native
 from lmhead.sampling import noise, row_kernels
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 VOCAB, WIDTH = 300, 24
 
@@ -190,13 +190,13 @@ def sampler_steps(x: Given) -> Any:
 
 
 def all_products(x: Given) -> Any:
-    return (native.row_logits(x.hidden, x.weight),)
+    return (kernels.row_logits(x.hidden, x.weight),)
 
 
 def binding(x: Given) -> Any:
     out = torch.empty(len(x.hidden), len(x.weight), dtype=torch.float64)
-    assert native.core is not None
-    native.core.row_logits(x.hidden, x.weight, out, 2)
+    assert kernels.core is not None
+    kernels.core.row_logits(x.hidden, x.weight, out, 2)
     return (out,)
 
 
@@ -215,8 +215,8 @@ def mapped(x: Given) -> Any:
 
 def threads(x: Given) -> Any:
     out = torch.empty(len(x.hidden), len(x.weight), dtype=torch.float64)
-    assert native.core is not None
-    native.core.row_logits(x.hidden, x.weight, out, 100_000)
+    assert kernels.core is not None
+    kernels.core.row_logits(x.hidden, x.weight, out, 100_000)
     return (out,)
 
 

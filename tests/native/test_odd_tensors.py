@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lmhead
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 from native.odd_tensors import freed
 
 CALLS = 1050
@@ -49,7 +49,7 @@ def test_the_core_refuses_what_it_cannot_read(core: ModuleType) -> None:
     with pytest.raises(TypeError, match="plain CPU tensors"):
         core.row_logits(torch._neg_view(hidden), weight, out, 1)
     with pytest.raises(TypeError, match="plain CPU tensors"):
-        native.views(torch._neg_view(hidden))
+        kernels.views(torch._neg_view(hidden))
 
 
 @pytest.mark.parametrize("n", [1, 8, 40])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmhead.sweep import kernels, native
+from lmhead.sweep import kernels
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -62,11 +62,11 @@ def test_row_logits_are_the_pair_products(core: ModuleType, dtype: torch.dtype) 
     rows, ids = torch.cartesian_prod(torch.arange(11), torch.arange(300)).unbind(1)
     pairs = kernels.pair_products(hidden, weight, rows, ids, 2**20)
     assert torch.equal(logits(core, hidden.float(), weight), pairs.view(11, 300))
-    found = native.row_logits(hidden, weight.requires_grad_())
+    found = kernels.row_logits(hidden, weight.requires_grad_())
     assert found is not None
     assert torch.equal(found, pairs.view(11, 300))
-    assert native.row_logits(hidden.double(), weight) is None
-    assert native.row_logits(hidden, weight.detach().T.contiguous().T) is None
+    assert kernels.row_logits(hidden.double(), weight) is None
+    assert kernels.row_logits(hidden, weight.detach().T.contiguous().T) is None
 
 
 def test_infinities_and_nans_come_through(core: ModuleType) -> None:

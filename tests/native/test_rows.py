@@ -14,7 +14,7 @@ from lmhead import reference as ref
 from lmhead.sampling import noise, row_kernels
 from lmhead.sampling.distribution import FullDistribution
 from lmhead.sampling.truncation_stages import TopP, Typical
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 from native.conftest import Twin
 
 # Around the widths of vectors, a chunk of noise (512), a piece of a row (32768).
@@ -23,7 +23,7 @@ EVERY_SHAPE = pytest.mark.parametrize(("batch", "vocab"), SHAPES)
 POISON = 1e30
 
 
-@pytest.fixture(params=native.core.instruction_sets() if native.core else ["none"])
+@pytest.fixture(params=kernels.core.instruction_sets() if kernels.core else ["none"])
 def isa(request: pytest.FixtureRequest, core: ModuleType) -> Iterator[str]:
     """Each instruction set in turn, the best one again at the end."""
     before = core.instruction_set()

@@ -114,14 +114,14 @@ def test_the_baseline_is_always_there(instruction_sets: list[str]) -> None:
 
 COUNT = """
 import os, torch
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 torch.set_num_threads(3)
-core, tile = native.core, torch.randn(2000, 600)
+core, tile = kernels.core, torch.randn(2000, 600)
 matrix = torch.randn(500, 500)
 def work():
     matrix @ matrix
     core.softmax(tile.clone(), None, (1.0, 0.0, False, 1.0, 0.0), torch.zeros(600),
-                 torch.zeros(600, dtype=torch.float64), None, 0, *[None] * 8, native.threads())
+                 torch.zeros(600, dtype=torch.float64), None, 0, *[None] * 8, kernels.threads())
     torch.randn(2000, 600).exp_()
 (tile * 2).exp_()
 before = len(os.listdir("/proc/self/task"))

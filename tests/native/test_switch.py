@@ -11,14 +11,14 @@ HIDE = "import sys; sys.modules['lmhead._native'] = None\n"
 WORK = """
 import sys
 import torch, lmhead
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 torch.set_num_threads(1)
 torch.manual_seed(0)
 hidden, weight = torch.randn(20, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
 loss = lmhead.linear_cross_entropy(hidden, weight, torch.arange(20))
 loss.backward()
 print(f"{loss.item():.5f} {hidden.grad.norm():.5f} {weight.grad.norm():.5f}")
-print("torch" if native.core is None else "native")
+print("torch" if kernels.core is None else "native")
 print("loaded" if sys.modules.get("lmhead._native") else "not loaded")
 """
 

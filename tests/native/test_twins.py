@@ -9,8 +9,7 @@ from compare import assert_as_good_as, assert_close
 from torch import Tensor
 
 from lmhead.sweep import kernels
-from lmhead.sweep.kernels import Coefficients
-from lmhead.sweep.pointwise import Pointwise
+from lmhead.sweep.kernels import Coefficients, Pointwise
 from native.conftest import Twin
 from native.tiles import MAPS, SHAPES, Absorbed, Problem, problem
 

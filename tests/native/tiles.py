@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep.exact_decisions import Rank, TopK
-from lmhead.sweep.kernels import Softmax
-from lmhead.sweep.pointwise import Pointwise
+from lmhead.sweep.kernels import Pointwise, Softmax
 from lmhead.sweep.source import Source
 
 # (words, tokens): around the widths of vectors, of a block of words, of a share of tokens.

@@ -14,7 +14,7 @@ from lmhead.screen.candidates import Candidates
 from lmhead.screen.copy import BLOCK, Copy, build
 from lmhead.screen.decide import decide
 from lmhead.screen.states import States
-from lmhead.sweep import Pointwise, Source, native
+from lmhead.sweep import Pointwise, Source, kernels
 from screen import heads
 
 
@@ -128,4 +128,4 @@ def test_both_ways_are_there() -> None:
     """The one call is what serves a plain head, if there is a core."""
     weight = heads.plain(BLOCK * 2, 8, torch.Generator().manual_seed(4))
     found = candidates(weight, weight[:1], None)
-    assert (found.at_once(1, 256) is not None) == (native.core is not None)
+    assert (found.at_once(1, 256) is not None) == (kernels.core is not None)

@@ -12,22 +12,22 @@ from lmhead.screen.candidates import Pairs
 from lmhead.screen.copy import BLOCK, build, pack, unpack
 from lmhead.screen.rotation import Rotation
 from lmhead.screen.states import States
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 from screen import heads
 
 
 @pytest.fixture
 def core(served_by: str) -> Iterator[ModuleType]:
-    if native.core is None or served_by == "torch":
+    if kernels.core is None or served_by == "torch":
         pytest.skip("these tests compare the compiled core with torch")
-    before = native.core.instruction_set()
-    yield native.core
-    native.core.use(before)
+    before = kernels.core.instruction_set()
+    yield kernels.core
+    kernels.core.use(before)
 
 
 def on_torch(monkeypatch: pytest.MonkeyPatch, function: Any, *args: Any) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(native, "core", None)
+        patch.setattr(kernels, "core", None)
         return function(*args)
 
 
@@ -53,7 +53,7 @@ def test_both_give_the_same(
     bias[0] = -torch.inf
     wanted, wanted_top = on_torch(monkeypatch, screen_kernels.products, copy, states, bias)
     limits = wanted.quantile(0.6, dim=1).double().nan_to_num(neginf=-1.0)
-    monkeypatch.setattr(native, "threads", lambda: threads)
+    monkeypatch.setattr(kernels, "threads", lambda: threads)
     for name in core.instruction_sets():
         core.use(name)
         approx, top = screen_kernels.products(copy, states, bias)

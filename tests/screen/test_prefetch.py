@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from lmhead.screen import prefetch
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
-pytestmark = pytest.mark.skipif(native.core is None, reason="the compiled core is not installed")
+pytestmark = pytest.mark.skipif(kernels.core is None, reason="the compiled core is not installed")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    assert native.core is not None
+    assert kernels.core is not None
     monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LMHEAD_PREFETCH", raising=False)
-    before = native.core.prefetch()
+    before = kernels.core.prefetch()
     prefetch.choose.cache_clear()
     yield tmp_path / "cache"
     prefetch.choose.cache_clear()
-    native.core.set_prefetch(*before)
+    kernels.core.set_prefetch(*before)
 
 
 def test_a_measurement_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +34,8 @@ def test_a_measurement_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(prefetch, "measure", measure)
     for _ in range(2):
         assert prefetch.choose() == (1024, 2048)
-        assert native.core is not None
-        assert native.core.prefetch() == (1024, 2048)
+        assert kernels.core is not None
+        assert kernels.core.prefetch() == (1024, 2048)
         prefetch.choose.cache_clear()
     assert len(measured) == 1
     (kept,) = json.loads((own_cache / "prefetch.json").read_text()).values()
@@ -80,7 +80,7 @@ def test_a_wrong_environment_is_refused(monkeypatch: pytest.MonkeyPatch, text: s
 
 
 def test_a_measurement_is_one_of_the_distances_and_leaves_the_setting() -> None:
-    assert native.core is not None
-    native.core.set_prefetch(64, 128)
+    assert kernels.core is not None
+    kernels.core.set_prefetch(64, 128)
     assert set(prefetch.measure(1 << 20)) <= set(prefetch.DISTANCES)
-    assert native.core.prefetch() == (64, 128)
+    assert kernels.core.prefetch() == (64, 128)

@@ -48,7 +48,7 @@ def test_every_token_is_that_of_float64(real: Real, bits: object, calibrated: bo
 
 def test_the_torch_operations_agree(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     screened = ScreenedHead(real.head, bits="4+4", calibration=real.hidden[::8])
-    monkeypatch.setattr("lmhead.sweep.native.core", None)
+    monkeypatch.setattr("lmhead.sweep.kernels.core", None)
     some = slice(0, 2048, 128)
     assert torch.equal(screened.topk(real.hidden[some], 50).indices, real.best[some])
 

@@ -96,7 +96,7 @@ export function pythonOf(sizes: Sizes): { code: string; values: number[] } {
   const item = BYTES[found.dense[0]?.dtype ?? dtype];
   const sums = found.streamed.length > 1 ? " + 4 * (V + N) * D" : "";
   const code = [
-    "from lmhead.sweep.plan import make_plan",
+    "from lmhead.sweep.questions import make_plan",
     "",
     `V, D, N = ${vocab}, ${width}, ${tokens}`,
     `3 * N * V * ${item}`,

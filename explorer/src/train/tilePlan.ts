@@ -1,4 +1,4 @@
-// The tiles of a loss with gradients, as in `make_plan` of lmhead/sweep/plan.py. A test compares both.
+// The tiles of a loss with gradients, as in `make_plan` of lmhead/sweep/questions.py. A test compares both.
 
 export const MIB = 2 ** 20;
 export const DEFAULT_MAX_BYTES = 128 * MIB;

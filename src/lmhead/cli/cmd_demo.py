@@ -229,7 +229,7 @@ class Tour(Narration):
         import torch.nn.functional as F
 
         from lmhead.head import LMHead
-        from lmhead.sweep.plan import DEFAULT_MAX_BYTES
+        from lmhead.sweep.questions import DEFAULT_MAX_BYTES
 
         head = self.model.head
         _, hidden, _ = self.read(SENTENCE)

@@ -43,9 +43,9 @@ def examine() -> dict[str, str | int | list[str]]:
     import torch
 
     from lmhead.screen import prefetch
-    from lmhead.sweep import native
+    from lmhead.sweep import kernels
 
-    core = native.core
+    core = kernels.core
     facts: dict[str, str | int | list[str]] = {
         "lmhead": metadata.version("lmhead"),
         "python": platform.python_version(),

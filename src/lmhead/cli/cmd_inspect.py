@@ -50,7 +50,7 @@ def examine(model: LanguageModel, tokens: int) -> dict[str, Any]:
     """Return the facts by name; memory in bytes."""
     from torch import nn
 
-    from lmhead.sweep.plan import DEFAULT_MAX_BYTES
+    from lmhead.sweep.questions import DEFAULT_MAX_BYTES
     from lmhead.tying import advise_tying
     from lmhead.vocab import FactoredHead, advise
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmhead import errors
-from lmhead.eager import eager
+from lmhead.checks import eager
 from lmhead.errors import PerformanceWarning
 from lmhead.lazy import routing
 from lmhead.lazy.asking import ask

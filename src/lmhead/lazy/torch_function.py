@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_any, tree_map
 
-from lmhead.eager import eager
+from lmhead.checks import eager
 from lmhead.lazy import indexing, losses, recording, reductions, views
 from lmhead.lazy import logits as lazy_logits
 from lmhead.lazy.logits import LazyLogits, assign, become_dense, derived

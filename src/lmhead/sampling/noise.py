@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -40,10 +40,10 @@ def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_TOKENS) -> Tensor:
     >>> bool(both[0, 1] == alone[0, 0])
     True
     """
-    if native.core is not None and native.readable(keys, ids):
+    if kernels.core is not None and kernels.readable(keys, ids):
         out = torch.empty(ids.shape, dtype=torch.float64)
-        keys_, ids_, out_ = native.views(keys, ids, out)
-        native.core.uniforms(keys_, stream, ids_, out_)
+        keys_, ids_, out_ = kernels.views(keys, ids, out)
+        kernels.core.uniforms(keys_, stream, ids_, out_)
         return out
     high, low = _philox(keys.to(ids.device), ids, stream)
     bits = (high << 21) | (low >> 11)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lmhead.sampling.noise import gumbel
-from lmhead.sweep import native
-from lmhead.sweep.native import views
+from lmhead.sweep import kernels
+from lmhead.sweep.kernels import views
 
 # Up to here a heap finds the k-th largest faster than a histogram.
 _LARGEST_HEAP = 4096
@@ -33,7 +33,7 @@ def row_max(z: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         largest, n = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_max(*views(z, largest, n), native.threads())
+        core.row_max(*views(z, largest, n), kernels.threads())
         return largest, n
     return z.double().amax(1), (z > -math.inf).sum(1).double()
 
@@ -43,7 +43,7 @@ def softmax_sums(z: Tensor, betas: Tensor, largest: Tensor) -> Tensor:
     core = _core(z)
     if core is not None:
         out = torch.empty(2, *betas.shape, dtype=torch.float64)
-        core.row_softmax_sums(*views(z, betas, largest, out), native.threads())
+        core.row_softmax_sums(*views(z, betas, largest, out), kernels.threads())
         return out
     far = z.double() - largest[:, None]
     sums = []
@@ -59,7 +59,7 @@ def moments(z: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         shift, square = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_moments(*views(z, largest, shift, square), native.threads())
+        core.row_moments(*views(z, largest, shift, square), kernels.threads())
         return shift, square
     far = torch.where(z == -math.inf, 0.0, z.double() - largest[:, None])
     return far.sum(1), (far * far).sum(1)
@@ -71,7 +71,7 @@ def kth_largest(z: Tensor, k: Tensor) -> Tensor:
     most = z.shape[1]
     if core is not None and bool((k <= _LARGEST_HEAP).all()):
         value = torch.empty(z.shape[0])
-        core.row_kth_largest(*views(z, k.long(), value), native.threads())
+        core.row_kth_largest(*views(z, k.long(), value), kernels.threads())
         return value.double()
     widest = int(k.clamp(max=most).max()) if len(k) else 1
     values = z.topk(widest, dim=1).values.double()
@@ -90,7 +90,7 @@ def mass_radius(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit:
         radius = torch.empty_like(beta)
         width = torch.full_like(beta, _STEP)
         given = views(z, beta, largest, centre, width, limit)
-        core.row_mass_radius(*given, radius, native.threads())
+        core.row_mass_radius(*given, radius, kernels.threads())
         return radius
     z = z.double()
     distance = (z - centre[:, None]).abs().masked_fill(z == -math.inf, math.inf)
@@ -146,7 +146,7 @@ def gumbel_argmax(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
     core = _core(z)
     if core is not None:
         best = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_gumbel_argmax(*views(z, beta, keys, best), native.threads())
+        core.row_gumbel_argmax(*views(z, beta, keys, best), kernels.threads())
         return best
     best = torch.empty(z.shape[0], dtype=torch.int64, device=z.device)
     ids = torch.arange(z.shape[1], device=z.device)[None]
@@ -177,7 +177,7 @@ def sample_candidates(
         return None
     token = torch.empty(z.shape[0], dtype=torch.int64)
     log_prob, raw, mass = torch.empty(3, z.shape[0], dtype=torch.float64)
-    core.row_draw(*views(z, lse, ids, logits, keys, token, log_prob, raw, mass), native.threads())
+    core.row_draw(*views(z, lse, ids, logits, keys, token, log_prob, raw, mass), kernels.threads())
     return token, log_prob, raw, mass
 
 
@@ -192,7 +192,7 @@ def gumbel_above(
     ids = torch.zeros(z.shape[0], width, dtype=torch.int64, device=z.device)
     if core is not None:
         counts = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_gumbel_above(*views(z, beta, keys, least, counts, ids), native.threads())
+        core.row_gumbel_above(*views(z, beta, keys, least, counts, ids), kernels.threads())
         return counts, ids
     counts = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
     every = torch.arange(z.shape[1], device=z.device)[None]
@@ -216,7 +216,7 @@ def _listed(z: Tensor, fill: Callable[..., None]) -> tuple[Tensor, Tensor, Tenso
         width = capacity
         ids = torch.zeros(z.shape[0], width, dtype=torch.int64)
         values = torch.full(ids.shape, -math.inf, dtype=torch.float64)
-        fill(*views(counts, ids, values), native.threads())
+        fill(*views(counts, ids, values), kernels.threads())
         capacity = widest(counts)
     return counts, ids[:, :capacity], values[:, :capacity]
 
@@ -227,5 +227,5 @@ def widest(counts: Tensor) -> int:
 
 
 def _core(z: Tensor) -> ModuleType | None:
-    fits = z.dtype == torch.float32 and native.readable(z) and z.is_contiguous()
-    return native.core if fits and z.shape[1] > 0 else None
+    fits = z.dtype == torch.float32 and kernels.readable(z) and z.is_contiguous()
+    return kernels.core if fits and z.shape[1] > 0 else None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 from lmhead.user_cache import cache_folder
 
 DISTANCES = (0, 1024, 2048)
@@ -34,7 +34,7 @@ _ROUNDS = 4
 @cache
 def choose() -> tuple[int, int]:
     """Set the distances for copies of 8 and of 4 bits, and return them; once per process."""
-    core = native.core
+    core = kernels.core
     if core is None:
         return (0, 0)
     found = from_environment() or _read()
@@ -66,8 +66,8 @@ def from_environment() -> tuple[int, int] | None:
 
 def measure(nbytes: int = 2 * LARGE) -> tuple[int, int]:
     """Return the fastest distances for copies of 8 and of 4 bits, by passes over memory."""
-    assert native.core is not None
-    core, width = native.core, 2048
+    assert kernels.core is not None
+    core, width = kernels.core, 2048
     vocab = nbytes // width
     whole = torch.full((vocab, width), 1, dtype=torch.int8)
     kinds = ((whole, None), (None, whole.view(torch.uint8).view(2 * vocab, width // 2)))
@@ -84,7 +84,7 @@ def measure(nbytes: int = 2 * LARGE) -> tuple[int, int]:
             for distance in DISTANCES:  # in turn: whatever else the machine does meets all of them
                 core.set_prefetch(distance, distance)
                 begin = time.perf_counter()
-                core.screen_products(*given, native.threads())
+                core.screen_products(*given, kernels.threads())
                 times[distance] = min(times[distance], time.perf_counter() - begin)
         # A distance has to gain something: no prefetch is what other programs suffer least from.
         fastest = min(times, key=lambda d: times[d])
@@ -99,13 +99,13 @@ def _file() -> Path:
 
 def _machine() -> str:
     """Return the processor and the instruction set, by which a measurement is kept."""
-    assert native.core is not None
+    assert kernels.core is not None
     name = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         line = next(line for line in lines if line.startswith("model name"))
         name = line.partition(":")[2].strip()
-    return f"{name}, {native.core.instruction_set()}, {native.threads()} threads"
+    return f"{name}, {kernels.core.instruction_set()}, {kernels.threads()} threads"
 
 
 def _read() -> tuple[int, int] | None:

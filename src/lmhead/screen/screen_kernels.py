@@ -15,7 +15,7 @@ from torch import Tensor
 from lmhead.screen import prefetch
 from lmhead.screen.copy import BLOCK, Copy, block_largest, unpack
 from lmhead.screen.states import States
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 SLACK = 2.0**-22
 """Rounding of an approximate logit to float32 and of its bound, relative to it."""
@@ -36,11 +36,11 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
     """
     rows = len(states.main)
     approx = torch.empty(rows, copy.vocab)
-    if native.core is not None:
+    if kernels.core is not None:
         if rows == 1 and copy.pass_bytes > prefetch.LARGE:
             prefetch.choose()
         top = torch.empty(rows, -(-copy.vocab // BLOCK))
-        native.core.screen_products(
+        kernels.core.screen_products(
             copy.whole,
             copy.high,
             copy.lead,
@@ -50,7 +50,7 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
             *(states.main, states.lead, states.scales, states.lead_scales),
             approx,
             top,
-            native.threads(),
+            kernels.threads(),
         )
         return approx, top
     main, lead = states.main.double().T, states.lead.double().T
@@ -76,9 +76,9 @@ def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor
 
     Shapes: (M,) and (M,) give (2, M) in float64.
     """
-    if native.core is not None:
+    if kernels.core is not None:
         values = torch.empty(2, len(ids), dtype=torch.float64)
-        native.core.screen_refine(
+        kernels.core.screen_refine(
             copy.low,
             copy.scales,
             states.main,
@@ -86,7 +86,7 @@ def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor
             approx,
             *(copy.e, copy.n, states.e, states.n),
             *(rows, ids, values),
-            native.threads(),
+            kernels.threads(),
         )
         return values
     first = approx[rows, ids].double()
@@ -119,14 +119,14 @@ def select(
     Returns:
         How many of each row, (B,), and their ids, row after row, lowest first.
     """
-    if native.core is None:
+    if kernels.core is None:
         return _select(copy, approx, e, n, limits)
     counts = torch.empty(len(top), dtype=torch.int64)
     given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, e, n, limits, counts)
     room = _ROOM * len(top)
     while True:  # once, unless more tokens are kept than fit
         ids = torch.empty(room, dtype=torch.int64)
-        total: int = native.core.screen_select(*given, ids, native.threads())
+        total: int = kernels.core.screen_select(*given, ids, kernels.threads())
         if total <= room:
             return counts, ids[:total]
         room = total
@@ -154,10 +154,10 @@ def best(approx: Tensor, top: Tensor, k: int) -> Tensor:
         top: (B, blocks), the largest of each block.
         k: at least 1.
     """
-    if native.core is None or k > top.shape[1]:
+    if kernels.core is None or k > top.shape[1]:
         return approx.topk(k, dim=1).indices.sort(dim=1).values
     ids = torch.empty(len(approx), k, dtype=torch.int64)
-    native.core.screen_best(approx, top, ids, native.threads() if len(approx) > 1 else 1)
+    kernels.core.screen_best(approx, top, ids, kernels.threads() if len(approx) > 1 else 1)
     return ids
 
 
@@ -199,13 +199,15 @@ def decide(
     Returns:
         None if the core cannot do it; the steps one by one do the same.
     """
-    core = native.for_pairs(hidden, weight)
+    core = kernels.for_pairs(hidden, weight)
     if core is None or k > top.shape[1]:
         return None
     values, ids = torch.empty(1, k, dtype=torch.float64), torch.empty(1, k, dtype=torch.int64)
     given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, states.e, states.n)
-    exact = (states.base, native.bits(hidden), native.bits(weight), bias)
-    scored, decided, sound = core.screen_decide(*given, *exact, most, values, ids, native.threads())
+    exact = (states.base, kernels.bits(hidden), kernels.bits(weight), bias)
+    scored, decided, sound = core.screen_decide(
+        *given, *exact, most, values, ids, kernels.threads()
+    )
     return Decided(values, ids, scored, decided, sound)
 
 
@@ -214,8 +216,8 @@ def within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool:
 
     Shapes: values (2, M), base (B,), rows (M,), x (M,), in float64.
     """
-    if native.core is not None:
-        return bool(native.core.screen_within(values, base, rows, x))
+    if kernels.core is not None:
+        return bool(kernels.core.screen_within(values, base, rows, x))
     approx, radius = values
     base = base[rows]
     slack = 2.0**-48 * (x.abs() + base.abs())
@@ -243,10 +245,10 @@ def masses(
     if float(top) == -math.inf:
         none = torch.full_like(factors, -math.inf)
         return none, none
-    if native.core is not None and len(factors) <= _FACTORS:
+    if kernels.core is not None and len(factors) <= _FACTORS:
         lower, upper = torch.empty(2, 1, len(factors), dtype=torch.float64)
         given = (approx, copy.first_e, copy.n, states.e, states.n, top, factors)
-        native.core.screen_masses(*given, lower, upper, native.threads())
+        kernels.core.screen_masses(*given, lower, upper, kernels.threads())
     else:
         x = approx[0].double()
         radius = states.e * copy.first_e + states.n * copy.n + x.abs() * SLACK + FLOOR

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmhead.screen.copy import KAPPA, SHARE, Copy
 from lmhead.screen.rotation import DEFECT
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 TOGETHER = 64  # hidden states that one pass over the copy serves
 _UP = 1 + 2.0**-30
@@ -47,17 +47,17 @@ class States:
         small_n = 2.0**-36 + DEFECT + tau / SHARE
         room = _INT32 / copy.norm - math.sqrt(copy.width)
         lead_room = _INT32 / copy.lead_norm - math.sqrt(len(copy.basis))
-        if native.core is not None:
+        if kernels.core is not None:
             rows = len(h)
             main = torch.empty(rows, copy.width, dtype=torch.int16)
             lead = torch.empty(rows, len(copy.basis), dtype=torch.int16)
             numbers = torch.empty(5, rows, dtype=torch.float64)
-            native.core.screen_prepare(
+            kernels.core.screen_prepare(
                 *(copy.mean, copy.basis, copy.rotation.signs, copy.rotation.joined),
                 [len(f) for f in copy.rotation.factors],
                 (room, lead_room, 1 / KAPPA, _SMALL_E, small_n),
                 *(h, main, lead, numbers),
-                native.threads() if rows > 1 else 1,
+                kernels.threads() if rows > 1 else 1,
             )
             return cls(main, lead, *numbers.unbind())
         codes, lead_scales = _round(h @ copy.basis.T, lead_room)

@@ -4,18 +4,23 @@ In:  a `Source` (hidden states, weight, bias, elementwise map) and what is asked
 Out: sums per row (differentiable), exact decisions, or a loss with its gradients.
 May be called by: `screen`, `vocab`, `lazy`, `head` and the packages below them.
 
-Read in this order: `source`, `questions`, `plan`, `kernels`, `chunk`, `gradients`, `run_sweep`,
-`small_vocab`, `exact_decisions`, `filter`, `autograd`, `swept_scores`.
+Read in this order: `kernels`, `source`, `questions`, `exact_decisions`, `chunk`, `filter`,
+`run_sweep`, `autograd`, `swept_scores`.
 """
 
 from lmhead.scores.row_loss import RowLoss
-from lmhead.sweep.autograd import dense_answers, row_answers, total_loss
-from lmhead.sweep.filter import FilterReport, GradFilter, as_filter
-from lmhead.sweep.plan import DEFAULT_MAX_BYTES, Plan
-from lmhead.sweep.pointwise import Pointwise
-from lmhead.sweep.precision import accumulation_dtype
-from lmhead.sweep.questions import Decisions, Questions
-from lmhead.sweep.source import Source
+from lmhead.sweep.kernels import Pointwise
+from lmhead.sweep.questions import (
+    DEFAULT_MAX_BYTES,
+    Decisions,
+    FilterReport,
+    GradFilter,
+    Plan,
+    Questions,
+    as_filter,
+)
+from lmhead.sweep.run_sweep import row_answers, total_loss
+from lmhead.sweep.source import Source, accumulation_dtype
 from lmhead.sweep.swept_scores import SweptScores, autocast, linear_scores
 
 __all__ = [
@@ -32,7 +37,6 @@ __all__ = [
     "accumulation_dtype",
     "as_filter",
     "autocast",
-    "dense_answers",
     "linear_scores",
     "row_answers",
     "total_loss",

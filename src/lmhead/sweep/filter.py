@@ -16,103 +16,31 @@ Out: the chunk's gradients, added to a `Gradients`; the error, if it is measured
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lmhead import checks
+from lmhead.scores.row_loss import RowSums
 from lmhead.sweep import kernels
-from lmhead.sweep.gradients import Gradients
-
-if TYPE_CHECKING:
-    from lmhead.scores.row_loss import RowSums
-    from lmhead.sweep.chunk import Chunk
+from lmhead.sweep.chunk import Chunk, Gradients, coefficients
+from lmhead.sweep.questions import GradFilter
 
 # Above this share of tokens kept, gathering them costs more than it saves: be exact instead.
 _MOST_KEPT = 0.6
 
 
-@dataclass(frozen=True)
-class FilterReport:
-    """What the filter did to one chunk of rows.
-
-    Attributes:
-        tokens: number of rows (target tokens) of the chunk.
-        kept: share of the tokens whose gradient is exact; 1.0 means the chunk was done exactly.
-        hidden_error: relative error of the hidden gradient (Frobenius).
-        weight_error: relative error of the weight gradient (Frobenius).
-    """
-
-    tokens: int
-    kept: float
-    hidden_error: float
-    weight_error: float
-
-
-@dataclass
-class GradFilter:
-    """A gradient filter that can measure its error.
-
-    Args:
-        tail_mass: τ, the share of the probability mass that is set aside, in [0, 1).
-        report_every: measure the error of every n-th chunk (0 for none). A measured chunk
-            costs two more products.
-
-    >>> import torch, lmhead
-    >>> watched = GradFilter(0.02, report_every=4)
-    >>> hidden = torch.randn(64, 16, requires_grad=True)
-    >>> weight = torch.randn(1000, 16, requires_grad=True)
-    >>> targets = torch.randint(1000, (64,))
-    >>> lmhead.linear_cross_entropy(hidden, weight, targets, grad_filter=watched).backward()
-    >>> watched.reports[0].hidden_error < 0.05
-    True
-    """
-
-    tail_mass: float
-    report_every: int = 0
-    reports: list[FilterReport] = field(default_factory=list)
-    chunks: int = 0
-
-    def count(
-        self, tokens: int, kept: float = 1.0, error: Callable[[], tuple[float, float]] | None = None
-    ) -> None:
-        """Count a chunk, and record its error every `report_every` chunks; 0 for an exact chunk."""
-        self.chunks += 1
-        if self.report_every and (self.chunks - 1) % self.report_every == 0:
-            hidden, weight = (0.0, 0.0) if error is None else error()
-            self.reports.append(FilterReport(tokens, kept, hidden, weight))
-
-    def __str__(self) -> str:
-        if not self.reports:
-            return f"GradFilter(tail_mass={self.tail_mass:g}): no chunk measured"
-        n = len(self.reports)
-        kept = sum(r.kept for r in self.reports) / n
-        hidden = sum(r.hidden_error for r in self.reports) / n
-        weight = sum(r.weight_error for r in self.reports) / n
-        return (
-            f"GradFilter(tail_mass={self.tail_mass:g}): {kept:.1%} of the tokens kept, error of "
-            f"the hidden gradient {hidden:.2%}, of the weight gradient {weight:.2%} "
-            f"(mean of {n} chunks)"
-        )
-
-
 def backward(
-    chunk: Chunk,
-    answers: RowSums,
-    upstream: RowSums,
-    a: Tensor,
-    into: Gradients,
-    settings: GradFilter,
-) -> bool:
-    """Add the gradients of a chunk whose tiles hold logits; return whether they are exact.
-
-    `a` (rows,) is the factor of p, in the type of the products; the other parts of the gradient
-    are taken from `upstream`: picked tokens, label smoothing, soft targets.
-    """
+    chunk: Chunk, answers: RowSums, upstream: RowSums, into: Gradients, settings: GradFilter
+) -> None:
+    """Add the gradients of a chunk whose tiles hold logits; set `chunk.flat` if they are exact."""
     q = chunk.questions
+    # The factor of p (rows,); the other parts of the gradient are taken from `upstream`: picked
+    # tokens, label smoothing, soft targets.
+    a = coefficients(answers, upstream, q.source.dtype).a
+    if a is None:
+        chunk.backward(answers, upstream, into, into)
+        return
     source, vocab, dtype = q.source, q.source.vocab, q.source.dtype
     columns = a.new_empty(vocab)
     totals = torch.zeros_like(a)
@@ -138,7 +66,8 @@ def backward(
     if len(kept) > _MOST_KEPT * vocab:
         _add_all(chunk, picks, soft, into)
         settings.count(chunk.n_rows)
-        return True
+        chunk.flat = True
+        return
 
     gradient = chunk.matrix()  # (V, rows)
     into.start(chunk.rows, chunk.hiddens, whole=False)
@@ -169,7 +98,6 @@ def backward(
     settings.count(
         chunk.n_rows, len(kept) / vocab, lambda: _measure(chunk, picks, soft, keep, tails)
     )
-    return False
 
 
 def _add_all(chunk: Chunk, picks: Picks | None, soft: _SoftPart | None, into: Gradients) -> None:
@@ -289,16 +217,3 @@ def _measure(
         size[0] += right.double().square().sum()
     hidden_error, weight_error = (error / size.clamp(min=1e-300)).sqrt().tolist()
     return hidden_error, weight_error
-
-
-def as_filter(grad_filter: float | GradFilter | None) -> GradFilter | None:
-    """Return a gradient filter from its tail mass; None for exact gradients."""
-    tail_mass = grad_filter.tail_mass if isinstance(grad_filter, GradFilter) else grad_filter
-    if tail_mass is None:
-        return None
-    checks.check_number("grad_filter", tail_mass, low=0.0, high=1.0)
-    if tail_mass == 1.0:
-        raise ValueError("grad_filter must be below 1; got 1.0, which would keep no token")
-    if tail_mass == 0.0:
-        return None
-    return grad_filter if isinstance(grad_filter, GradFilter) else GradFilter(tail_mass)

@@ -1,23 +1,242 @@
 """The steps on a tile of logits: in the compiled core where possible, else as torch operations.
 
-A tile `z` is (tokens, rows), see `plan`. Everything that follows a row is a vector over rows.
-Masked tokens have z = -inf; `FLOOR` replaces -inf where 0 · -inf would make a NaN: exp(FLOOR) is
-0 in every type.
+A tile `z` is (tokens, rows), see `questions.Plan`. Everything that follows a row is a vector over
+rows. Masked tokens have z = -inf; `FLOOR` replaces -inf where 0 · -inf would make a NaN: exp(FLOOR)
+is 0 in every type.
+
+`LMHEAD_NATIVE=off` does without the compiled core, `LMHEAD_NATIVE=require` refuses to. The torch
+operations give the same answers, slower. The core works on pointers. Every call of it goes through
+`core`, which refuses a tensor that is not plain memory; callers ask `readable` first, and take the
+torch operations if it says no.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lmhead.sweep import native
-from lmhead.sweep.pointwise import Pointwise
+from lmhead.checks import check_memory, is_plain
 
 if TYPE_CHECKING:
     from lmhead.scores.row_loss import RowLoss
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Return whether a pointer reads what each tensor shows: see `checks.is_plain`. None is.
+
+    Raises:
+        ValueError: a tensor's storage is smaller than its shape: see `checks.check_memory`.
+    """
+    for t in tensors:
+        if t is not None:
+            if not (t.is_cpu and is_plain(t) and t.data_ptr() % t.element_size() == 0):
+                return False
+            check_memory("a tensor", t)
+    return True
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a binding that refuses tensors which are not plain memory."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and not readable(value):
+                raise TypeError(
+                    f"the compiled core reads plain CPU tensors; got {type(value).__name__}, "
+                    f"layout {value.layout}, device {value.device}"
+                )
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _load() -> ModuleType | None:
+    choice = os.environ.get("LMHEAD_NATIVE", "")
+    if choice == "off":
+        return None
+    try:
+        from lmhead import _native
+    except ImportError:
+        if choice == "require":
+            raise
+        return None
+    checked = ModuleType("lmhead.sweep.kernels.core", _native.__doc__)
+    for name in dir(_native):
+        if not name.startswith("_"):
+            value = getattr(_native, name)
+            setattr(checked, name, _checked(value) if callable(value) else value)
+    return checked
+
+
+core: ModuleType | None = _load()
+# The kernels work on vectors of rows; with fewer rows than lanes torch is as fast.
+MIN_TOKENS = 8
+_STORED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def for_tile(z: Tensor, *others: Tensor | None) -> ModuleType | None:
+    """Return the core if it can work on this tile, and read the other tensors."""
+    fits = z.dtype == torch.float32 and z.shape[1] >= MIN_TOKENS and readable(z, *others)
+    return core if fits else None
+
+
+def for_pairs(hidden: Tensor, weight: Tensor) -> ModuleType | None:
+    """Return the core if it can make single dot products of these."""
+    fits = (
+        hidden.dtype == weight.dtype
+        and hidden.dtype in _STORED
+        and readable(hidden, weight)
+        and hidden.is_contiguous()
+        and weight.is_contiguous()
+    )
+    return core if fits else None
+
+
+def row_logits(
+    hidden: Tensor, weight: Tensor, *, dtype: torch.dtype = torch.float64
+) -> Tensor | None:
+    """Return hidden @ weight.T of (B, D) and (V, D), summed in float64 in the order of `pairs`.
+
+    The weight is read once, whatever B is; every entry is the same to the last bit for any batch,
+    number of threads and instruction set. None if the core cannot do it.
+
+    Args:
+        hidden: float32, bfloat16 or float16.
+        weight: likewise, not necessarily of the same type.
+        dtype: of the result: float64, or float32 for rounded sums.
+    """
+    if core is None or hidden.dtype not in _STORED or weight.dtype not in _STORED:
+        return None
+    if not readable(hidden, weight) or not weight.is_contiguous():
+        return None
+    out = torch.empty(len(hidden), len(weight), dtype=dtype)
+    core.row_logits(hidden.detach().float().contiguous(), weight.detach(), out, threads())
+    return out
+
+
+def threads() -> int:
+    """Return the number of threads that torch uses."""
+    return torch.get_num_threads()
+
+
+def map_tuple(p: Pointwise) -> tuple[float, float, bool, float, float]:
+    """Return an elementwise map in the form that the core takes."""
+    return p.scale, p.shift, p.bounded, p.outer, p.outer_shift
+
+
+def bits(t: Tensor) -> Tensor:
+    """Return a tensor as the core takes it: without gradients."""
+    return t.detach()
+
+
+def views(*tensors: Tensor) -> tuple[Any, ...]:
+    """Return NumPy arrays on the tensors' memory (a copy's, if not contiguous): the core takes
+    these fastest.
+
+    Raises:
+        TypeError: a tensor is not plain memory: see `readable`.
+    """
+    if not readable(*tensors):
+        raise TypeError("the compiled core reads plain CPU tensors")
+    return tuple(t.contiguous().numpy() for t in tensors)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """The elementwise map from the linear layer x = hidden @ weight.T + bias to the logits z.
+
+    z = scale · x + shift, or z = outer · tanh(scale · x + shift) + outer_shift if `bounded`. That
+    covers what models do (a scale, a temperature, soft-capping) and composes:
+    `(logits / 30).tanh() * 30 / temperature` is one map.
+
+    A masked token (x = -inf) remains masked under tanh.
+
+    >>> Pointwise.of(softcap=30.0, scale=0.5)(torch.tensor([0.0, 1000.0, -math.inf]))
+    tensor([ 0., 30., -inf])
+    """
+
+    scale: float = 1.0
+    shift: float = 0.0
+    bounded: bool = False
+    outer: float = 1.0
+    outer_shift: float = 0.0
+
+    @classmethod
+    def of(cls, *, softcap: float | None = None, scale: float = 1.0) -> Pointwise:
+        """Return the map of a head: z = softcap · tanh(scale · x / softcap), or scale · x."""
+        if softcap is None:
+            return cls(scale=scale)
+        return cls(scale=scale / softcap, bounded=True, outer=softcap)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether z = x."""
+        return self == Pointwise()
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest |dz/dx|."""
+        return abs(self.scale * self.outer)
+
+    def times(self, factor: float) -> Pointwise:
+        """Return the map followed by a multiplication."""
+        if self.bounded and factor == 0.0:
+            return Pointwise(scale=0.0)
+        if self.bounded:
+            return replace(self, outer=self.outer * factor, outer_shift=self.outer_shift * factor)
+        return replace(self, scale=self.scale * factor, shift=self.shift * factor)
+
+    def plus(self, term: float) -> Pointwise:
+        """Return the map followed by an addition."""
+        if self.bounded:
+            return replace(self, outer_shift=self.outer_shift + term)
+        return replace(self, shift=self.shift + term)
+
+    def tanh(self) -> Pointwise | None:
+        """Return the map followed by tanh, or None: a map can hold one tanh only."""
+        return None if self.bounded else replace(self, bounded=True)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return z for x, as a new tensor, differentiable."""
+        if self.is_identity:
+            return x
+        z = x * self.scale + self.shift
+        if self.bounded:
+            z = (self.outer * z.tanh() + self.outer_shift).masked_fill(x == -math.inf, -math.inf)
+        return z
+
+    def apply_(self, x: Tensor) -> Tensor:
+        """Compute z from x in place. With soft-capping it needs one mask of x's shape."""
+        if self.is_identity:
+            return x
+        masked = x == -math.inf if self.bounded else None
+        if self.scale != 1.0:
+            x.mul_(self.scale)
+        if self.shift != 0.0:
+            x.add_(self.shift)
+        if masked is not None:
+            x.tanh_().mul_(self.outer)
+            if self.outer_shift != 0.0:
+                x.add_(self.outer_shift)
+            x.masked_fill_(masked, -math.inf)
+        return x
+
+    def slope(self, z: Tensor, out: Tensor) -> Tensor:
+        """Compute dz/dx of a bounded map from z into `out`; 0 for masked tokens."""
+        torch.sub(z, self.outer_shift, out=out)
+        # 1 - tanh², with tanh = (z - outer_shift) / outer; -inf gives 0.
+        out.div_(self.outer).square_().neg_().add_(1.0).clamp_(min=0.0)
+        return out.mul_(self.scale * self.outer)
+
 
 FLOOR = -1.0e4
 
@@ -91,7 +310,7 @@ def update_answers_(
     rank: RankTracker | None,
 ) -> None:
     """Turn a tile of the linear layer into logits in place; update the softmax and the trackers."""
-    core = native.for_tile(z, bias)
+    core = for_tile(z, bias)
     if core is None:
         finish_(z, bias, pointwise)
         update_softmax_(z, running, scratch)
@@ -102,13 +321,13 @@ def update_answers_(
     close = core.softmax(
         z,
         None if bias is None else bias.reshape(-1).detach().contiguous(),
-        native.map_tuple(pointwise),
+        map_tuple(pointwise),
         *running,
         lo,
         *((None,) * 3 if top is None else (top.values, top.ids, top.sizes)),
         *((None,) * 3 if rank is None else (rank.score, rank.slack, rank.per_norm)),
         *((None,) * 2 if rank is None else (rank.norms(lo, lo + z.shape[0]), rank.counts)),
-        native.threads(),
+        threads(),
     )
     if close and rank is not None:
         which, token, row = torch.tensor(close).unbind(1)
@@ -127,19 +346,19 @@ def loss_(
 
     The gradient is with respect to the linear layer. Needs the compiled core.
     """
-    assert native.core is not None
+    assert core is not None
     assert weights.softened is None
-    loss: float = native.core.loss(
+    loss: float = core.loss(
         z,
         None if bias is None else bias.detach().contiguous(),
-        native.map_tuple(pointwise),
+        map_tuple(pointwise),
         targets,
         weights.lse,
         weights.picked,
         weights.mixed,
         weights.squared,
         None if mix is None else mix.contiguous(),
-        native.threads(),
+        threads(),
     )
     return loss
 
@@ -149,10 +368,10 @@ def pair_products(
 ) -> Tensor:
     """Return hidden[rows[i]] · weight[ids[i]] in float64, each sum in the same order: (M,)."""
     out = torch.empty(rows.shape, dtype=torch.float64, device=hidden.device)
-    core = native.for_pairs(hidden, weight)
+    core = for_pairs(hidden, weight)
     if core is not None:
         rows, ids = rows.contiguous(), ids.contiguous()
-        core.pairs(native.bits(hidden), native.bits(weight), rows, ids, out, native.threads())
+        core.pairs(bits(hidden), bits(weight), rows, ids, out, threads())
         return out
     block = max(1, max_bytes // (32 * weight.shape[1]))
     for i in range(0, len(rows), block):
@@ -163,7 +382,7 @@ def pair_products(
 
 def row_norms(weight: Tensor) -> Tensor:
     """Return |w| of each row (M, D), in float64: (M,)."""
-    if native.for_pairs(weight, weight) is None:
+    if for_pairs(weight, weight) is None:
         norms: Tensor = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64)
         return norms
     rows = torch.arange(len(weight), device=weight.device)
@@ -215,17 +434,15 @@ def softmax_gradient_(
 
     Sets `columns` to its sums over rows and adds its sums over tokens to `rows`.
     """
-    core = native.for_tile(z)
+    core = for_tile(z)
     if core is None:
         grad = gradient_(z, lse, Coefficients(a), pointwise, scratch=scratch)
         columns.copy_(grad.sum(1))
         rows.add_(grad.sum(0))
         return grad
     nothing = (None,) * 3
-    where = native.map_tuple(pointwise)
-    core.gradient(
-        z, *split(lse, z.dtype), a, *nothing, where, *nothing, columns, rows, native.threads()
-    )
+    where = map_tuple(pointwise)
+    core.gradient(z, *split(lse, z.dtype), a, *nothing, where, *nothing, columns, rows, threads())
     return z
 
 
@@ -235,8 +452,8 @@ def tail_threshold(mass: Tensor, share: float) -> float:
     By selection, without a sort.
     """
     limit = share * float(mass.double().sum())
-    if native.core is not None and mass.dtype == torch.float32 and native.readable(mass):
-        return float(native.core.tail_threshold(mass, limit))
+    if core is not None and mass.dtype == torch.float32 and readable(mass):
+        return float(core.tail_threshold(mass, limit))
     low, high = 0.0, float(mass.max())
     for _ in range(50):  # bisection; the entries between low and high hardly matter after that
         middle = (low + high) / 2
@@ -247,8 +464,8 @@ def tail_threshold(mass: Tensor, share: float) -> float:
 
 def scatter_add_(into: Tensor, ids: Tensor, rows: Tensor) -> None:
     """Compute into[ids] += rows, for distinct ids."""
-    if native.core is not None and into.dtype == torch.float32 and native.readable(into, rows):
-        native.core.scatter_add(into, ids, rows, native.threads())
+    if core is not None and into.dtype == torch.float32 and readable(into, rows):
+        core.scatter_add(into, ids, rows, threads())
     else:
         into.index_add_(0, ids, rows)
 
@@ -310,7 +527,7 @@ def gradient_(
         picks: token, row, value: single entries to add.
         scratch: two tiles.
     """
-    core = native.for_tile(z)
+    core = for_tile(z)
     if core is not None and log_q is None and soft is None and k.a is not None:
         high, low = split(lse, z.dtype)
         mixed = None if mix is None else k.mixed
@@ -322,11 +539,11 @@ def gradient_(
             k.b,
             None if mixed is None else mix,
             mixed,
-            native.map_tuple(pointwise),
+            map_tuple(pointwise),
             *((None,) * 3 if picks is None else picks),
             None,
             None,
-            native.threads(),
+            threads(),
         )
         return z
     slope = pointwise.slope(z, out=scratch[0]) if pointwise.bounded else None

@@ -1,21 +1,276 @@
-"""Questions of a sweep: a source, and which sums and decisions to compute for its rows.
+"""Questions of a sweep, and the plan that cuts it into tiles within a memory budget.
 
-The sums are those of `RowSums`; all are differentiable, and their gradients with respect to the
-logits are in `gradients.coefficients`. Losses are weighted sums of them, see `scores.row_loss`.
+The sums asked for are those of `RowSums`; all are differentiable, and their gradients with respect
+to the logits are in `chunk.coefficients`. Losses are weighted sums of them, see `scores.row_loss`.
+
+A tile holds the logits of `tile_tokens` tokens for `chunk_rows` rows, laid out vocabulary first,
+`(tokens, rows)`: the product that makes it and the one that turns it into the weight gradient are
+both faster this way, and the logits of one token are contiguous.
+
+    streamed    one tile at a time; a backward pass makes each tile a second time.
+    retained    all tiles of a chunk of rows are kept until its gradients are done: 3 products
+                instead of 4, for a buffer of rows x vocabulary with few rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lmhead.sweep.plan import Plan, make_plan
+from lmhead import checks
 from lmhead.sweep.source import Source
 
-if TYPE_CHECKING:
-    from lmhead.sweep.filter import GradFilter
+DEFAULT_MAX_BYTES = 128 * 2**20
+# Beyond these sizes the products do not get faster; below, they do.
+_TILE_TOKENS = 8192
+_CHUNK_ROWS = 1024
+# Rows of a chunk under the gradient filter: fewer keep fewer tokens, more make better products.
+_FILTERED_ROWS = 256
+# With fewer rows in a chunk, reading and writing the weight gradient for each chunk costs more
+# than a fourth product, and more than the filter saves.
+_MIN_RETAINED = 32
+# Up to this number of logits (1 MiB), the overhead of a sweep's tiles dominates: see `small_plan`.
+# Larger tiles no longer fit in the cache.
+_SMALL = 2**18
+# Tiles of scratch space that a step on a tile may use beside the tile.
+_SCRATCH = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cut of an N x V sweep: chunks of `chunk_rows`, tiles of `tile_tokens`."""
+
+    rows: int
+    vocab: int
+    chunk_rows: int
+    tile_tokens: int
+    retained: bool
+    bytes: int
+    filtered: bool = False
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield row ranges [start, stop)."""
+        return (
+            (i, min(i + self.chunk_rows, self.rows)) for i in range(0, self.rows, self.chunk_rows)
+        )
+
+    def tiles(self) -> Iterator[tuple[int, int]]:
+        """Yield vocabulary ranges [start, stop)."""
+        return (
+            (j, min(j + self.tile_tokens, self.vocab))
+            for j in range(0, self.vocab, self.tile_tokens)
+        )
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks of rows."""
+        return -(-self.rows // self.chunk_rows)
+
+    @property
+    def n_tiles(self) -> int:
+        """Number of tiles of the vocabulary."""
+        return -(-self.vocab // self.tile_tokens)
+
+
+def make_plan(
+    rows: int,
+    vocab: int,
+    hidden_size: int,
+    *,
+    itemsize: int,
+    converts: bool,
+    max_bytes: int | None = None,
+    retain: bool = False,
+    sources: int = 1,
+    filtered: bool = False,
+) -> Plan:
+    """Return the fastest plan whose temporary memory is at most `max_bytes`.
+
+    Args:
+        rows: N, the number of rows.
+        vocab: V, the number of tokens.
+        hidden_size: D, all terms of the linear layer together.
+        itemsize: bytes of a number in which products are made (4 or 8).
+        converts: whether weight and hidden state must be converted to that type, tile by tile.
+        max_bytes: the bound; None means `DEFAULT_MAX_BYTES`. It cannot go under a tile of 8 tokens
+            and 1 row.
+        retain: whether keeping a chunk's tiles would save a product.
+        sources: how many heads are swept side by side.
+        filtered: whether the gradient filter needs all tiles of a chunk as one matrix.
+
+    >>> make_plan(2048, 49152, 576, itemsize=4, converts=False, retain=True).retained
+    True
+    >>> make_plan(2048, 4_000_000, 576, itemsize=4, converts=False, retain=True).retained
+    False
+    """
+    budget = (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes) // itemsize
+    # No tile is as large as the logits, however few they are.
+    most_tokens = max(1, min(_TILE_TOKENS, -(-vocab // 2)))
+    # What a tile needs beside the logits: the converted rows of the weight, for every source.
+    token_cost = hidden_size * sources if converts else 0
+    # What a row needs: its hidden state, gathered and converted, and a gradient for it.
+    row_cost = 3 * hidden_size * sources + 16
+
+    def cost(chunk_rows: int, tile_tokens: int, kept_tokens: int) -> int:
+        tiles = (kept_tokens + (_SCRATCH + sources - 1) * tile_tokens) * chunk_rows
+        return tiles + tile_tokens * token_cost + chunk_rows * row_cost
+
+    def fit_rows(tile_tokens: int, kept_tokens: int, most: int) -> int:
+        per_row = cost(1, tile_tokens, kept_tokens) - tile_tokens * token_cost
+        return max(1, min(most, (budget - tile_tokens * token_cost) // per_row))
+
+    def fit_tokens(chunk_rows: int) -> int:
+        tile_tokens = most_tokens
+        while (
+            tile_tokens > min(8, most_tokens)
+            and cost(chunk_rows, tile_tokens, tile_tokens) > budget
+        ):
+            tile_tokens = max(min(8, most_tokens), tile_tokens // 2)
+        return tile_tokens
+
+    rows_or_one = max(1, rows)
+    if filtered and rows > 1:
+        # Beside the chunk: rows of the weight, of its gradient and of the chunk that are kept, and
+        # the sums over rows.
+        tile_tokens = most_tokens
+        while tile_tokens > 512 and tile_tokens * (2 * hidden_size + token_cost) > budget // 4:
+            tile_tokens //= 2
+        fixed = tile_tokens * (2 * hidden_size + token_cost) + 12 * vocab
+        per_row = vocab + 4 * tile_tokens + row_cost
+        chunk_rows = max(1, min(_FILTERED_ROWS, -(-rows // 2), (budget - fixed) // per_row))
+        if chunk_rows >= min(_MIN_RETAINED, -(-rows // 2)):
+            chunk_rows = _balanced(rows, chunk_rows)
+            used = (fixed + chunk_rows * per_row) * itemsize
+            return Plan(
+                rows, vocab, chunk_rows, tile_tokens, retained=True, bytes=used, filtered=True
+            )
+    if retain:
+        tile_tokens = most_tokens
+        while tile_tokens > 512 and tile_tokens * token_cost > budget // 4:
+            tile_tokens //= 2
+        chunk_rows = fit_rows(tile_tokens, vocab, rows_or_one)
+        if (
+            chunk_rows >= min(_MIN_RETAINED, rows_or_one)
+            and cost(chunk_rows, tile_tokens, vocab) <= budget
+        ):
+            chunk_rows = _balanced(rows_or_one, chunk_rows)
+            used = cost(chunk_rows, tile_tokens, vocab) * itemsize
+            return Plan(rows, vocab, chunk_rows, tile_tokens, retained=True, bytes=used)
+    chunk_rows = min(_CHUNK_ROWS, rows_or_one)
+    tile_tokens = fit_tokens(chunk_rows)
+    if cost(chunk_rows, tile_tokens, tile_tokens) > budget:
+        chunk_rows = fit_rows(tile_tokens, tile_tokens, chunk_rows)
+    chunk_rows = _balanced(rows_or_one, chunk_rows)
+    used = cost(chunk_rows, tile_tokens, tile_tokens) * itemsize
+    return Plan(rows, vocab, chunk_rows, tile_tokens, retained=False, bytes=used)
+
+
+def make_small_plan(
+    rows: int, vocab: int, hidden_size: int, itemsize: int, max_bytes: int | None
+) -> Plan | None:
+    """Return two chunks of rows, each with all tokens as one tile: for `small_plan`.
+
+    None where there are too many logits, or do not fit `max_bytes`. No tile is as large as
+    the logits.
+
+    >>> make_small_plan(768, 65, 128, 4, None).n_chunks
+    2
+    >>> make_small_plan(2048, 49152, 576, 4, None) is None
+    True
+    """
+    chunk_rows = -(-rows // 2)
+    used = (2 * chunk_rows * vocab + rows * (hidden_size + 32)) * itemsize
+    fits = used <= (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+    if not fits or chunk_rows < 1 or rows * vocab > _SMALL or vocab > _TILE_TOKENS:
+        return None
+    return Plan(rows, vocab, chunk_rows, vocab, retained=True, bytes=used)
+
+
+def _balanced(rows: int, chunk_rows: int) -> int:
+    """Return chunks of equal size, a multiple of 16 where that fits: no small last chunk."""
+    n_chunks = -(-rows // chunk_rows)
+    even = -(-rows // n_chunks)
+    return min(chunk_rows, -(-even // 16) * 16)
+
+
+@dataclass(frozen=True)
+class FilterReport:
+    """What the filter did to one chunk of rows.
+
+    Attributes:
+        tokens: number of rows (target tokens) of the chunk.
+        kept: share of the tokens whose gradient is exact; 1.0 means the chunk was done exactly.
+        hidden_error: relative error of the hidden gradient (Frobenius).
+        weight_error: relative error of the weight gradient (Frobenius).
+    """
+
+    tokens: int
+    kept: float
+    hidden_error: float
+    weight_error: float
+
+
+@dataclass
+class GradFilter:
+    """A gradient filter that can measure its error.
+
+    Args:
+        tail_mass: τ, the share of the probability mass that is set aside, in [0, 1).
+        report_every: measure the error of every n-th chunk (0 for none). A measured chunk
+            costs two more products.
+
+    >>> import torch, lmhead
+    >>> watched = GradFilter(0.02, report_every=4)
+    >>> hidden = torch.randn(64, 16, requires_grad=True)
+    >>> weight = torch.randn(1000, 16, requires_grad=True)
+    >>> targets = torch.randint(1000, (64,))
+    >>> lmhead.linear_cross_entropy(hidden, weight, targets, grad_filter=watched).backward()
+    >>> watched.reports[0].hidden_error < 0.05
+    True
+    """
+
+    tail_mass: float
+    report_every: int = 0
+    reports: list[FilterReport] = field(default_factory=list)
+    chunks: int = 0
+
+    def count(
+        self, tokens: int, kept: float = 1.0, error: Callable[[], tuple[float, float]] | None = None
+    ) -> None:
+        """Count a chunk, and record its error every `report_every` chunks; 0 for an exact chunk."""
+        self.chunks += 1
+        if self.report_every and (self.chunks - 1) % self.report_every == 0:
+            hidden, weight = (0.0, 0.0) if error is None else error()
+            self.reports.append(FilterReport(tokens, kept, hidden, weight))
+
+    def __str__(self) -> str:
+        if not self.reports:
+            return f"GradFilter(tail_mass={self.tail_mass:g}): no chunk measured"
+        n = len(self.reports)
+        kept = sum(r.kept for r in self.reports) / n
+        hidden = sum(r.hidden_error for r in self.reports) / n
+        weight = sum(r.weight_error for r in self.reports) / n
+        return (
+            f"GradFilter(tail_mass={self.tail_mass:g}): {kept:.1%} of the tokens kept, error of "
+            f"the hidden gradient {hidden:.2%}, of the weight gradient {weight:.2%} "
+            f"(mean of {n} chunks)"
+        )
+
+
+def as_filter(grad_filter: float | GradFilter | None) -> GradFilter | None:
+    """Return a gradient filter from its tail mass; None for exact gradients."""
+    tail_mass = grad_filter.tail_mass if isinstance(grad_filter, GradFilter) else grad_filter
+    if tail_mass is None:
+        return None
+    checks.check_number("grad_filter", tail_mass, low=0.0, high=1.0)
+    if tail_mass == 1.0:
+        raise ValueError("grad_filter must be below 1; got 1.0, which would keep no token")
+    if tail_mass == 0.0:
+        return None
+    return grad_filter if isinstance(grad_filter, GradFilter) else GradFilter(tail_mass)
 
 
 class Decisions(NamedTuple):

@@ -1,27 +1,261 @@
-"""The three ways to run a sweep: answer; answer and differentiate; differentiate earlier answers.
+"""Run a sweep, as operations that autograd, `torch.func` and `vmap` understand.
 
-answer                        questions -> answers, decisions            1 product
-answer_and_differentiate      questions, loss -> value, gradients        3 products, retained
-differentiate                 questions, answers, their gradients        3 products more
+    answer                      questions -> answers, decisions            1 product
+    answer_and_differentiate    questions, loss -> value, gradients        3 products, retained
+    differentiate               questions, answers, their gradients        3 products more
+
+First derivatives are streamed. Higher ones go through `second_order`, which builds the logits: a
+Hessian-vector product costs N x V memory. `vmap` runs one sweep per entry of the mapped dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from lmhead.scores import Rows
 from lmhead.scores.row_loss import RowLoss, RowSums
-from lmhead.sweep import small_vocab
-from lmhead.sweep.chunk import Buffers, Chunk
+from lmhead.sweep import exact_decisions, filter, kernels
+from lmhead.sweep.chunk import Buffers, Chunk, Gradients, Needs
 from lmhead.sweep.exact_decisions import Rank, TopK
-from lmhead.sweep.gradients import Gradients, Needs
-from lmhead.sweep.plan import DEFAULT_MAX_BYTES
-from lmhead.sweep.questions import Decisions, Questions
+from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Plan, Questions, make_small_plan
+from lmhead.sweep.second_order import dense_answers, second_order
+
+Tensors = tuple[Tensor | None, ...]
+
+
+def row_answers(questions: Questions) -> tuple[RowSums, Decisions]:
+    """Return all answers; those in `RowSums` are differentiable with respect to the sources."""
+    if (one := exact_decisions.answer_one_row(questions)) is not None:
+        return one
+    outputs = _Answer.apply(questions.without_tensors(), *questions.tensors())  # type: ignore[no-untyped-call]
+    return _unpack(questions, outputs)
+
+
+def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
+    """Return Σ_n loss.rows, in float64, with gradients from one sweep of three products.
+
+    The gradients are computed together with the value and returned by the first backward pass; a
+    second one through the same graph computes them again.
+    """
+    tensors = questions.tensors()
+    flags = tuple(t is not None and t.requires_grad for t in tensors[: questions.n_differentiable])
+    if not (torch.is_grad_enabled() and any(flags)) or _transformed():
+        return loss.rows(row_answers(questions)[0]).sum()
+    made = _Made()
+    form = questions.without_tensors()
+    total: Tensor = _Total.apply(form, flags, made, *loss, *tensors)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Answer(torch.autograd.Function):
+    """Questions to answers: one product. Backward makes the logits again."""
+
+    @staticmethod
+    def forward(form: Questions, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        answers, decisions = answer(form.with_tensors(tensors))
+        return tuple(a for a in (*answers, *decisions) if a is not None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.form, *tensors = inputs
+        answers, decisions = _unpack(ctx.form.with_tensors(tuple(tensors)), output)
+        ctx.shape = tuple(a is not None for a in answers)
+        ctx.n_outputs = len(output)
+        exact = [d for d in (*decisions, answers.other_lse) if d is not None]
+        ctx.mark_non_differentiable(*exact)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *answers)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
+        form = ctx.form
+        n = len(form.tensors())
+        saved = ctx.saved_tensors
+        tensors, answers = saved[:n], saved[n:]
+        given = iter(grads)
+        upstream = tuple(next(given) if present else None for present in ctx.shape)
+        flags = ctx.needs_input_grad[1 : 1 + form.n_differentiable]
+        apply: Any = _AnswerBackward.apply
+        out = apply(form, flags, *upstream, *answers, *tensors)
+        return (None, *_fill(flags, out), *(None,) * (n - len(flags)))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return _one_by_one(_Answer.apply, info, in_dims, args)
+
+
+class _AnswerBackward(torch.autograd.Function):
+    """Gradients of the answers to gradients of the flagged tensors, streamed."""
+
+    @staticmethod
+    def forward(form: Questions, flags: tuple[bool, ...], *args: Tensor | None) -> Tensors:
+        upstream, answers, tensors = _split(args)
+        grads = differentiate(form.with_tensors(tensors), answers, upstream, flags)
+        return _typed(grads, tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        ctx.form, ctx.flags, *args = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
+        upstream, _, tensors = _split(ctx.saved_tensors)
+
+        def answers(tensors: Tensors) -> tuple[Tensor, ...]:
+            dense = dense_answers(ctx.form.with_tensors(tensors))
+            return tuple(
+                a for a, u in zip(dense, upstream, strict=True) if u is not None and a is not None
+            )
+
+        given = tuple(u for u in upstream if u is not None)
+        by_upstream, by_tensors = second_order(answers, given, tensors, ctx.flags, grads)
+        handed = iter(by_upstream)
+        up = tuple(None if u is None else next(handed) for u in upstream)
+        rest = len(tensors) - len(ctx.flags)
+        return (None, None, *up, *(None,) * len(up), *by_tensors, *(None,) * rest)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        return _one_by_one(_AnswerBackward.apply, info, in_dims, args)
+
+
+class _Made:
+    """Gradients computed in the forward pass, for the first backward pass."""
+
+    gradients: Tensors | None = None
+
+
+class _Total(torch.autograd.Function):
+    """A loss and its gradients in three products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, form: Questions, flags: tuple[bool, ...], made: _Made, *args: Tensor | None
+    ) -> Tensor:
+        loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
+        value, grads = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
+        made.gradients = grads
+        ctx.form, ctx.flags, ctx.made = form, flags, made
+        ctx.save_for_backward(*args)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensors:
+        args = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward
+            apply: Any = _TotalBackward.apply
+            out = apply(ctx.form, ctx.flags, ctx.made, grad, *args)
+        else:
+            out = _scaled_gradients(ctx.form, ctx.flags, ctx.made, grad, args)
+        rest = len(args) - 5 - len(ctx.flags)
+        return (None, None, None, *(None,) * 5, *_fill(ctx.flags, out), *(None,) * rest)
+
+
+class _TotalBackward(torch.autograd.Function):
+    """The gradients that `_Total` made, times the gradient of the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        form: Questions,
+        flags: tuple[bool, ...],
+        made: _Made,
+        grad: Tensor,
+        *args: Tensor | None,
+    ) -> Tensors:
+        ctx.form, ctx.flags = form, flags
+        ctx.save_for_backward(grad, *args)
+        ctx.set_materialize_grads(False)
+        return _scaled_gradients(form, flags, made, grad, args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
+        upstream, *args = ctx.saved_tensors
+        loss, tensors = RowLoss(*args[:5]), tuple(args[5:])
+
+        def total(tensors: Tensors) -> tuple[Tensor, ...]:
+            return (loss.rows(dense_answers(ctx.form.with_tensors(tensors))).sum(),)
+
+        (by_grad,), by_tensors = second_order(total, (upstream,), tensors, ctx.flags, grads)
+        rest = len(tensors) - len(ctx.flags)
+        return (None, None, None, by_grad, *(None,) * 5, *by_tensors, *(None,) * rest)
+
+
+def _scaled_gradients(
+    form: Questions, flags: tuple[bool, ...], made: _Made, grad: Tensor, args: Tensors
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the forward pass (or new ones) times the gradient of the loss."""
+    loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
+    gradients, made.gradients = made.gradients, None
+    if gradients is None:
+        _, gradients = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
+    if float(grad) != 1.0:
+        for g in gradients:
+            if g is not None:
+                g.mul_(grad.to(g.dtype))
+    return _typed(gradients, tensors)
+
+
+def _one_by_one(
+    apply: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Run vmap as a loop: one streamed sweep per entry."""
+    outputs = [
+        apply(
+            *(
+                a if d is None or not isinstance(a, Tensor) else a.select(d, i)
+                for a, d in zip(args, in_dims, strict=True)
+            )
+        )
+        for i in range(info.batch_size)
+    ]
+    stacked = tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _unpack(q: Questions, outputs: tuple[Tensor, ...]) -> tuple[RowSums, Decisions]:
+    given: Iterator[Tensor] = iter(outputs)
+    asked = (
+        True,
+        q.entropy,
+        q.ids is not None,
+        q.mix is not None,
+        q.soft is not None,
+        q.other is not None,
+        q.other is not None,
+    )
+    answers = RowSums(*(next(given) if a else None for a in asked))
+    top, rank = q.top_k > 0, q.rank_ids is not None
+    return answers, Decisions(*(next(given) if d else None for d in (top, top, rank)))
+
+
+def _split(args: tuple[Tensor | None, ...]) -> tuple[RowSums, RowSums, Tensors]:
+    n = len(RowSums._fields)
+    return RowSums(*args[:n]), RowSums(*args[n : 2 * n]), tuple(args[2 * n :])
+
+
+def _typed(grads: Tensors, tensors: Tensors) -> tuple[Tensor, ...]:
+    """Return the gradients that are not None, in the types of their tensors."""
+    pairs = zip(grads, tensors, strict=False)
+    return tuple(g.to(t.dtype) for g, t in pairs if g is not None and t is not None)
+
+
+def _fill(flags: tuple[bool, ...], values: tuple[Tensor, ...]) -> Tensors:
+    given = iter(values)
+    return tuple(next(given) if f else None for f in flags)
+
+
+def _transformed() -> bool:
+    """Return whether a `torch.func` transform is active: then gradients cannot be made ahead."""
+    return bool(torch._C._are_functorch_transforms_active())
+
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -62,16 +296,16 @@ def answer_and_differentiate(
     questions: Questions, loss: RowLoss, flags: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return the loss over all rows, and its gradients for the flagged tensors, in one sweep."""
-    small = small_vocab.plan_for(questions)
+    small = small_plan(questions)
     if small is not None:
-        return small_vocab.answer_and_differentiate(questions, small, loss, flags)
+        return _small_loss(questions, small, loss, flags)
     into, other_into = _gradients(questions, flags)
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
     for rows, chunk in chunks(questions, retain=True, filtered=True):
         answers = chunk.forward()
         chunk_loss = loss.at(rows)
         total += chunk_loss.rows(answers).sum()
-        chunk.backward(answers, chunk_loss.gradients(answers), into, other_into)
+        _backward(chunk, answers, chunk_loss.gradients(answers), into, other_into)
     return total, _results(questions, into, other_into)
 
 
@@ -85,8 +319,19 @@ def differentiate(
     """
     into, other_into = _gradients(questions, flags)
     for rows, chunk in chunks(questions, filtered=True):
-        chunk.backward(answers.at(rows), upstream.at(rows), into, other_into)
+        _backward(chunk, answers.at(rows), upstream.at(rows), into, other_into)
     return _results(questions, into, other_into)
+
+
+def _backward(
+    chunk: Chunk, answers: RowSums, upstream: RowSums, into: Gradients, other_into: Gradients
+) -> None:
+    """Add the gradients of a chunk, filtered if its plan says so."""
+    settings = chunk.questions.grad_filter
+    if chunk.plan.filtered and settings is not None:
+        filter.backward(chunk, answers, upstream, into, settings)
+    else:
+        chunk.backward(answers, upstream, into, other_into)
 
 
 def chunks(
@@ -190,3 +435,56 @@ def _empty_decisions(q: Questions) -> Decisions:
         top_ids=torch.zeros(n, q.top_k, dtype=torch.int64, device=device) if q.top_k else None,
         ranks=None if q.rank_ids is None else torch.zeros_like(q.rank_ids),
     )
+
+
+# With 65 tokens instead of 50,000 the three products take a fraction of a millisecond, and the
+# bookkeeping of the sweep (tiles, rows left out, all kinds of questions) takes longer. There a
+# chunk of rows has the whole vocabulary as one tile, and one kernel is between the products.
+
+
+def small_plan(questions: Questions) -> Plan | None:
+    """Return the plan of a loss over few logits; None where the general sweep is needed.
+
+    It is needed where a row is left out, and for a low-rank delta, soft targets, a filter, or
+    tensors that the compiled core does not take.
+    """
+    q, source = questions, questions.source
+    if q.ids is None or q.other is not None or q.soft is not None or q.grad_filter is not None:
+        return None
+    tensors = (*source.hiddens, *source.weights, source.bias)
+    if kernels.core is None or source.rows < 2 * kernels.MIN_TOKENS:
+        return None
+    if (
+        not kernels.readable(*tensors, q.ids, q.mix)
+        or len(tensors) != 3
+        or any(t is not None and t.dtype != torch.float32 for t in tensors)
+    ):
+        return None
+    plan = make_small_plan(source.rows, source.vocab, source.hidden_size, 4, q.max_bytes)
+    return None if plan is None or q.rows < plan.rows else plan
+
+
+def _small_loss(
+    questions: Questions, plan: Plan, loss: RowLoss, flags: tuple[bool, ...]
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Return the loss over all rows, and its gradients for the flagged tensors."""
+    source = questions.source
+    (hidden,), (weight,), bias = source.hiddens, source.weights, source.bias
+    assert questions.ids is not None
+    ids = questions.ids[:, 0]
+    to_hidden = hidden.new_empty(hidden.shape) if flags[0] else None
+    to_weight = to_bias = None
+    total = 0.0
+    for start, stop in plan.chunks():
+        here = slice(start, stop)
+        h = hidden[here]
+        g = torch.mm(weight, h.T)
+        total += kernels.loss_(g, bias, source.pointwise, ids[here], loss.at(here), questions.mix)
+        if to_hidden is not None:
+            torch.mm(g.T, weight, out=to_hidden[here])
+        if flags[1]:
+            to_weight = g @ h if to_weight is None else to_weight.addmm_(g, h)
+        if flags[2] and bias is not None:
+            to_bias = g.sum(1) if to_bias is None else to_bias.add_(g.sum(1))
+    value = torch.tensor(total, dtype=torch.float64, device=source.device)
+    return value, (to_hidden, to_weight, to_bias)

@@ -15,11 +15,9 @@ from lmhead.scores import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.by_rows import kl_by_rows
 from lmhead.scores.protocol import Tile
 from lmhead.scores.row_loss import CrossEntropy
-from lmhead.sweep import autograd, decode
-from lmhead.sweep.filter import GradFilter
-from lmhead.sweep.plan import Plan
-from lmhead.sweep.pointwise import Pointwise
-from lmhead.sweep.questions import Questions
+from lmhead.sweep import run_sweep
+from lmhead.sweep.kernels import Pointwise
+from lmhead.sweep.questions import GradFilter, Plan, Questions
 from lmhead.sweep.source import Source
 
 
@@ -111,7 +109,7 @@ class SweptScores(Scores):
         )
         smooth = logsumexp or entropy or picked is not None or kl_to is not None
         with torch.set_grad_enabled(smooth and torch.is_grad_enabled()):
-            sums, decisions = autograd.row_answers(questions)
+            sums, decisions = run_sweep.row_answers(questions)
         kl = sums.kl if swept or kl_to is None else kl_by_rows(self, kl_to)
         return RowAnswers(
             sums.lse,
@@ -141,8 +139,8 @@ class SweptScores(Scores):
         )
         return loss.reduced(
             weighted,
-            rows=lambda weights: weights.rows(autograd.row_answers(questions)[0]),
-            total=lambda weights: autograd.total_loss(questions, weights),
+            rows=lambda weights: weights.rows(run_sweep.row_answers(questions)[0]),
+            total=lambda weights: run_sweep.total_loss(questions, weights),
             log_probs=lambda: self.dense().detach().double().log_softmax(1),
         )
 
@@ -182,7 +180,7 @@ class SweptScores(Scores):
         """Return the k largest logits, their ids and the log-sum-exp: one sweep."""
         with torch.no_grad():
             questions = Questions(self.source, top_k=k, max_bytes=self.max_bytes)
-            sums, decisions = autograd.row_answers(questions)
+            sums, decisions = run_sweep.row_answers(questions)
         return TopRows(decisions.top_values, decisions.top_ids, sums.lse)
 
     def at(self, ids: Tensor) -> Tensor:
@@ -194,7 +192,7 @@ class SweptScores(Scores):
 
     def row_logits(self) -> Tensor:
         """Return all logits (N, V), each row computed independently of the others."""
-        return decode.row_logits(self.source)
+        return self.source.row_logits()
 
     def settled(self, z: Tensor, other: Tensor) -> Tensor:
         """Return dense logits z (N, V) with those close to `other` replaced by float64 ones.

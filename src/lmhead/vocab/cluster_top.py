@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep import Source
-from lmhead.sweep.precision import unit_roundoff
+from lmhead.sweep.source import unit_roundoff
 from lmhead.vocab.clusters import Clusters, Part, exact_pairs, exact_source
 from lmhead.vocab.factors import Factors
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from lmhead.scores.row_loss import RowSums
 from lmhead.sweep import Pointwise, Questions, Source, accumulation_dtype, row_answers
-from lmhead.sweep.decode import row_logits
 from lmhead.vocab.factors import Factors, Uniform, inverse_cdf
 
 
@@ -221,11 +220,11 @@ class Clusters(Factors):
         drawn = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
         for i in range(len(hidden)):
             row = hidden[i : i + 1]
-            z = row_logits(self.source(self.parts[0], row))[0]
+            z = self.source(self.parts[0], row).row_logits()[0]
             place = inverse_cdf(z.double().log_softmax(0), first[i])
             if place >= self.shortlist:
                 part = self.parts[1 + int(place) - self.shortlist]
-                z = row_logits(self.source(part, row))[0]
+                z = self.source(part, row).row_logits()[0]
                 place = part.start + inverse_cdf(z.double().log_softmax(0), second[i])
             drawn[i] = place
         return self.tokens(drawn)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lmhead import checks
-from lmhead.eager import eager
+from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
 from lmhead.sampling.noise import FOR_FACTORS, make_keys, uniforms
 from lmhead.sweep import autocast

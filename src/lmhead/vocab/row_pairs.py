@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmhead.sweep import accumulation_dtype, kernels, native
+from lmhead.sweep import accumulation_dtype, kernels
 
 _BYTES = 2**24  # of rows that are gathered at a time
 
@@ -97,10 +97,10 @@ class _Sums(torch.autograd.Function):
 def _sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
     wide = accumulation_dtype(x.dtype)
     out = _zeros(size, x.shape[1], wide, x.device)
-    core = native.for_pairs(x, x)
-    if core is not None and native.readable(c, a, b):
-        given = (t.contiguous() for t in (c, native.bits(x), a, b))
-        core.tree_sums(*given, out, native.threads())
+    core = kernels.for_pairs(x, x)
+    if core is not None and kernels.readable(c, a, b):
+        given = (t.contiguous() for t in (c, kernels.bits(x), a, b))
+        core.tree_sums(*given, out, kernels.threads())
         return out.to(x.dtype)
     block = max(1, _BYTES // (8 * max(1, x.shape[1])))
     for i in range(0, len(c), block):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 
 Ints = npt.NDArray[np.int64]
 
@@ -226,9 +226,9 @@ class Tree:
         owner = torch.repeat_interleave(lengths)
         fork, branch = torch.empty_like(owner), torch.empty_like(owner)
         wrapped = torch._C._are_functorch_transforms_active()
-        if native.core is not None and native.readable(tokens) and not wrapped:
+        if kernels.core is not None and kernels.readable(tokens) and not wrapped:
             given = (tokens.contiguous(), ends, fork, branch)
-            native.core.tree_paths(tables.parent, tables.branch, self.vocab, *given)
+            kernels.core.tree_paths(tables.parent, tables.branch, self.vocab, *given)
             return Steps(owner, fork, branch)
         node, place = tokens[lengths > 0], ends[lengths > 0] - 1
         left = lengths[lengths > 0]

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from lmhead.sweep import native
+from lmhead.sweep import kernels
 from lmhead.vocab.tree_paths import Forks
 
 # Forks opened per row in the first round; each round may open half as many more, so that a flat
@@ -34,9 +34,9 @@ def best_tokens(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not forks.tree.forks:
         values = (0 * hidden.double().sum(1, keepdim=True)).expand(-1, k)
         return values, torch.where(values.isnan(), -1, 0)
-    core = native.for_pairs(hidden, forks.weight)
+    core = kernels.for_pairs(hidden, forks.weight)
     bias = forks.bias
-    plain = bias is None or (bias.dtype == forks.weight.dtype and native.readable(bias))
+    plain = bias is None or (bias.dtype == forks.weight.dtype and kernels.readable(bias))
     if core is not None and plain:
         return _in_core(core, forks, hidden, k)
     return _in_rounds(forks, hidden, k)
@@ -47,10 +47,10 @@ def _in_core(core: ModuleType, forks: Forks, hidden: Tensor, k: int) -> tuple[Te
     n, tree = len(hidden), forks.tree
     values = torch.empty(n, k, dtype=torch.float64)
     ids, opened = torch.empty(n, k, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
-    bias = None if forks.bias is None else native.bits(forks.bias.contiguous())
-    given = (native.bits(hidden), native.bits(forks.weight), bias)
+    bias = None if forks.bias is None else kernels.bits(forks.bias.contiguous())
+    given = (kernels.bits(hidden), kernels.bits(forks.weight), bias)
     tables = (tree.tables.start, tree.tables.child, tree.vocab)
-    core.tree_best(*given, *tables, values, ids, opened, native.threads())
+    core.tree_best(*given, *tables, values, ids, opened, kernels.threads())
     return values, ids
 
 

@@ -1,0 +1,96 @@
+"""Second derivatives of the answers, from dense logits: (N, V) memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.scores.row_loss import RowSums
+from lmhead.sweep.kernels import FLOOR
+from lmhead.sweep.questions import Questions
+
+Tensors = tuple[Tensor | None, ...]
+
+
+def dense_answers(questions: Questions) -> RowSums:
+    """Return every differentiable answer by its definition, on dense logits: (N, V) memory."""
+    with torch.autocast(questions.source.device.type, enabled=False):
+        return _dense_answers(questions)
+
+
+def _dense_answers(q: Questions) -> RowSums:
+    z = q.source.dense().double()
+    lse = z.logsumexp(-1)
+    log_p = (z - lse[:, None]).clamp(min=FLOOR)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    masked = z == -torch.inf
+    mixed = softened = kl = None
+    if q.mix is not None:
+        mixed = (z.masked_fill(masked, 0.0) * q.mix).sum(-1)
+    if q.soft is not None:
+        soft = q.soft if q.soft_weight is None else q.soft * q.soft_weight
+        softened = (z.masked_fill(masked & (soft == 0), 0.0) * soft).sum(-1)
+    if q.other is not None:
+        log_q = q.other.dense().double().log_softmax(-1)
+        cross = (log_p.exp() * log_q).masked_fill(log_p.exp() == 0, 0.0).sum(-1)
+        kl = -entropy - cross
+    answers = RowSums(
+        lse=lse,
+        entropy=entropy if q.entropy else None,
+        picked=None if q.ids is None else z.gather(1, q.ids),
+        mixed=mixed,
+        softened=softened,
+        kl=kl,
+        other_lse=None if kl is None else torch.zeros_like(lse),
+    )
+    if q.active is None:
+        return answers
+    return RowSums(
+        *(None if a is None else torch.where(_column(q.active, a), a, 0.0) for a in answers)
+    )
+
+
+def second_order(
+    function: Callable[[Tensors], tuple[Tensor, ...]],
+    upstream: tuple[Tensor, ...],
+    tensors: Tensors,
+    flags: tuple[bool, ...],
+    grads: Tensors,
+) -> tuple[tuple[Tensor, ...], Tensors]:
+    """Return the gradients of <grads, first derivative of function> for `upstream` and the sources.
+
+    The first derivative is by the flagged tensors; it depends on all tensors of the sources.
+    """
+    vjp: Any = torch.func.vjp
+    n = len(flags)
+    present = tuple(t is not None for t in tensors[:n])
+
+    def first_order(upstream: tuple[Tensor, ...], *values: Tensor) -> tuple[Tensor, ...]:
+        given = iter(values)
+        all_values = tuple(next(given) if p else None for p in present)
+
+        def of_flagged(*flagged: Tensor) -> tuple[Tensor, ...]:
+            chosen = iter(flagged)
+            head = tuple(next(chosen) if f else v for v, f in zip(all_values, flags, strict=True))
+            return function(head + tensors[n:])
+
+        flagged = (v for v, f in zip(all_values, flags, strict=True) if f)
+        outputs, pull = vjp(of_flagged, *flagged)
+        typed = tuple(u.to(o.dtype) for u, o in zip(upstream, outputs, strict=True))
+        pulled: tuple[Tensor, ...] = pull(typed)
+        return pulled
+
+    outputs, pull = vjp(first_order, upstream, *(t for t in tensors[:n] if t is not None))
+    cotangents = tuple(
+        torch.zeros_like(o) if g is None else g for g, o in zip(grads, outputs, strict=True)
+    )
+    by_upstream, *by_tensors = pull(cotangents)
+    given = iter(by_tensors)
+    return by_upstream, tuple(next(given) if p else None for p in present)
+
+
+def _column(active: Tensor, like: Tensor) -> Tensor:
+    return active if like.dim() == 1 else active[:, None]

@@ -260,3 +260,24 @@ def test_words_of_probability_zero_are_legal() -> None:
     torch.manual_seed(1)
     samples = categorical(case.lazy).sample(torch.Size([300]))
     assert not torch.isin(samples, torch.tensor([0, 5])).any()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda z: z.logsumexp(-1).sum(),
+        lambda z: z.log_softmax(-1)[..., 3].sum(),
+        lambda z: F.cross_entropy(z.flatten(0, 1), torch.arange(B * T)),
+        lambda z: z.topk(2, -1).values.sum(),
+        lambda z: (z.tanh() * 2).sum(),
+        lambda z: z.gather(-1, torch.ones(B, T, 1, dtype=torch.long)).sum(),
+    ],
+)
+def test_a_hook_on_the_logits_leaves_the_gradients_as_they_are(ask: Callable[..., Any]) -> None:
+    """FSDP2 hooks the output of each group of modules, `retain_grad` likewise."""
+    case = twins(B, T)
+    expected = torch.autograd.grad(ask(case.dense), case.leaves, retain_graph=True)
+    logits = case.lazy
+    logits.register_hook(lambda grad: grad)
+    for found, right in zip(torch.autograd.grad(ask(logits), case.leaves), expected, strict=True):
+        assert_close(found, right, rtol=1e-10, atol=1e-12)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ class LazyLogits(Tensor):
     _built: tuple[int, Tensor, int | None] | None  # what `materialize` returned, and its versions
     # Made under no_grad: the version, and the program with gradients, for autograd functions.
     _live: tuple[int, Node] | None
+    _through: weakref.ref[Leaf] | None  # what `part` returned while it is in use
     max_bytes: int | None
 
     # Tensors are hashed by identity.
@@ -177,7 +179,11 @@ class LazyLogits(Tensor):
             return live
         if not _plain(self, "requires_grad") or routing.passes_by(self):
             return node
-        return Leaf(Root(node=live, handle=self), _plain(self, "dtype"))
+        made = None if self._through is None else self._through()
+        if made is None or made.root.node is not live:
+            made = Leaf(Root(node=live, handle=self), _plain(self, "dtype"))
+            self._through = weakref.ref(made)  # one root for all parts of a question
+        return made
 
     @property
     def lead(self) -> torch.Size:
@@ -190,10 +196,11 @@ class LazyLogits(Tensor):
         node = self.node
         routing.check_unchanged([node])
         with torch.no_grad():
-            found = node.scores(Env())
+            env = routing.current([node])
+            found = node.scores(env)
             if found is not None:
                 return found
-            (rows,) = replay([node], lambda tiles, *_: (tiles[0],), Env(), max_bytes=self.max_bytes)
+            (rows,) = replay([node], lambda tiles, *_: (tiles[0],), env, max_bytes=self.max_bytes)
         return DenseScores(rows, self.max_bytes)
 
     # What it says of itself ----------------------------------------------------------------------
@@ -300,7 +307,7 @@ def wrap(
     made._vdim = len(shape) - 1 if vdim is None else vdim
     made._shared = Base(node, made.lead) if base is None else base
     made._seen, made._live = (made._shared.version, node), None
-    made._built = None
+    made._built = made._through = None
     return made
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lmhead.parallel import fsdp
 from lmhead.scores import DenseScores, Scores
 from lmhead.scores.protocol import Rows
 
@@ -43,22 +44,37 @@ class Root:
         self.scores, self.node, self.handle = scores, node, handle
         self.origin = self  # for constants: the root with the same values
         if scores is not None:
-            self._versions = [_state(t) for t in scores.tensors()]
+            self._sharded = [fsdp.sharded_parameter(t) for t in scores.tensors()]
+            self._versions = self._states(scores)
 
     def check_unchanged(self) -> None:
         """Raise if a tensor of the head was modified in place since the head was called."""
         if self.scores is None:
             return
-        for t, name, then in zip(
-            self.scores.tensors(), self.scores.tensor_names(), self._versions, strict=True
-        ):
-            if _state(t) != then:
+        states = self._states(self.scores)
+        for now, name, then in zip(states, self.scores.tensor_names(), self._versions, strict=True):
+            if now != then:
                 raise RuntimeError(
                     f"the {name} of these lazy logits was modified in place after the head was "
                     "called, so its logits can no longer be computed. Ask before the update (an "
                     "optimizer step, load_state_dict), call the head again, or use .materialize() "
                     "before it"
                 )
+
+    def _states(self, scores: Scores) -> list[Any]:
+        pairs = zip(scores.tensors(), self._sharded, strict=True)
+        return [_state(t) if s is None else (version(t), version(s)) for t, s in pairs]
+
+    def gathered(self) -> tuple[Tensor, ...] | None:
+        """Return the head's tensors if FSDP2 has freed some: those, gathered again; else None."""
+        tensors = self.bind(Env()).tensors()
+        freed = [
+            s is not None and fsdp.is_freed(t) for t, s in zip(tensors, self._sharded, strict=True)
+        ]
+        if not any(freed):
+            return None
+        pairs = zip(tensors, self._sharded, freed, strict=True)
+        return tuple(fsdp.gather(s, t) if gone else t for t, s, gone in pairs)
 
     def bind(self, env: Env) -> Scores:
         """Return the scores on the tensors of `env`; not for a root with a program."""
@@ -80,7 +96,8 @@ class Root:
         if self.handle is None and not any(t.requires_grad for t in scores.tensors()):
             return self
         fixed = Root(scores.with_tensors([t.detach() for t in scores.tensors()]))
-        fixed._versions, fixed.origin = self._versions, self.origin
+        fixed._sharded, fixed._versions = self._sharded, self._versions
+        fixed.origin = self.origin
         return fixed
 
 

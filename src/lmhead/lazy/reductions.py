@@ -253,7 +253,7 @@ def argmax_rows(logits: LazyLogits) -> Tensor | None:
         return None
     with torch.no_grad():
         routing.check_unchanged([logits.node])
-        scores = found.leaf.bound(Env())
+        scores = found.leaf.bound(routing.current([found.leaf]))
         return scores.top(1, lse=False).ids[:, 0]
 
 
@@ -349,7 +349,7 @@ def _top_rows(logits: LazyLogits, found: Form, k: int) -> tuple[Tensor, Tensor]:
         return empty, empty.long()
     with torch.no_grad():
         routing.check_unchanged([logits.node])
-        scores = found.leaf.bound(Env())
+        scores = found.leaf.bound(routing.current([found.leaf]))
         top = scores.top(k, lse=logits.requires_grad)
     if not logits.requires_grad and found.kind == "logits":
         return (top.values + found.shift(Env())).to(logits.dtype), top.ids

@@ -34,9 +34,9 @@ def answer(function: Function, nodes: Sequence[Node]) -> tuple[Tensor, ...]:
         return function(Env())  # the transform follows the tensors themselves
     if not torch.is_grad_enabled() or not _differentiable(roots, tensors):
         with torch.no_grad():
-            return function(Env())
+            return function(current(nodes))
     if all(root.handle is None for root in roots):
-        return function(Env())
+        return function(current(nodes))
     handles = [root.handle for root in roots]
     made: tuple[Tensor, ...] = _Answer.apply(function, roots, tensors, *handles, *tensors)  # type: ignore[no-untyped-call]
     return made
@@ -53,6 +53,18 @@ def sources(nodes: Sequence[Node]) -> tuple[list[Root], list[Tensor]]:
             elif isinstance(part, Operand) and part.tensor.is_floating_point():
                 tensors[id(part.tensor)] = part.tensor
     return list(roots), list(tensors.values())
+
+
+def current(nodes: Sequence[Node]) -> Env:
+    """Return the tensors to use now: weights that FSDP2 has freed are gathered again."""
+    by_root: dict[Root, tuple[Tensor, ...]] = {}
+    scopes: dict[Root, Env] = {}
+    for root in sources(nodes)[0]:
+        if root.node is not None:
+            scopes[root] = current([root.node])
+        elif (tensors := root.gathered()) is not None:
+            by_root[root] = tensors
+    return Env(by_root, scopes=scopes)
 
 
 def check_unchanged(nodes: Sequence[Node]) -> None:
@@ -89,15 +101,16 @@ class _Substitutes:
         self.leaves: list[Tensor] = []
         self.env = self._env(roots, tensors)
 
-    def _env(self, roots: Sequence[Root], tensors: Sequence[Tensor]) -> Env:
+    def _env(self, roots: Sequence[Root], operands: Sequence[Tensor]) -> Env:
         by_root: dict[Root, tuple[Tensor, ...]] = {}
         scopes: dict[Root, Env] = {}
         for root in roots:
             if root.node is not None:
                 scopes[root] = self._env(*sources([root.node]))
             else:
-                by_root[root] = tuple(self._leaf(t) for t in root.bind(Env()).tensors())
-        return Env(by_root, {id(t): self._leaf(t) for t in tensors}, scopes)
+                tensors = root.gathered() or root.bind(Env()).tensors()
+                by_root[root] = tuple(self._leaf(t) for t in tensors)
+        return Env(by_root, {id(t): self._leaf(t) for t in operands}, scopes)
 
     def _leaf(self, t: Tensor) -> Tensor:
         leaf = t

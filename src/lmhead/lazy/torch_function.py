@@ -61,6 +61,7 @@ _PLAIN = [
     "is_hpu",
     "volatile",
     "_post_accumulate_grad_hooks",
+    "_base",
 ]
 _PLAIN_METHODS = [
     "dim",

@@ -1,0 +1,3 @@
+"""The head on `torch.distributed`."""
+
+from __future__ import annotations

@@ -1,0 +1,72 @@
+"""Parameters of FSDP2 (`fully_shard`), which are freed and gathered again behind the head's back.
+
+In the forward pass of a group of modules a parameter is a plain tensor, whose storage FSDP2 frees
+afterwards. Lazy logits may be queried later: they find the sharded parameter here, and gather it
+again for the time of the question. Every rank must ask the same questions in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead import checks
+
+_STATES = "torch.distributed._composable_state"
+
+
+def sharded_parameter(tensor: Tensor) -> Any:
+    """Return the sharded parameter (a DTensor) that a gathered tensor was made from, or None."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    local = _memory(tensor)
+    if local is None:
+        return None
+    place = local.untyped_storage()._cdata
+    for parameter in _parameters():
+        gathered = getattr(parameter, "_unsharded_param", None)  # unset before the first forward
+        memory = None if gathered is None else _memory(gathered)
+        if memory is not None and memory.untyped_storage()._cdata == place:
+            return parameter.sharded_param
+    return None
+
+
+def is_sharded_parameter(tensor: Tensor) -> bool:
+    """Return whether a tensor is a parameter of FSDP2 in its sharded form."""
+    return any(parameter.sharded_param is tensor for parameter in _parameters())
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether the storage of a tensor was freed."""
+    local = _memory(tensor)
+    return local is not None and local.numel() > 0 and local.untyped_storage().nbytes() == 0
+
+
+@torch.no_grad()
+def gather(sharded: Any, like: Tensor) -> Tensor:
+    """Return all entries of a sharded parameter, in the dtype FSDP2 gathered it in before."""
+    found: Tensor = sharded.detach().to(like.dtype).full_tensor()
+    return found.requires_grad_(like.requires_grad)
+
+
+def _memory(tensor: Tensor) -> Tensor | None:
+    """Return the tensor that holds the memory of a plain tensor or a DTensor; None for others."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local if checks.is_plain(local) and local.device.type != "meta" else None
+
+
+def _parameters() -> list[Any]:
+    """Return all parameters that FSDP2 manages in this process."""
+    module = sys.modules.get(_STATES)
+    if module is None:
+        return []
+    states = {id(s): s for ref in list(module._module_state_mapping.values()) if (s := ref())}
+    return [
+        parameter
+        for state in states.values()
+        for group in getattr(state, "_fsdp_param_groups", ())
+        for parameter in group.fsdp_params
+    ]

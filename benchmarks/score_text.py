@@ -24,7 +24,7 @@ from benchmarks.report import MIB, Document
 from benchmarks.runner import Run, benchmark
 from lmhead.analysis import score
 from lmhead.analysis.score import windows
-from lmhead.analysis.text_to_ids import stream_ids
+from lmhead.analysis.token_text import stream_ids
 from lmhead.cli._peak_memory import call_with_growth
 from lmhead.models import LanguageModel, open_model
 

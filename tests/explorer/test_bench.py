@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 import lmhead
 from explorer.reading import opened
-from lmhead.analysis.text_to_ids import hidden_states, prompt_ids
+from lmhead.analysis.token_text import hidden_states, prompt_ids
 from lmhead.models import LanguageModel
 from lmhead.sampling import Temperature, TopK, TopP
 

@@ -15,8 +15,7 @@ from llama2c_files import random_weights, vocabulary, write_checkpoint, write_vo
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmhead.models.checkpoint import weights_of
-from lmhead.models.head_spec import build_head, specify_head
+from lmhead.models.checkpoint import build_head, specify_head, weights_of
 from lmhead.nn import DecoderConfig, DecoderLM, EncoderDecoder, EncoderDecoderConfig
 
 VOCAB, SIZE, INNER, HEADS, LAYERS = 264, 16, 24, 2, 2

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from lmhead import reference
 from lmhead.nn import Attention, AttentionMask, Block, FeedForward, TransformerConfig
-from lmhead.nn.block import make_norm
-from lmhead.nn.multi_head_attention import causal_attention_mask
-from lmhead.nn.position_embedding import rotary_angles, rotate
+from lmhead.nn.multi_head_attention import causal_attention_mask, rotary_angles, rotate
+from lmhead.nn.stack import make_norm
 
 
 def config(**changes: Any) -> TransformerConfig:

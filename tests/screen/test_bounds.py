@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lmhead.screen import ScreenedHead
-from lmhead.screen.candidates import Pairs
-from lmhead.screen.growing_maps import lowest_linear
+from lmhead.screen.candidates import Pairs, lowest_linear
 from lmhead.sweep import Pointwise
 from screen import heads
 

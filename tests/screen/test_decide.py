@@ -10,9 +10,8 @@ from lmhead.sampling.distribution import TopCandidates, TopWithTotal
 from lmhead.sampling.sampler import Sampler
 from lmhead.sampling.truncation_stages import TopP
 from lmhead.screen import screen_kernels
-from lmhead.screen.candidates import Candidates
+from lmhead.screen.candidates import Candidates, decide
 from lmhead.screen.copy import BLOCK, Copy, build
-from lmhead.screen.decide import decide
 from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source, kernels
 from screen import heads

@@ -9,8 +9,7 @@ import torch
 
 from lmhead.screen import screen_kernels
 from lmhead.screen.candidates import Pairs
-from lmhead.screen.copy import BLOCK, build, pack, unpack
-from lmhead.screen.rotation import Rotation
+from lmhead.screen.copy import BLOCK, Rotation, build, pack, unpack
 from lmhead.screen.states import States
 from lmhead.sweep import kernels
 from screen import heads

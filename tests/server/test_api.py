@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llama2c_files import tiny_model
 
 import lmhead
-from lmhead.analysis.text_to_ids import hidden_states
+from lmhead.analysis.token_text import hidden_states
 from lmhead.models import LanguageModel, open_model
 from lmhead.server import Limits
 from server.asking import ask, make_app, write_page

@@ -3,8 +3,7 @@
 In:  a `LanguageModel`, and text or ids.
 Out: dataclasses with `.to_json()`.
 
-    text_to_ids      text to ids to hidden states; long texts in portions
-    token_text       text and bytes of a token
+    token_text       text to ids to hidden states, in portions; ids to text
     next_tokens      the next-token distribution, and what a sampler makes of it
     score            log-probability, rank and entropy of every token of a text
     score_file       the same for many texts, into a file

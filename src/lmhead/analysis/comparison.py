@@ -18,8 +18,7 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.analysis.same_vocabulary import check_same_tokenization, check_same_vocabulary
 from lmhead.analysis.score import WINDOW, windows
-from lmhead.analysis.text_to_ids import hidden_states, stream_ids
-from lmhead.analysis.token_text import Piece, finite, piece_of
+from lmhead.analysis.token_text import Piece, finite, hidden_states, piece_of, stream_ids
 from lmhead.lazy import LazyLogits
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.analysis.text_to_ids import Text, prompt_ids
-from lmhead.analysis.token_text import Piece, finite, piece_of, pieces_of
+from lmhead.analysis.token_text import Piece, Text, finite, piece_of, pieces_of, prompt_ids
 from lmhead.models import LanguageModel
 
 

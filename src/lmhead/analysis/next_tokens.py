@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.analysis.text_to_ids import Text, hidden_states, prompt_ids
-from lmhead.analysis.token_text import Piece, Token, piece_of, pieces_of
+from lmhead.analysis.token_text import (
+    Piece,
+    Text,
+    Token,
+    hidden_states,
+    piece_of,
+    pieces_of,
+    prompt_ids,
+)
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler, Step
 

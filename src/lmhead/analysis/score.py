@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from lmhead import checks
-from lmhead.analysis.text_to_ids import hidden_states, stream_ids
-from lmhead.analysis.token_text import Piece, Token, finite, piece_of
+from lmhead.analysis.token_text import Piece, Token, finite, hidden_states, piece_of, stream_ids
 from lmhead.models import LanguageModel
 
 WINDOW = 1024  # default tokens per window, if the model's context allows

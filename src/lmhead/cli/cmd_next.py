@@ -91,7 +91,7 @@ def command(
         make_sampler(given)
     model = open_model(where, download=options["download"], threads=options["threads"])
     from lmhead.analysis import next_tokens
-    from lmhead.analysis.text_to_ids import prompt_ids
+    from lmhead.analysis.token_text import prompt_ids
 
     sampler = sampler_for_model(given, model) if given else None
     ids = prompt_ids(model, text)

@@ -20,7 +20,6 @@ torch.
     llama2c             llama2.c checkpoints
     llama2c_tokenizer   llama2.c vocabularies
     checkpoint          checkpoints of `lmhead train`
-    head_spec           the head that a checkpoint describes
     translator          checkpoints of `lmhead train --task translate`
 """
 

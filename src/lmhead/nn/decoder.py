@@ -1,7 +1,10 @@
-"""The decoder: causal self-attention, and cross-attention if there is an encoder.
+"""The decoder, and `DecoderLM`: a decoder-only language model for training and generation.
 
-In:  token ids, and a cache of the tokens before them.
-Out: hidden states after the final norm, the input of a head.
+    hidden = body(ids)               (B, T, D), after the final norm
+    logits = head(hidden)            lazy
+
+Self-attention is causal, with cross-attention if there is an encoder, and a cache of the tokens
+before the given ones.
 """
 
 from __future__ import annotations
@@ -10,11 +13,18 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from lmhead.nn.block import Block
-from lmhead.nn.cache import KeyValue, KeyValueCache, Memory
-from lmhead.nn.multi_head_attention import AttentionMask, causal_attention_mask
-from lmhead.nn.stack import TransformerStack, check_mask
-from lmhead.nn.transformer_config import DecoderConfig
+from lmhead.head import LMHead
+from lmhead.lazy import LazyLogits
+from lmhead.nn.multi_head_attention import (
+    AttentionMask,
+    KeyValue,
+    KeyValueCache,
+    Memory,
+    causal_attention_mask,
+)
+from lmhead.nn.stack import Block, TransformerStack, check_mask, initialise
+from lmhead.nn.transformer_config import DecoderConfig, TransformerConfig
+from lmhead.sampling.model import Tokenizer
 
 
 class DecoderBody(TransformerStack):
@@ -144,3 +154,76 @@ def _of_layer(memory: Memory | None, index: int) -> tuple[KeyValue, AttentionMas
         return None
     mask = AttentionMask(None if memory.mask is None else memory.mask[:, None, None])
     return (memory.keys[index], memory.values[index]), mask
+
+
+class DecoderLM(nn.Module):
+    """A language model like GPT or Llama: `body` and `head`.
+
+    It is a `lmhead.sampling.model.Model`, for `generate` and `beam_search`.
+
+    Args:
+        config: the configuration.
+        head: hidden states to logits; None for an `LMHead`, tied to the embedding if the
+            configuration says so.
+
+    Attributes:
+        body: ids (B, T) to hidden states (B, T, D) and a cache.
+        head: hidden states (..., D) to logits (..., V).
+        eos_token_ids: the ids that end generation.
+        tokenizer: for text prompts; None for ids alone.
+
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> model = DecoderLM(
+    ...     DecoderConfig(vocab_size=65, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    ... )
+    >>> text = torch.randint(65, (2, 9))
+    >>> loss = nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+    >>> loss.backward()
+    >>> model.head.weight is model.body.embedding.weight
+    True
+    """
+
+    def __init__(self, config: DecoderConfig, *, head: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.eos_token_ids: tuple[int, ...] = ()
+        self.tokenizer: Tokenizer | None = None
+        self.body = DecoderBody(config)
+        initialise(self.body)
+        self.head = make_head(config, self.body.embedding) if head is None else head
+
+    def forward(self, ids: Tensor) -> LazyLogits:
+        """Return lazy logits (B, T, V) for the token after each of ids (B, T)."""
+        logits: LazyLogits = self.head(self.hidden(ids))
+        return logits
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return the hidden states (B, T, D) after the final norm."""
+        hidden: Tensor = self.body(ids)[0]
+        return hidden
+
+    def layers(self, ids: Tensor) -> list[Tensor]:
+        """Return (B, T, D) per layer, starting with the embedding; see `DecoderBody.layers`."""
+        return self.body.layers(ids)
+
+
+def make_head(config: TransformerConfig, embedding: nn.Embedding) -> LMHead:
+    """Return the `LMHead` of a configuration; an untied weight starts like the embedding."""
+    if config.tied:
+        head = LMHead.tied(
+            embedding, bias=config.head_bias, softcap=config.softcap, scale=config.scale
+        )
+    else:
+        head = LMHead(
+            config.hidden_size,
+            config.vocab_size,
+            bias=config.head_bias,
+            softcap=config.softcap,
+            scale=config.scale,
+        )
+        if config.init != "torch":
+            nn.init.normal_(head.weight, std=config.init_std)
+    if head.bias is not None and config.init != "torch":
+        nn.init.zeros_(head.bias)
+    return head

@@ -12,7 +12,7 @@ from lmhead.sampling.screened_masses import Range
 from lmhead.sampling.screened_row import Draw, ScreenedRow
 from lmhead.sampling.stage import Call
 from lmhead.screen.candidates import Candidates
-from lmhead.screen.certificates import Certificate, Interval, ScreenedSample
+from lmhead.screen.screened_head import Certificate, Interval, ScreenedSample
 from lmhead.screen.states import TOGETHER, usable
 from lmhead.sweep import Questions, Source, row_answers
 

@@ -28,8 +28,7 @@ from lmhead.sampling.screened_masses import Range, log_masses
 from lmhead.sampling.stage import Call, Cut, Edit, Stage, per_row
 from lmhead.sampling.temperature import Temperature
 from lmhead.sampling.truncation_stages import Epsilon, Eta, MinP, TopH, TopK, TopP
-from lmhead.screen.candidates import Candidates
-from lmhead.screen.decide import decide
+from lmhead.screen.candidates import Candidates, decide
 
 # Tokens scored exactly for the first attempt at a cut, the factor for further ones, the limit.
 _FIRST, _MORE, _LAST = 128, 4, 8192

@@ -1,8 +1,16 @@
-"""Approximate logits with proven bounds for all tokens, and the tokens that reach a limit.
+"""Approximate logits with proven bounds for all tokens, and the k best tokens from them.
 
 One pass over the copy makes `Candidates`. Everything after that reads a few rows: `reaching` finds
 the tokens whose upper bound reaches a limit, `refined` adds the low nibbles of "4+4", `exact` takes
 the float64 dot products that decide.
+
+`decide` scores the k tokens with the best approximate logits exactly. The least of them is a limit:
+what cannot reach it, by its upper bound, is not among the best k. What is left is scored exactly
+too, and the k best of that are the answer.
+
+Tokens are compared by z = map(x) in float64, and skipped by a bound on x. The map grows with x, but
+float64 may make two different x into one z: far out tanh is 1, and then the lowest id wins. So a
+token may be skipped only if its x is below the limit by more than such roundings.
 """
 
 from __future__ import annotations
@@ -10,17 +18,61 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lmhead.screen import growing_maps, screen_kernels
+from lmhead.screen import screen_kernels
 from lmhead.screen.copy import BLOCK, Copy
 from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source
 
-_MAX_BYTES = 1 << 26
 _U = 2.0**-53
+
+
+def grows(p: Pointwise) -> bool:
+    """Return whether the map increases with x, by a slope that float64 can represent."""
+    factors = [p.scale, p.outer] if p.bounded else [p.scale]
+    shifts = [p.shift, p.outer_shift]
+    return all(2.0**-100 < f < 2.0**100 for f in factors) and all(abs(s) < 1e30 for s in shifts)
+
+
+def lowest_linear(p: Pointwise, z: Tensor) -> Tensor:
+    """Return a limit t, (...): a token with a linear value below t has a logit below z.
+
+    Args:
+        p: the map; `grows(p)`.
+        z: float64 logits, (...).
+    """
+    if p.is_identity:
+        return z
+    if not p.bounded:
+        t = (z - p.shift) / p.scale
+        # Two roundings here, two on either side of the comparison: wider gaps stay gaps.
+        return t - 16 * _U * (t.abs() + abs(p.shift) / p.scale) - 2.0**-1000 / p.scale
+    # tanh is taken to be right to 8 units in the last place; its argument is rounded twice.
+    y = (z - p.outer_shift) / p.outer
+    y = y - 64 * _U * (1 + abs(p.shift) + abs(p.outer_shift) / p.outer)
+    argument = y.clamp(max=1 - 4 * _U).atanh()  # NaN below -1: nothing may be passed over
+    t = (argument - p.shift) / p.scale
+    t = t - 2.0**-40 * (t.abs() + (1 + abs(p.shift)) / p.scale)
+    return torch.where(t.isnan(), -math.inf, t)
+
+
+def logit_bounds(p: Pointwise, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Convert bounds on x, in float64, to bounds on z, in float64."""
+    if p.is_identity:
+        return lower, upper
+    lower, upper = p(lower), p(upper)
+    size = abs(p.outer) + abs(p.outer_shift) if p.bounded else abs(p.shift)
+    slack = 64 * _U * (1 + abs(p.shift)) if p.bounded else 8 * _U
+    return (
+        lower - slack * (lower.abs().nan_to_num(posinf=0.0) + size) - 2.0**-900,
+        upper + slack * (upper.abs().nan_to_num(posinf=0.0) + size) + 2.0**-900,
+    )
+
+
 # Tokens this close to the top, in units of the logits, are worth all of their bits.
 _NEAR = 10.0
 
@@ -160,12 +212,12 @@ class Candidates:
         """Return float64 linear values and logits of some tokens, (M,) each, from the weight."""
         weight = self.source.weights[0]
         self.bytes_read += len(pairs.ids) * weight.shape[1] * weight.element_size()
-        x = self._linear.pairs(pairs.rows, pairs.ids, max_bytes=_MAX_BYTES)
+        x = self._linear.pairs(pairs.rows, pairs.ids)
         return x, self.pointwise.apply_(x.clone())
 
     def limits(self, z: Tensor) -> Tensor:
         """Return the limit of approx for a float64 logit of z or more: (B,) gives (B,)."""
-        t = growing_maps.lowest_linear(self.pointwise, z)
+        t = lowest_linear(self.pointwise, z)
         base = self.states.base
         return (t - base) - 4 * _U * (t.abs().nan_to_num(posinf=0.0) + base.abs())
 
@@ -201,8 +253,75 @@ class Candidates:
             radius += a.abs().nan_to_num(posinf=0.0) * screen_kernels.SLACK + screen_kernels.FLOOR
             radius += 4 * _U * states.base[row].abs()
             a += states.base[row]
-            low, high = growing_maps.logit_bounds(self.pointwise, a - radius, a + radius)
+            low, high = logit_bounds(self.pointwise, a - radius, a + radius)
             torch.nextafter(low.float(), torch.tensor(-math.inf), out=lower[row])
             torch.nextafter(high.float(), torch.tensor(math.inf), out=upper[row])
             upper[row].masked_fill_(a == -math.inf, -math.inf)
         return lower, upper
+
+
+class Found(NamedTuple):
+    """What the bounds decided of B rows."""
+
+    decided: Tensor  # (B,) bool
+    values: Tensor  # (decided, k) float64
+    ids: Tensor  # (decided, k)
+    rescored: Tensor  # (B,)
+    bytes_read: int
+
+
+def decide(found: Candidates, k: int) -> Found:
+    """Return the k best tokens of each row, for the rows that the bounds decide."""
+    rows, vocab = found.rows, found.copy.vocab
+    most = max(256, 4 * k, vocab // 8)
+    if (one := found.at_once(k, most)) is not None:
+        _check_sound(one.sound)
+        decided = torch.tensor([one.decided])
+        some = slice(None) if one.decided else slice(0)
+        scored = torch.tensor([one.scored])
+        return Found(decided, one.values[some], one.ids[some], scored, found.bytes_read)
+    pivots = found.best(k)
+    x, z = found.exact(pivots)
+    least = z.view(rows, k).amin(1)
+    limit = found.limits(least)
+    pairs = found.reaching(limit)
+    first = pivots
+    if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
+        pairs, limit, pivots, x, z = _second_pass(found, pairs, limit, k)
+    # Where masked tokens come among the best k, nothing can be passed over.
+    few = pairs.counts <= most
+    decided = few & (pairs.counts >= k) & (least > -math.inf)
+    if not bool(decided.all()):
+        pairs = pairs.keep(decided[pairs.rows])
+    if not (bool(decided.all()) and torch.equal(pairs.ids, pivots.ids)):
+        x, z = found.exact(pairs)
+    _check_sound(found.holds(pairs, x))
+    rescored = pairs.counts
+    if first is not pivots:
+        again = torch.isin(first.rows * vocab + first.ids, pairs.rows * vocab + pairs.ids)
+        rescored = rescored + first.keep(~again).counts
+    kept = Pairs(pairs.counts[decided], pairs.ids)
+    values, ids = kept.largest(z, k) if len(kept.counts) else (z.view(0, k), pairs.ids.view(0, k))
+    return Found(decided, values, ids, rescored, found.bytes_read)
+
+
+def _second_pass(
+    found: Candidates, pairs: Pairs, limit: Tensor, k: int
+) -> tuple[Pairs, Tensor, Pairs, Tensor, Tensor]:
+    """Repeat with the low nibbles: better pivots, a higher limit, fewer tokens."""
+    approx, radius = found.refined(pairs)
+    pivots = pairs.best(approx, k)
+    x, z = found.exact(pivots)
+    limit = torch.maximum(limit, found.limits(z.view(-1, k).amin(1)))
+    # A NaN is kept.
+    kept = pairs.keep(~(approx + radius < limit[pairs.rows]))
+    return kept, limit, pivots, x, z
+
+
+def _check_sound(sound: bool) -> None:
+    """Raise if a token scored exactly is outside its bounds (a copy of another weight)."""
+    if not sound:
+        raise RuntimeError(
+            "a logit lies outside its bounds: the copy does not belong to the weight as it is now; "
+            "make another ScreenedHead"
+        )

@@ -16,8 +16,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from lmhead.screen.copy import KAPPA, SHARE, Copy
-from lmhead.screen.rotation import DEFECT
+from lmhead.screen.copy import DEFECT, KAPPA, SHARE, Copy
 from lmhead.sweep import kernels
 
 TOGETHER = 64  # hidden states that one pass over the copy serves

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lmhead.analysis.text_to_ids import prompt_ids
+from lmhead.analysis.token_text import prompt_ids
 from lmhead.models import LanguageModel
 from lmhead.sampler_options import ORDERS
 from lmhead.sampling import Sampler

@@ -27,8 +27,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from lmhead import __version__
-from lmhead.analysis.text_to_ids import hidden_states
-from lmhead.analysis.token_text import Piece, piece_of
+from lmhead.analysis.token_text import Piece, hidden_states, piece_of
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler, TokenEvent, stream_generate
 from lmhead.server.api_context import (

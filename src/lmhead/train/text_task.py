@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmhead.models.head_spec import build_head, specify_head
+from lmhead.models.checkpoint import build_head, specify_head
 from lmhead.nn import DecoderConfig, DecoderLM
 from lmhead.sampling import Sampler, generate
 from lmhead.train.run_files import os_errors_as_train_errors

@@ -22,7 +22,7 @@ def make_loss(config: TrainConfig, head: nn.Module, frequencies: Callable[[], An
 
     Args:
         config: the settings.
-        head: the output layer; `lmhead.models.head_spec` makes all kinds.
+        head: the output layer; `lmhead.models.checkpoint` makes all kinds.
         frequencies: returns the count of each token in the training data (for "sampled").
     """
     smoothing = config.label_smoothing

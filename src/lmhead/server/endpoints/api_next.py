@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmhead.analysis.text_to_ids import hidden_states
-from lmhead.analysis.token_text import pieces_of
+from lmhead.analysis.token_text import hidden_states, pieces_of
 from lmhead.models import LanguageModel
 from lmhead.server.api_context import ApiContext, handle_errors
 from lmhead.server.worker import Cancellation

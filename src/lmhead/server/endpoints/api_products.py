@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lmhead.analysis.text_to_ids import hidden_states
+from lmhead.analysis.token_text import hidden_states
 from lmhead.models import LanguageModel
 from lmhead.server.api_context import ApiContext, RequestError, handle_errors
 from lmhead.server.worker import Cancellation

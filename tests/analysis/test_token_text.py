@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared_data import SMOLLM2_TOKENIZER, WIKITEXT_TEST, needs
 from tiny_models import Letters, lettered, tiny
 
-from lmhead.analysis.text_to_ids import prompt_ids, stream_ids
+from lmhead.analysis.token_text import prompt_ids, stream_ids
 from lmhead.models import JsonTokenizer, LanguageModel
 
 WORDS = "the cat sat on a mat 12345 你好 don't -- stop. \n\n  x\t" + "a" * 40

@@ -56,6 +56,5 @@ def ask(
         return replay(nodes, rows, env, max_bytes=limit)
 
     function = by_scores if all(node.is_scores for node in nodes) else by_rows
-    smooth = asked.log_prob is not None or asked.entropy or asked.logsumexp or asked.kl
-    with torch.set_grad_enabled(smooth and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(asked.smooth and torch.is_grad_enabled()):
         return asked.answers(answer(function, nodes), logits.dtype)

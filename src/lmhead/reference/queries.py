@@ -24,6 +24,10 @@ __all__ = [
     "kl_backward",
     "log_prob",
     "log_prob_backward",
+    "log_sum_sq",
+    "log_sum_sq_backward",
+    "mean_logit",
+    "mean_logit_backward",
     "rank",
     "top_k",
 ]
@@ -87,6 +91,49 @@ def entropy_backward(grad: ArrayLike, logits: ArrayLike) -> Array:
     log_p = log_softmax(logits)
     h = entropy(logits)[..., None]
     return -floats(grad)[..., None] * np.exp(log_p) * (_zero_if_masked(log_p) + h)
+
+
+def log_sum_sq(logits: ArrayLike) -> Array:
+    """Collision: log Σ_v p[v]², the log of the chance that two draws agree.
+
+    0 when one word is certain, -log V when all are alike. Minus it is the Rényi entropy of order 2.
+
+    >>> print(log_sum_sq([0, 0, 0, 0]).round(4))
+    -1.3863
+    """
+    return floats(np.log(np.square(softmax(logits)).sum(axis=-1)))
+
+
+def log_sum_sq_backward(grad: ArrayLike, logits: ArrayLike) -> Array:
+    """Its gradient: ∂z[v] = 2 ∂ (p[v]² / Σ p² - p[v]).
+
+    >>> (log_sum_sq_backward(1.0, [1, 2, 3]) + 0).round(4)
+    array([-0.1483, -0.2548,  0.4031])
+    """
+    p = softmax(logits)
+    share = np.square(p) / np.square(p).sum(axis=-1, keepdims=True)
+    return 2 * floats(grad)[..., None] * (share - p)
+
+
+def mean_logit(logits: ArrayLike) -> Array:
+    """The mean of a row's logits, masked words (-inf) left out.
+
+    >>> print(mean_logit([1.0, 2.0, -np.inf]))
+    1.5
+    """
+    z = floats(logits)
+    allowed = ~np.isneginf(z)
+    return floats(np.where(allowed, z, 0.0).sum(axis=-1) / allowed.sum(axis=-1))
+
+
+def mean_logit_backward(grad: ArrayLike, logits: ArrayLike) -> Array:
+    """Its gradient: ∂ / n for each of the n words that are not masked.
+
+    >>> mean_logit_backward(1.0, [1.0, 2.0, -np.inf])
+    array([0.5, 0.5, 0. ])
+    """
+    allowed = ~np.isneginf(floats(logits))
+    return floats(grad)[..., None] * allowed / allowed.sum(axis=-1, keepdims=True)
 
 
 def descending_order(logits: ArrayLike) -> Ids:

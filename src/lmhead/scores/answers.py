@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.scores.protocol import Scores
+from lmhead.scores.protocol import RowAnswers, Scores
+
+Ids: TypeAlias = "Tensor | Sequence[Tensor] | None"
+"""Ids (...) or (..., K), or several such tensors."""
 
 
 class TopK(NamedTuple):
@@ -31,9 +35,12 @@ class Answers:
         argmax: id of the largest logit, (...), int64.
         top_k: `TopK(values, indices)`, (..., k) each; values are logits.
         kl: KL(p ‖ q) in nats, (...).
+        log_sum_sq: log Σ p², (...).
+        mean_logit: mean of the logits, (...); masked tokens (-inf) are left out.
+        top1_match: whether each given id is the argmax, bool, with the shape of the ids.
 
-    Ids and ranks follow the float64 logits; they are -1 for a row whose logits hold a NaN or are
-    all -inf.
+    Where several tensors of ids were given, log_prob, rank and top1_match are tuples. Ids and ranks
+    follow the float64 logits; they are -1 for a row whose logits hold a NaN or are all -inf.
     """
 
     log_prob: Any = None
@@ -43,6 +50,9 @@ class Answers:
     argmax: Any = None
     top_k: Any = None
     kl: Any = None
+    log_sum_sq: Any = None
+    mean_logit: Any = None
+    top1_match: Any = None
 
 
 @dataclass(frozen=True)
@@ -50,76 +60,102 @@ class Asked:
     """Checked questions about logits (*lead, V)."""
 
     lead: torch.Size
-    log_prob: Tensor | None = None
-    rank: Tensor | None = None
+    log_prob: Ids = None
+    rank: Ids = None
     entropy: bool = False
     logsumexp: bool = False
     argmax: bool = False
     top_k: int = 0
     kl: bool = False
+    log_sum_sq: bool = False
+    mean_logit: bool = False
+    top1_match: Ids = None
 
     @classmethod
     def checked(cls, lead: torch.Size, vocab: int, device: torch.device, **questions: Any) -> Asked:
         """Validate the questions."""
         asked = cls(lead, **questions)
         checks.check_integer("top_k", asked.top_k, low=0, high=vocab)
-        for name, ids in (("log_prob", asked.log_prob), ("rank", asked.rank)):
-            if ids is None:
-                continue
-            checks.check_ids(name, ids, vocab)
-            checks.check_device(name, ids, "hidden", torch.empty(0, device=device))
-            if ids.shape[: len(lead)] != lead or ids.dim() > len(lead) + 1:
-                raise ValueError(
-                    f"{name} must have shape {tuple(lead)} or {(*lead, 'K')}; "
-                    f"got {tuple(ids.shape)}"
-                )
+        for name in ("log_prob", "rank", "top1_match"):
+            for ids in _each(getattr(asked, name)):
+                checks.check_ids(name, ids, vocab)
+                checks.check_device(name, ids, "hidden", torch.empty(0, device=device))
+                if ids.shape[: len(lead)] != lead or ids.dim() > len(lead) + 1:
+                    raise ValueError(
+                        f"{name} must have shape {tuple(lead)} or {(*lead, 'K')}; "
+                        f"got {tuple(ids.shape)}"
+                    )
         return asked
 
-    def rows(self, ids: Tensor | None) -> Tensor | None:
-        """Return ids (...) or (..., K) as (N, K)."""
+    @property
+    def smooth(self) -> bool:
+        """Whether any of the answers has a gradient."""
+        sums = self.entropy or self.logsumexp or self.kl or self.log_sum_sq or self.mean_logit
+        return sums or self.log_prob is not None
+
+    def rows(self, ids: Ids) -> Tensor | None:
+        """Return ids (...) or (..., K), or several such tensors, as (N, K)."""
         if ids is None:
             return None
-        k = 1 if ids.dim() == len(self.lead) else ids.shape[-1]
-        return ids.reshape(self.lead.numel(), k).long()
+        n = self.lead.numel()
+        return torch.cat([i.reshape(n, self._width(i)).long() for i in _each(ids)], 1)
+
+    def _width(self, ids: Tensor) -> int:
+        return 1 if ids.dim() == len(self.lead) else ids.shape[-1]
 
     def compute(
         self,
         scores: Scores,
         other: Scores | None = None,
-        rows: slice | None = None,
+        rows: slice | Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the answers about rows of scores, one tensor each, in a fixed order."""
 
         def some(ids: Tensor | None) -> Tensor | None:
             return ids if ids is None or rows is None else ids[rows]
 
+        best = self.argmax or self.top1_match is not None
+        # Asked only where wanted: not every kind of scores needs to know these.
+        more = {name: True for name in ("log_sum_sq", "mean_logit") if getattr(self, name)}
         found = scores.answer(
             logsumexp=self.logsumexp,
             entropy=self.entropy,
             picked=some(self.rows(self.log_prob)),
             rank=some(self.rows(self.rank)),
-            top_k=max(self.top_k, int(self.argmax)),
+            top_k=max(self.top_k, int(best)),
             kl_to=other,
+            **more,
         )
-        made = [] if self.log_prob is None else [found.picked - found.lse[:, None]]
-        made += [] if self.rank is None else [found.ranks]
-        made += [found.entropy] if self.entropy else []
-        made += [found.lse] if self.logsumexp else []
-        made += [found.top_ids, found.top_values] if self.top_k or self.argmax else []
-        made += [found.kl] if self.kl else []
-        return tuple(made)
+        return tuple(self._list(found, some(self.rows(self.top1_match))))
+
+    def _list(self, found: RowAnswers, candidates: Tensor | None) -> Iterator[Tensor]:
+        if self.log_prob is not None:
+            yield found.picked - found.lse[:, None]
+        if self.rank is not None:
+            yield found.ranks
+        if self.top_k or self.argmax:
+            yield found.top_ids
+            yield found.top_values
+        if candidates is not None:
+            yield candidates == found.top_ids[:, :1]
+        for asked, sums in (
+            (self.entropy, found.entropy),
+            (self.logsumexp, found.lse),
+            (self.kl, found.kl),
+            (self.log_sum_sq, found.log_sum_sq),
+            (self.mean_logit, found.mean_logit),
+        ):
+            if asked:
+                yield sums
 
     def answers(self, computed: tuple[Tensor, ...], dtype: torch.dtype) -> Answers:
         """Return what `compute` gave in the shape of the logits."""
         given = iter(computed)
         fields: dict[str, Any] = {}
         if self.log_prob is not None:
-            fields["log_prob"] = next(given).reshape(self.log_prob.shape).to(dtype)
+            fields["log_prob"] = self._like(self.log_prob, next(given).to(dtype))
         if self.rank is not None:
-            fields["rank"] = next(given).reshape(self.rank.shape)
-        for name, asked in (("entropy", self.entropy), ("logsumexp", self.logsumexp)):
-            if asked:
-                fields[name] = next(given).reshape(self.lead).to(dtype)
+            fields["rank"] = self._like(self.rank, next(given))
         if self.top_k or self.argmax:
             ids, values = next(given), next(given)
             if self.argmax:
@@ -127,6 +163,22 @@ class Asked:
             if self.top_k:
                 shape = (*self.lead, self.top_k)
                 fields["top_k"] = TopK(values.reshape(shape).to(dtype), ids.reshape(shape))
-        if self.kl:
-            fields["kl"] = next(given).reshape(self.lead).to(dtype)
+        if self.top1_match is not None:
+            fields["top1_match"] = self._like(self.top1_match, next(given))
+        for name in ("entropy", "logsumexp", "kl", "log_sum_sq", "mean_logit"):
+            if getattr(self, name):
+                fields[name] = next(given).reshape(self.lead).to(dtype)
         return Answers(**fields)
+
+    def _like(self, ids: Ids, values: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return values (N, K) in the shape of the ids: one tensor, or one for each."""
+        each = _each(ids)
+        parts = torch.split(values, [self._width(i) for i in each], 1)
+        shaped = tuple(p.reshape(i.shape) for p, i in zip(parts, each, strict=True))
+        return shaped[0] if isinstance(ids, Tensor) else shaped
+
+
+def _each(ids: Ids) -> Sequence[Tensor]:
+    if ids is None:
+        return ()
+    return ids if isinstance(ids, list | tuple) else (ids,)

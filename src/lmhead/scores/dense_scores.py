@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lmhead.scores.by_rows import mean_finite
 from lmhead.scores.protocol import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.row_loss import CrossEntropy
 
@@ -66,6 +67,8 @@ class DenseScores(Scores):
         rank: Tensor | None = None,
         top_k: int = 0,
         kl_to: Scores | None = None,
+        log_sum_sq: bool = False,
+        mean_logit: bool = False,
     ) -> RowAnswers:
         """Answer by the definitions, in float64."""
         z = self.logits.double()
@@ -99,6 +102,8 @@ class DenseScores(Scores):
             entropy=spread if entropy else None,
             picked=None if picked is None else z.gather(1, picked),
             kl=kl,
+            log_sum_sq=(2 * z).logsumexp(1) - 2 * lse if log_sum_sq else None,
+            mean_logit=mean_finite(z) if mean_logit else None,
             top_values=values,
             top_ids=ids,
             ranks=ranks,

@@ -33,13 +33,15 @@ class TopRows(NamedTuple):
 class RowAnswers:
     """Answers per row in float64; a field that was not asked for is None.
 
-    `lse` is always present. lse, entropy, picked and kl are differentiable.
+    `lse` is always present. All but the last three are differentiable.
     """
 
     lse: Tensor  # (N,)
     entropy: Any = None  # (N,)
     picked: Any = None  # (N, K), logits at the given ids
     kl: Any = None  # (N,), KL(self ‖ other)
+    log_sum_sq: Any = None  # (N,), log Σ p²
+    mean_logit: Any = None  # (N,), mean of the logits that are not -inf
     top_values: Any = None  # (N, k)
     top_ids: Any = None  # (N, k)
     ranks: Any = None  # (N, K), number of tokens ordered before each given id
@@ -137,6 +139,8 @@ class Scores(ABC):
         rank: Tensor | None = None,
         top_k: int = 0,
         kl_to: Scores | None = None,
+        log_sum_sq: bool = False,
+        mean_logit: bool = False,
     ) -> RowAnswers:
         """Answer any set of questions at once.
 
@@ -147,6 +151,8 @@ class Scores(ABC):
             rank: ids (N, K) whose place in the order is wanted; 0 is the argmax.
             top_k: number of largest logits wanted.
             kl_to: q of KL(p ‖ q), scores of the same shape.
+            log_sum_sq: log Σ p² of each row.
+            mean_logit: mean of each row's logits, without those that are -inf.
         """
 
     @abstractmethod

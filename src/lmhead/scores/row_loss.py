@@ -39,6 +39,7 @@ class RowSums(NamedTuple):
     softened: Any = None  # (N,), Σ_v soft_v weight_v z_v
     kl: Any = None  # (N,), Σ_v p_v (log p_v - log q_v), q from other scores
     other_lse: Any = None  # (N,), log Σ_v exp of the other scores, for the gradient of kl
+    log_sum_sq: Any = None  # (N,), log Σ_v p_v²
 
     def at(self, rows: slice | Tensor) -> RowSums:
         """Return the sums of some rows."""

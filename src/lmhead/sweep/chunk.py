@@ -20,7 +20,7 @@ from lmhead.scores import Rows
 from lmhead.scores.row_loss import RowSums
 from lmhead.sweep import kernels
 from lmhead.sweep.exact_decisions import Rank, TopK
-from lmhead.sweep.kernels import Coefficients, Softmax, scatter_add_
+from lmhead.sweep.kernels import Coefficients, Pointwise, Softmax, scatter_add_
 from lmhead.sweep.questions import Plan, Questions
 from lmhead.sweep.source import Source
 
@@ -179,6 +179,7 @@ def coefficients(answers: RowSums, upstream: RowSums, dtype: torch.dtype) -> Coe
     d lse     / dz_v = p_v
     d entropy / dz_v = -p_v (log p_v + entropy)
     d kl      / dz_v = p_v (log p_v - log q_v - kl)
+    d log Σp² / dz_v = 2 (p_v² / Σp² - p_v), its first term in `kernels.Squares`
     """
     a, b, c = upstream.lse, None, None
     if upstream.entropy is not None:
@@ -187,6 +188,8 @@ def coefficients(answers: RowSums, upstream: RowSums, dtype: torch.dtype) -> Coe
     if upstream.kl is not None:
         a = _plus(a, -upstream.kl * answers.kl)
         b, c = _plus(b, upstream.kl), -upstream.kl
+    if upstream.log_sum_sq is not None:
+        a = _plus(a, -2 * upstream.log_sum_sq)
     sums = (a, b, c, upstream.mixed, upstream.softened)
     return Coefficients(*(None if x is None else x.to(dtype) for x in sums))
 
@@ -222,6 +225,22 @@ class Buffers:
         self.tiles, self.scratch = [], []
 
 
+class _Inputs:
+    """The hidden states of some rows as the product takes them: (D_i, B) each.
+
+    A factor per row is part of them where the map allows it; else `unscaled` is that factor.
+    """
+
+    def __init__(self, source: Source, rows: Rows, hiddens: tuple[Tensor, ...]) -> None:
+        self.row_scale = None if source.row_scale is None else source.row_scale[rows]
+        linear = not source.pointwise.bounded and source.pointwise.shift == 0.0
+        self.unscaled = None if linear and source.bias is None else self.row_scale
+        if self.row_scale is None or self.unscaled is not None:
+            self.transposed = tuple(h.T.contiguous() for h in hiddens)
+        else:
+            self.transposed = tuple((h.T * self.row_scale).contiguous() for h in hiddens)
+
+
 class Chunk:
     """Some rows, with the running state of their sweep."""
 
@@ -230,8 +249,9 @@ class Chunk:
         self.hiddens = questions.source.take(rows)
         self.n_rows = self.hiddens[0].shape[0]
         self.other_hiddens = () if questions.other is None else questions.other.take(rows)
-        self._transposed = tuple(h.T.contiguous() for h in self.hiddens)
-        self._other_transposed = tuple(h.T.contiguous() for h in self.other_hiddens)
+        self._inputs = _Inputs(questions.source, rows, self.hiddens)
+        if questions.other is not None:
+            self._other_inputs = _Inputs(questions.other, rows, self.other_hiddens)
         self.ids = None if questions.ids is None else questions.ids[rows]
         self._made = False
         self.flat = False  # whether the filter found nothing to set aside
@@ -261,7 +281,7 @@ class Chunk:
     def _linear(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield all tiles of the linear layer, without bias and map."""
         for lo, hi, z in self._tiles():
-            yield lo, hi, self.questions.source.linear_tile(self._transposed, lo, hi, z)
+            yield lo, hi, self.questions.source.linear_tile(self._inputs.transposed, lo, hi, z)
         self._made = True
 
     def logits(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -271,15 +291,17 @@ class Chunk:
             return
         source = self.questions.source
         for lo, hi, x in self._linear():
-            yield lo, hi, kernels.finish_(x, source.bias_tile(lo, hi), source.pointwise)
+            bias, scale = source.bias_tile(lo, hi), self._inputs.unscaled
+            yield lo, hi, kernels.finish_(x, bias, source.pointwise, scale)
 
     def _other_logits(self, lo: int, hi: int) -> Tensor | None:
         other = self.questions.other
         if other is None:
             return None
         out = self._view(self.buffers.other, hi - lo)
-        other.linear_tile(self._other_transposed, lo, hi, out)
-        return kernels.finish_(out, other.bias_tile(lo, hi), other.pointwise)
+        inputs = self._other_inputs
+        other.linear_tile(inputs.transposed, lo, hi, out)
+        return kernels.finish_(out, other.bias_tile(lo, hi), other.pointwise, inputs.unscaled)
 
     def _soft_tile(self, lo: int, hi: int) -> Tensor | None:
         """Return soft targets times the class weight: (tokens, rows)."""
@@ -295,6 +317,7 @@ class Chunk:
         like = self.buffers.scratch[0]
         self._softmax = Softmax.start(n_rows, entropy=q.entropy or q.other is not None, like=like)
         self._other_softmax = Softmax.start(n_rows, entropy=False, like=like)
+        self._doubled = Softmax.start(n_rows, entropy=False, like=like)
         self._cross = torch.zeros_like(self._softmax.s)
         self._mixed = like.new_zeros(n_rows)
         self._softened = like.new_zeros(n_rows)
@@ -303,6 +326,9 @@ class Chunk:
         for lo, hi, z in self._linear():
             scratch = self.scratch(hi - lo)
             bias, pointwise = q.source.bias_tile(lo, hi), q.source.pointwise
+            if self._inputs.unscaled is not None:
+                kernels.finish_(z, bias, pointwise, self._inputs.unscaled)
+                bias, pointwise = None, Pointwise()
             z_q = self._other_logits(lo, hi)
             if z_q is None:
                 kernels.update_answers_(z, lo, bias, pointwise, self._softmax, scratch, top, rank)
@@ -315,6 +341,8 @@ class Chunk:
                     if tracker is not None:
                         tracker.update(lo, z)
             self._add_linear(lo, hi, z, scratch[0])
+            if q.log_sum_sq:
+                kernels.update_doubled_(z, self._doubled, scratch)
         return self._answers()
 
     def _add_other(
@@ -362,6 +390,7 @@ class Chunk:
             softened=self._softened.double() if q.soft is not None else None,
             kl=kl,
             other_lse=other.lse if q.other is not None else None,
+            log_sum_sq=self._doubled.lse - 2 * softmax.lse if q.log_sum_sq else None,
         )
 
     def backward(
@@ -375,6 +404,9 @@ class Chunk:
         k = coefficients(answers, upstream, q.source.dtype)
         if q.grad_filter is not None:
             q.grad_filter.count(self.n_rows)
+        squares = None
+        if upstream.log_sum_sq is not None:
+            squares = kernels.Squares(2 * upstream.log_sum_sq, answers.log_sum_sq)
         to_other = q.other is not None and upstream.kl is not None and other_into.wanted
         if into.wanted:
             into.start(self.rows, self.hiddens)
@@ -395,6 +427,7 @@ class Chunk:
                         q.other.pointwise,
                         soft=p,
                         scratch=(scratch[0], scratch[0]),
+                        row_scale=self._other_inputs.row_scale,
                     )
                     other_into.add(lo, hi, z_q)
             if not into.wanted:
@@ -408,6 +441,8 @@ class Chunk:
                 mix=None if q.mix is None else q.mix[lo:hi],
                 soft=self._soft_tile(lo, hi),
                 picks=self._picks(lo, hi, upstream.picked),
+                squares=squares,
+                row_scale=self._inputs.row_scale,
                 scratch=scratch,
             )
             into.add(lo, hi, z)

@@ -34,7 +34,7 @@ class _Tracker:
         self, source: Source, rows: Tensor, hiddens: tuple[Tensor, ...], max_bytes: int
     ) -> None:
         self.source, self.rows, self.max_bytes = source, rows, max_bytes
-        self.per_norm, self.relative, self.absolute = source.error_bounds(hiddens)
+        self.per_norm, self.relative, self.absolute = source.error_bounds(hiddens, rows)
 
     def logits(self, in_chunk: Tensor, ids: Tensor) -> Tensor:
         """Return float64 logits of (row, token) pairs; rows counted within the chunk."""
@@ -197,7 +197,7 @@ def _supports(q: Questions) -> bool:
     source = q.source
     if source.rows != 1 or q.active is not None or q.top_k > _MOST:
         return False
-    if q.other is not None or q.mix is not None or q.soft is not None:
+    if q.other is not None or q.mix is not None or q.soft is not None or q.log_sum_sq:
         return False
     if torch._C._are_functorch_transforms_active():
         return False

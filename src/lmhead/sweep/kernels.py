@@ -389,11 +389,20 @@ def row_norms(weight: Tensor) -> Tensor:
     return pair_products(weight, weight, rows, rows, 0).sqrt_()
 
 
-def finish_(z: Tensor, bias: Tensor | None, pointwise: Pointwise) -> Tensor:
-    """Turn the linear layer into logits in place: bias and map."""
+def finish_(
+    z: Tensor, bias: Tensor | None, pointwise: Pointwise, row_scale: Tensor | None = None
+) -> Tensor:
+    """Turn the linear layer into logits in place: bias, map and a factor per row."""
     if bias is not None:
         z.add_(bias)
-    return pointwise.apply_(z)
+    pointwise.apply_(z)
+    return z if row_scale is None else z.mul_(row_scale)
+
+
+def update_doubled_(z: Tensor, running: Softmax, scratch: tuple[Tensor, Tensor]) -> None:
+    """Update the running softmax of 2 z, whose lse gives log Σ p² = lse(2 z) - 2 lse(z)."""
+    doubled = torch.mul(z, 2.0, out=scratch[0])
+    update_answers_(doubled, 0, None, Pointwise(), running, (scratch[1],) * 2, None, None)
 
 
 def update_softmax_(z: Tensor, running: Softmax, scratch: tuple[Tensor, Tensor]) -> Tensor:
@@ -502,6 +511,13 @@ class Coefficients(NamedTuple):
     softened: Tensor | None = None
 
 
+class Squares(NamedTuple):
+    """One more term of dL/dz_v: factor · p_v² / Σ p²; (rows,) each."""
+
+    factor: Tensor
+    log_sum_sq: Tensor
+
+
 def gradient_(
     z: Tensor,
     lse: Tensor,
@@ -513,6 +529,8 @@ def gradient_(
     mix: Tensor | None = None,
     soft: Tensor | None = None,
     picks: tuple[Tensor, Tensor, Tensor] | None = None,
+    squares: Squares | None = None,
+    row_scale: Tensor | None = None,
 ) -> Tensor:
     """Replace the logits of a tile by the gradient with respect to the linear layer.
 
@@ -525,8 +543,29 @@ def gradient_(
         mix: (tokens,), 0 for masked tokens, for `k.mixed`.
         soft: (tokens, rows), already times the class weight, for `k.softened`.
         picks: token, row, value: single entries to add.
+        squares: the term of log Σ p².
+        row_scale: (rows,), the last factor of the logits: see `Source`.
         scratch: two tiles.
     """
+    if row_scale is not None:
+        k = Coefficients(*(None if x is None else x * row_scale for x in k))
+        if picks is not None:
+            picks = (*picks[:2], picks[2] * row_scale[picks[1]])
+        if squares is not None:
+            squares = squares._replace(factor=squares.factor * row_scale)
+    if squares is not None or (row_scale is not None and pointwise.bounded):
+        # The rare terms: the gradient of the mapped logits first, then the slope of the map.
+        steep = pointwise.scale * torch.ones_like(lse, dtype=z.dtype)
+        if pointwise.bounded:
+            steep = z.clone() if row_scale is None else z / row_scale
+            pointwise.slope(steep, out=steep)
+        more = None
+        if squares is not None:
+            more = subtract_(z.clone(), lse + squares.log_sum_sq / 2).mul_(2.0).exp_()
+            more.mul_(squares.factor.to(z.dtype))
+        plain = {"log_q": log_q, "mix": mix, "soft": soft, "picks": picks}
+        gradient_(z, lse, k, Pointwise(), scratch=scratch, **plain)  # type: ignore[arg-type]
+        return (z if more is None else z.add_(more)).mul_(steep)
     core = for_tile(z)
     if core is not None and log_q is None and soft is None and k.a is not None:
         high, low = split(lse, z.dtype)

@@ -14,7 +14,7 @@ both faster this way, and the logits of one token are contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -291,6 +291,7 @@ class Questions:
     source: Source
     other: Source | None = None
     entropy: bool = False
+    log_sum_sq: bool = False
     top_k: int = 0
     grad_filter: GradFilter | None = None
     max_bytes: int | None = None
@@ -333,7 +334,9 @@ class Questions:
         With soft-capping, label smoothing and soft targets have no rank-one tail: exact then.
         """
         spread = self.mix is not None or self.soft is not None
-        return self.grad_filter is not None and not (self.source.pointwise.bounded and spread)
+        plain = self.source.row_scale is None and not self.log_sum_sq
+        bounded = self.source.pointwise.bounded
+        return self.grad_filter is not None and plain and not (bounded and spread)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Return all tensors in a fixed order: first those of the sources, which have gradients."""
@@ -346,14 +349,17 @@ class Questions:
             self.soft_weight,
             self.rank_ids,
             self.active,
+            self.source.row_scale,
+            None if self.other is None else self.other.row_scale,
         )
 
-    def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> Questions:
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Questions:
         """Return the same questions about other tensors, in the order of `tensors()`."""
-        source, rest = _rebuild(self.source, tensors)
+        *tensors, scale, other_scale = tensors
+        source, rest = _rebuild(self.source, tensors, scale)
         other = None
         if self.other is not None:
-            other, rest = _rebuild(self.other, rest)
+            other, rest = _rebuild(self.other, rest, other_scale)
         ids, mix, soft, soft_weight, rank_ids, active = rest
         return replace(
             self,
@@ -382,9 +388,9 @@ def _source_tensors(source: Source) -> tuple[Tensor | None, ...]:
 
 
 def _rebuild(
-    source: Source, tensors: tuple[Tensor | None, ...]
-) -> tuple[Source, tuple[Tensor | None, ...]]:
+    source: Source, tensors: Sequence[Tensor | None], row_scale: Tensor | None
+) -> tuple[Source, Sequence[Tensor | None]]:
     n = len(source.hiddens)
-    hiddens, weights, bias = tensors[:n], tensors[n : 2 * n], tensors[2 * n]
-    rebuilt = Source(hiddens, weights, bias, source.pointwise)  # type: ignore[arg-type]
+    hiddens, weights, bias = tuple(tensors[:n]), tuple(tensors[n : 2 * n]), tensors[2 * n]
+    rebuilt = Source(hiddens, weights, bias, source.pointwise, row_scale)  # type: ignore[arg-type]
     return rebuilt, tensors[2 * n + 1 :]

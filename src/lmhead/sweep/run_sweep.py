@@ -230,6 +230,7 @@ def _unpack(q: Questions, outputs: tuple[Tensor, ...]) -> tuple[RowSums, Decisio
         q.soft is not None,
         q.other is not None,
         q.other is not None,
+        q.log_sum_sq,
     )
     answers = RowSums(*(next(given) if a else None for a in asked))
     top, rank = q.top_k > 0, q.rank_ids is not None
@@ -425,6 +426,7 @@ def _empty_answers(q: Questions) -> RowSums:
         softened=None if q.soft is None else zeros(n),
         kl=None if q.other is None else zeros(n),
         other_lse=None if q.other is None else zeros(n),
+        log_sum_sq=zeros(n) if q.log_sum_sq else None,
     )
 
 
@@ -452,7 +454,9 @@ def small_plan(questions: Questions) -> Plan | None:
     if q.ids is None or q.other is not None or q.soft is not None or q.grad_filter is not None:
         return None
     tensors = (*source.hiddens, *source.weights, source.bias)
-    if kernels.core is None or source.rows < 2 * kernels.MIN_TOKENS:
+    if kernels.core is None or source.row_scale is not None:
+        return None
+    if source.rows < 2 * kernels.MIN_TOKENS:
         return None
     if (
         not kernels.readable(*tensors, q.ids, q.mix)

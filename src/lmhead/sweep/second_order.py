@@ -45,6 +45,7 @@ def _dense_answers(q: Questions) -> RowSums:
         softened=softened,
         kl=kl,
         other_lse=None if kl is None else torch.zeros_like(lse),
+        log_sum_sq=(2 * z).logsumexp(-1) - 2 * lse if q.log_sum_sq else None,
     )
     if q.active is None:
         return answers

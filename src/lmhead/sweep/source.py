@@ -82,12 +82,14 @@ class Source:
         weights: (V, D_i) each.
         bias: (V,) or None; -inf masks a token.
         pointwise: the map from the linear layer to the logits.
+        row_scale: (N,), positive: a last factor of each row, without a gradient; None for 1.
     """
 
     hiddens: tuple[Tensor, ...]
     weights: tuple[Tensor, ...]
     bias: Tensor | None
     pointwise: Pointwise
+    row_scale: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -127,9 +129,10 @@ class Source:
         """Return the hidden states of some rows, ready for products: (B, D_i) each."""
         return tuple(h[rows].detach().to(self.dtype) for h in self.hiddens)
 
-    def select(self, rows: Tensor) -> Source:
+    def select(self, rows: Rows) -> Source:
         """Return the source of some rows."""
-        return replace(self, hiddens=tuple(h[rows] for h in self.hiddens))
+        scale = None if self.row_scale is None else self.row_scale[rows]
+        return replace(self, hiddens=tuple(h[rows] for h in self.hiddens), row_scale=scale)
 
     def weight_tile(self, term: int, lo: int, hi: int) -> Tensor:
         """Return rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i).
@@ -195,7 +198,8 @@ class Source:
         assert isinstance(x, Tensor)
         if self.bias is not None:
             x = x + self.bias.to(self.dtype)
-        return self.pointwise(x)
+        z = self.pointwise(x)
+        return z if self.row_scale is None else z * self.row_scale[:, None]
 
     def pairs(self, rows: Tensor, ids: Tensor, *, max_bytes: int = PAIR_BYTES) -> Tensor:
         """Return the logits of single (row, token) pairs in float64: (M,) and (M,) give (M,).
@@ -207,7 +211,8 @@ class Source:
             x += kernels.pair_products(hidden, weight, rows, ids, max_bytes)
         if self.bias is not None:
             x += self.bias[ids].double()
-        return self.pointwise.apply_(x)
+        self.pointwise.apply_(x)
+        return x if self.row_scale is None else x.mul_(self.row_scale[rows])
 
     @torch.no_grad()
     def row_logits(self) -> Tensor:
@@ -246,8 +251,10 @@ class Source:
                 norms[lo:hi] += kernels.row_norms(self.weights[term][lo:hi])
         return norms
 
-    def error_bounds(self, hiddens: tuple[Tensor, ...]) -> tuple[Tensor, float, float]:
+    def error_bounds(self, hiddens: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, float, float]:
         """Return (b, c, d): a computed logit z errs by at most b[n] · |w_v| + c · |z| + d.
+
+        `hiddens` are those of `rows`.
 
         A dot product of D terms, in any order, errs by at most γ |h| |w|, γ = D u / (1 - D u), with
         u the unit roundoff (Cauchy-Schwarz on Σ |h_i w_i|). The map stretches that by at most its
@@ -263,4 +270,8 @@ class Source:
         size = abs(self.pointwise.outer) if self.pointwise.bounded else abs(self.pointwise.shift)
         # Products, sums and bounds below the smallest normal number may be lost altogether.
         tiny = 4 * d * torch.finfo(self.dtype).tiny * max(1.0, self.pointwise.lipschitz)
-        return per_row, 8 * u, 8 * u * size + tiny
+        absolute = 8 * u * size + tiny
+        if self.row_scale is not None:
+            scale = self.row_scale[rows]
+            per_row, absolute = per_row * scale, absolute * float(scale.max())
+        return per_row, 10 * u, absolute

@@ -73,12 +73,11 @@ class SweptScores(Scores):
         """Return the same scores on other tensors."""
         n = len(self.source.hiddens)
         bias = tensors[2 * n] if len(tensors) > 2 * n else None
-        source = Source(tuple(tensors[:n]), tuple(tensors[n : 2 * n]), bias, self.source.pointwise)
-        return replace(self, source=source)
+        return self._on(hiddens=tuple(tensors[:n]), weights=tuple(tensors[n : 2 * n]), bias=bias)
 
     def select(self, rows: Rows) -> Self:
         """Return some of the rows."""
-        return self._on(hiddens=tuple(h[rows] for h in self.source.hiddens))
+        return replace(self, source=self.source.select(rows))
 
     def _on(self, **changes: object) -> Self:
         return replace(self, source=replace(self.source, **changes))  # type: ignore[arg-type]
@@ -94,6 +93,8 @@ class SweptScores(Scores):
         rank: Tensor | None = None,
         top_k: int = 0,
         kl_to: Scores | None = None,
+        log_sum_sq: bool = False,
+        mean_logit: bool = False,
     ) -> RowAnswers:
         """Answer by one sweep."""
         swept = isinstance(kl_to, SweptScores) and kl_to.dtype == self.dtype
@@ -101,13 +102,16 @@ class SweptScores(Scores):
             self.source,
             other=kl_to.source if swept and isinstance(kl_to, SweptScores) else None,
             entropy=entropy,
+            log_sum_sq=log_sum_sq,
             top_k=top_k,
             ids=picked,
+            mix=self._mean_weights() if mean_logit else None,
             rank_ids=rank,
             grad_filter=self.grad_filter,
             max_bytes=self.max_bytes,
         )
-        smooth = logsumexp or entropy or picked is not None or kl_to is not None
+        sums_asked = logsumexp or entropy or log_sum_sq or mean_logit
+        smooth = sums_asked or picked is not None or kl_to is not None
         with torch.set_grad_enabled(smooth and torch.is_grad_enabled()):
             sums, decisions = run_sweep.row_answers(questions)
         kl = sums.kl if swept or kl_to is None else kl_by_rows(self, kl_to)
@@ -116,10 +120,19 @@ class SweptScores(Scores):
             entropy=sums.entropy,
             picked=sums.picked,
             kl=kl,
+            log_sum_sq=sums.log_sum_sq,
+            mean_logit=sums.mixed,
             top_values=decisions.top_values,
             top_ids=decisions.top_ids,
             ranks=decisions.ranks,
         )
+
+    def _mean_weights(self) -> Tensor:
+        """Return the weights of a mean over the tokens that are not masked: (V,)."""
+        weights = torch.ones(self.vocab_size, dtype=self.dtype, device=self.device)
+        if self.source.bias is not None:
+            weights = weights.masked_fill(self.source.bias.detach() == -math.inf, 0.0)
+        return weights / weights.sum()
 
     def cross_entropy(self, loss: CrossEntropy) -> Tensor:
         """Return the loss; with gradients and a reduction, three matrix products in all."""
@@ -157,11 +170,12 @@ class SweptScores(Scores):
                 return self.source.dense()
         s = self.source
         x = s.linear_rows(slice(0, s.rows))
-        return s.pointwise.apply_(x if s.bias is None else x.add_(s.bias))
+        s.pointwise.apply_(x if s.bias is None else x.add_(s.bias))
+        return x if s.row_scale is None else x.mul_(s.row_scale[:, None])
 
     def tile(self, rows: Rows) -> Tile:
         """Return some dense rows, to be differentiated by the caller."""
-        return _SweptTile(self.source, rows)
+        return _SweptTile(self.source, rows) if self.source.row_scale is None else Tile(self, rows)
 
     def explain(self) -> list[str]:
         """Return products, tiles and bytes of an answer and of a loss."""
@@ -201,7 +215,7 @@ class SweptScores(Scores):
         """
         s = self.source
         with torch.no_grad():
-            per_row, relative, absolute = s.error_bounds(s.take(slice(0, s.rows)))
+            per_row, relative, absolute = s.error_bounds(s.take(slice(0, s.rows)), slice(0, s.rows))
             widest = sum(w.detach().norm(dim=1, dtype=s.dtype).amax() for w in s.weights)
             step = 2 * torch.finfo(z.dtype).eps
             margin = 2 * (per_row[:, None] * widest + absolute)
@@ -213,6 +227,13 @@ class SweptScores(Scores):
             return z.index_put((rows, ids), exact)
 
     # Operations that keep the kind ---------------------------------------------------------------
+
+    def divided(self, temperature: float | Tensor) -> Self:
+        """Return the scores divided by a temperature: a number, or one per row without gradient."""
+        if not isinstance(temperature, Tensor):
+            return self._on(pointwise=self.source.pointwise.times(1.0 / temperature))
+        rows = temperature.detach().to(self.dtype).reshape(-1).expand(self.n_rows)
+        return self._on(row_scale=rows.reciprocal())
 
     def times(self, factor: float) -> Self | None:
         """Return the scores times a number."""

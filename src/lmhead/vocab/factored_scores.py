@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
-from lmhead.scores.by_rows import kl_by_rows
+from lmhead.scores.by_rows import by_rows, kl_by_rows, mean_finite
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.vocab.factors import Factors, Uniform
 
@@ -89,8 +89,10 @@ class FactoredScores(Scores):
         rank: Tensor | None = None,
         top_k: int = 0,
         kl_to: Scores | None = None,
+        log_sum_sq: bool = False,
+        mean_logit: bool = False,
     ) -> RowAnswers:
-        """Answer by the factors; ranks and KL read all tokens of a few rows at a time."""
+        """Answer by the factors; what they do not give reads all tokens of a few rows at a time."""
         factors, hidden = self.factors, self.hidden
         top = factors.top(hidden, top_k) if top_k else (None, None)
         return RowAnswers(
@@ -98,6 +100,8 @@ class FactoredScores(Scores):
             entropy=factors.entropy(hidden).double() if entropy else None,
             picked=None if picked is None else factors.log_prob(hidden, picked).double(),
             kl=None if kl_to is None else kl_by_rows(self, kl_to),
+            log_sum_sq=by_rows(lambda z: (2 * z).logsumexp(1), self) if log_sum_sq else None,
+            mean_logit=by_rows(mean_finite, self) if mean_logit else None,
             top_values=top[0],
             top_ids=top[1],
             ranks=None if rank is None else _ranks(factors, hidden, rank),

@@ -53,6 +53,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_answers_has_one_field_per_question() -> None:
     answers = lmhead.query(torch.randn(2, 3), torch.randn(5, 3), entropy=True)
     questions = ["log_prob", "rank", "entropy", "logsumexp", "argmax", "top_k", "kl"]
+    questions += ["log_sum_sq", "mean_logit", "top1_match"]
     if is_dataclass(answers):
         assert {field.name for field in fields(answers)} == set(questions)
     assert isinstance(answers, lmhead.Answers)

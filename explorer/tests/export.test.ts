@@ -184,9 +184,9 @@ test("the steps of a sampler add up", () => {
         ? ["logits", "temperature", "top_k", "top_p", "min_p"]
         : ["logits", "top_k", "top_p", "min_p", "temperature"],
     );
-    expect(done.at(-1)).toMatchObject({ words: processed.words, entropy: processed.entropy });
+    expect(done.at(-1)).toMatchObject({ words: processed.kept, entropy: processed.entropy });
     expect(done.at(-1)?.["best_prob"]).toBeCloseTo(processed.p(0), 12);
-    expect(done.reduce((sum, { cut }) => sum + Number(cut), processed.words)).toBe(50);
+    expect(done.reduce((sum, { cut }) => sum + Number(cut), processed.kept)).toBe(50);
     const stay = done.reduce((share, { cut_mass }) => share * (1 - Number(cut_mass)), 1);
     expect(stay).toBeGreaterThan(0.5);
   }
@@ -202,7 +202,7 @@ test("penalties and typical-p are stages like the others", () => {
   const done = explained({ row, processed, chain: { stages, order: ORDERS.hf, seed: 3 }, counting: "hf" });
   expect(done.map(({ stage }) => stage)).toEqual(["logits", "repetition_penalty", "frequency_penalty", "typical_p"]);
   expect(done[2]?.["settings"]).toBe("CountPenalty(frequency=0.0, presence=0.5, counted='output', last_n=None)");
-  expect(done[3]?.["cut"]).toBe(50 - processed.words);
+  expect(done[3]?.["cut"]).toBe(50 - processed.kept);
 });
 
 test("mixed colours are written as every reader of SVG knows them", () => {

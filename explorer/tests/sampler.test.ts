@@ -100,7 +100,7 @@ test("chains of the textbook: what is left, and each token is removed once", () 
     expectClose([...found.probability], softmax(out));
     expectClose([found.entropy], [entropy(out)], 1e-10);
     const removed = found.steps.reduce((sum, step) => sum + step.removed, 0);
-    expect(found.words + removed).toBe(z.filter((x) => x !== -Infinity).length);
+    expect(found.kept + removed).toBe(z.filter((x) => x !== -Infinity).length);
     for (const [rank, id] of row.ids.entries())
       expect(found.removedAt(rank) === undefined).toBe(out[id] !== -Infinity || z[id] === -Infinity);
   }
@@ -118,13 +118,13 @@ test("a penalty changes tokens of the context only; masked tokens stay masked", 
   const context = { prompt: [4, 9], output: [9, 11] };
   const first = processed(row, { repetition_penalty: 1.5 }, ORDERS.hf, context);
   const again = processed(row, { repetition_penalty: 1.5, top_k: 3 }, ORDERS.hf, context);
-  expect(first.words).toBe(50);
+  expect(first.kept).toBe(50);
   expect(again.best(3)).toEqual(first.best(3));
   expect([...processed(row, { repetition_penalty: 1.5 }).left.ids]).toEqual([...row.ids]);
   const counted = processed(row, { frequency_penalty: 100 }, ORDERS.hf, context);
   expect([...counted.left.ids.slice(-2)]).toEqual([11, 9]); // Hugging Face counts generated tokens
   const masked = new Row(Float32Array.from([1, -Infinity, 2]));
-  expect(processed(masked, { repetition_penalty: 2 }, ORDERS.hf, { prompt: [1, 2], output: [] }).words).toBe(2);
+  expect(processed(masked, { repetition_penalty: 2 }, ORDERS.hf, { prompt: [1, 2], output: [] }).kept).toBe(2);
 });
 
 test("edited logits are sorted again, equal ones by id", () => {

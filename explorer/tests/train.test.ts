@@ -30,8 +30,8 @@ const SIZES: Sizes = {
 test("plans are the package's", () => {
   expect(DEFAULT_MAX_BYTES).toBe(golden.default_max_bytes);
   for (const [rows = 0, vocab = 0, width = 0, converts, most, ...want] of golden.plans) {
-    const { tokens, words, retained, bytes } = makePlan(rows, vocab, width, converts === 1, most);
-    expect([tokens, words, Number(retained), bytes], [rows, vocab, width, converts, most].join()).toEqual(want);
+    const { chunkRows, tileTokens, retained, bytes } = makePlan(rows, vocab, width, converts === 1, most);
+    expect([chunkRows, tileTokens, Number(retained), bytes], [rows, vocab, width, converts, most].join()).toEqual(want);
   }
 });
 

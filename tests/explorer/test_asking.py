@@ -76,7 +76,7 @@ def test_a_busy_server_is_asked_again_when_it_said(here: Page, address: str) -> 
 def test_words_come_though_the_vocabulary_was_refused_at_first(here: Page, address: str) -> None:
     with busy_once(here, "/api/vocabulary"):
         opened(here, f"{address}/next?prompt=hello")
-        word = here.locator('[data-chart="ranked"] button.word').first
+        word = here.locator('[data-chart="ranked"] button.token-button').first
         expect(word).to_have_text(re.compile(r"^\d+$"))
         expect(word).not_to_have_text(re.compile(r"^\d+$"))
 
@@ -97,7 +97,7 @@ def test_a_row_keeps_the_words_of_its_model_until_the_next_is_there(
     """And is neither taken along nor taken for the answer to the new text."""
     opened(here, f"{address}/next?prompt=hello")
     expect(here.locator(".exports")).to_have_count(1)
-    words = here.locator('[data-chart="ranked"] button.word')
+    words = here.locator('[data-chart="ranked"] button.token-button')
     expect(words.first).not_to_have_text(re.compile(r"^\d+$"))
     before = words.all_inner_texts()
     held: list[Route] = []
@@ -129,7 +129,7 @@ def test_a_token_is_not_shown_with_the_words_of_another_place(here: Page, addres
 def test_a_failed_step_leaves_the_way_back(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello")
     with answered(here, "/api/next", lambda route: route.abort()):
-        here.locator('[data-chart="ranked"] button.word').first.click()
+        here.locator('[data-chart="ranked"] button.token-button').first.click()
         expect(here.locator(".status p")).to_contain_text("does not respond")
         expect(here.locator('[data-chart="ranked"]')).to_have_count(1)
     here.go_back()
@@ -139,7 +139,7 @@ def test_a_failed_step_leaves_the_way_back(here: Page, address: str) -> None:
 @pytest.mark.parametrize(
     ("name", "act", "field"),
     [
-        ("next", '[data-chart="ranked"] button.word', "#prompt"),
+        ("next", '[data-chart="ranked"] button.token-button', "#prompt"),
         ("text", '[data-chart="heat"] .tok', "#prompt"),
         ("lens", '[data-chart="grid"] tbody td', "#prompt"),
     ],

@@ -96,7 +96,7 @@ def test_a_word_of_ones_own(here: Page, address: str, path: Path) -> None:
     assert f"target={want['targets'][0]['id']}" in here.url
     flat = [cell["target_rank"] for layer in want["layers"] for cell in layer["cells"]]
     assert values(here) == flat != before
-    here.locator('[data-chart="best"] button.word').nth(1).click()
+    here.locator('[data-chart="best"] button.token-button').nth(1).click()
     old = f"target={want['targets'][0]['id']}"
     here.wait_for_function("old => !location.search.includes(old)", arg=old)
     assert "target=" in here.url

@@ -16,7 +16,7 @@ def names(page: Page) -> list[str]:
 def test_words_can_be_taken_and_undone(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello")
     count = pieces(here).count()
-    here.locator('[data-chart="ranked"] button.word').nth(2).click()
+    here.locator('[data-chart="ranked"] button.token-button').nth(2).click()
     expect(pieces(here)).to_have_count(count + 1)
     here.get_by_role("button", name="Undo").click()
     expect(pieces(here)).to_have_count(count)
@@ -44,7 +44,7 @@ def test_branches_open_close_and_come_back(here: Page, address: str) -> None:
     count = pieces(here).count()
     here.get_by_role("button", name="Branch here").click()
     expect(here.locator('[data-chart="branches"] li')).to_have_count(2)
-    here.locator('[data-chart="ranked"] button.word').first.click()
+    here.locator('[data-chart="ranked"] button.token-button').first.click()
     expect(pieces(here)).to_have_count(count + 1)
     first, second = names(here)
     assert second.startswith(first)
@@ -117,7 +117,7 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     here.reload()
     expect(here.locator("[data-path]")).to_have_count(3)
     here.locator('[data-path="beam"] summary').click()
-    here.locator('[data-path="beam"] button.word').nth(2).click()
+    here.locator('[data-path="beam"] button.token-button').nth(2).click()
     expect(pieces(here)).to_have_count(len(ids) + 3)
     assert f"more={'%2C'.join(map(str, want['beam'][:3]))}&" in here.url + "&"
     assert here.locator("[data-path]").count() == 0
@@ -157,7 +157,7 @@ def test_by_keyboard_alone(here: Page, address: str) -> None:
 def test_the_focus_stays_where_the_keyboard_works(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello,+world!+How+are+you?&rep=0.5&top=4")
     count = pieces(here).count()
-    words = here.locator('[data-chart="ranked"] button.word')
+    words = here.locator('[data-chart="ranked"] button.token-button')
     expect(words).to_have_count(7)
     for rank, left in ((-1, 6), (2, None), (2, None)):  # the last row is gone with its word
         words.nth(rank).focus()

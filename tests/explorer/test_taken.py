@@ -126,7 +126,7 @@ def test_one_next_word(here: Page, address: str, sides: str) -> None:
     for side, value, command in zip("ab", values, line(here, "command").splitlines(), strict=True):
         want = {t.piece.id: t.processed_p for t in value.tokens}
         printed(f"{command.replace('lmhead next', 'lmhead next --json', 1)}")
-        shown = [word for word in document["words"] if word["id"] in want]
+        shown = [word for word in document["tokens"] if word["id"] in want]
         assert len(shown) > 100
         for word in shown:
             assert word[f"p_{side}"] == pytest.approx(want[word["id"]], abs=1e-6)

@@ -108,7 +108,7 @@ export function textLines({ models, samplers }: Sides, where: (model: string) =>
 }
 
 /** The next token on both sides. */
-export function promptDocument(sides: Sides, prompt: string, both: Pair, words: readonly object[]): object {
+export function promptDocument(sides: Sides, prompt: string, both: Pair, tokens: readonly object[]): object {
   const { kl, variation, entropyA, entropyB, bestA, bestB } = both;
   return {
     ...head(sides),
@@ -118,7 +118,7 @@ export function promptDocument(sides: Sides, prompt: string, both: Pair, words: 
     agreement: Number(bestA === bestB),
     entropy_a: entropyA,
     entropy_b: entropyB,
-    words,
+    tokens,
   };
 }
 
@@ -131,11 +131,11 @@ export function tokensShown(
   return ids.map((id) => ({ id, text: say(id), p_a: a[id] ?? NaN, p_b: b[id] ?? NaN }));
 }
 
-export function promptTable(words: ReturnType<typeof tokensShown>, title: string): Table {
+export function promptTable(tokens: ReturnType<typeof tokensShown>, title: string): Table {
   return {
     title,
     columns: ["id", "text", "p_a", "p_b"],
-    rows: words.map(({ id, text, p_a, p_b }) => [id, text, p_a, p_b]),
+    rows: tokens.map(({ id, text, p_a, p_b }) => [id, text, p_a, p_b]),
   };
 }
 

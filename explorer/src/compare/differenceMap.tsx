@@ -60,7 +60,7 @@ export function DifferenceMap({ found, measure, most, chosen, onChoose }: MapPro
         onKeyDown={move}
       >
         <span class="place first" title={s.first}>
-          <Word text={found.first.text} />
+          <Place text={found.first.text} />
         </span>
         {found.places.map((place) => {
           const value = valueOf(place, measure);
@@ -79,7 +79,7 @@ export function DifferenceMap({ found, measure, most, chosen, onChoose }: MapPro
               data-at={place.position}
               data-value={value}
             >
-              <Word text={place.token.text} />
+              <Place text={place.token.text} />
             </span>
           );
         })}
@@ -122,7 +122,7 @@ export function DifferenceMap({ found, measure, most, chosen, onChoose }: MapPro
 }
 
 /** A token within a text: spaces stay, invisible characters are shown by code point. */
-function Word({ text }: { text: string }): JSX.Element {
+function Place({ text }: { text: string }): JSX.Element {
   return (
     <>
       <bdi>{visible(text).replaceAll("␣", " ")}</bdi>

@@ -85,7 +85,7 @@ export function Worst({
       <caption>{s.worst}</caption>
       <thead>
         <tr>
-          <th scope="col">{s.word}</th>
+          <th scope="col">{s.token}</th>
           <th scope="col">{s.kl}</th>
           <th scope="col">{fill(s.expects, { side: s.a })}</th>
           <th scope="col">{fill(s.expects, { side: s.b })}</th>
@@ -95,7 +95,7 @@ export function Worst({
         {places.slice(0, WORST).map((place) => (
           <tr key={place.position}>
             <th scope="row">
-              <button type="button" class="word" onClick={() => onChoose(place.position)}>
+              <button type="button" class="token-button" onClick={() => onChoose(place.position)}>
                 <TokenText text={place.token.text} />
               </button>
             </th>
@@ -125,7 +125,7 @@ export function PlaceTable({ places, samplers }: { places: readonly Place[]; sam
           <table class="facts">
             <thead>
               <tr>
-                <th scope="col">{s.word}</th>
+                <th scope="col">{s.token}</th>
                 <th scope="col">{s.position}</th>
                 <th scope="col">{s.measures.kl}</th>
                 {samplers ? <th scope="col">{s.measures.variation}</th> : null}

@@ -109,7 +109,7 @@ function drawing(charts: readonly Element[], title: string, about: readonly stri
   return root;
 }
 
-/** A line in pieces of at most so many characters; Chinese ones count twice. */
+/** A line in pieces of at most `most` characters; Chinese ones count twice. */
 function wrapped(line: string, most: number): string[] {
   const found: string[] = [""];
   let used = 0;

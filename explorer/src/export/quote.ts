@@ -2,7 +2,7 @@
 
 import { py } from "../ui/format";
 
-// Control characters and direction marks, which change what a terminal does or shows.
+// Control characters and bidirectional controls, which change what a terminal does or shows.
 const INVISIBLE = /[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/;
 const ALL_UNSEEN = new RegExp(INVISIBLE, "g");
 
@@ -27,9 +27,9 @@ export function fitsShell(text: string): boolean {
 
 /** A shell command with `text` as the last argument of `lmhead COMMAND MODEL`. */
 export function commandLine(command: string, model: string, text: string, options: readonly string[]): string {
-  const words = (...last: string[]): string => ["lmhead", command, shell(model), ...options, ...last].join(" ");
-  if (text === "-") return `printf %s - | ${words("-")}`; // "-" alone means standard input
-  return text.startsWith("-") ? words("--", shell(text)) : words(shell(text));
+  const line = (...last: string[]): string => ["lmhead", command, shell(model), ...options, ...last].join(" ");
+  if (text === "-") return `printf %s - | ${line("-")}`; // "-" alone means standard input
+  return text.startsWith("-") ? line("--", shell(text)) : line(shell(text));
 }
 
 /** A Python string literal. */

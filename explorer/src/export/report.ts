@@ -99,7 +99,7 @@ function figure(x: number, column: string): string {
 
 const ENTITIES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 
-/** Escape text for elements and attributes; direction marks are shown by code point. */
+/** Escape text for elements and attributes; bidirectional controls are shown by code point. */
 export function escaped(text: string): string {
   return text
     .replace(/[&<>"']/g, (c) => ENTITIES[c] ?? c)

@@ -15,9 +15,9 @@ import type { Learn } from "./useLearn";
 export function Stable({ learn }: { learn: Learn }): JSX.Element {
   const { stable: s, common, words } = useStrings();
   const z = learn.logits.map((value, v) => (v === 0 ? learn.big : value));
-  const asItStands = naive(z, learn.format);
-  const cured = stable(z, learn.format);
-  const wrong = asItStands.p.map((p, v) => !(Math.abs(p - (cured.p[v] ?? NaN)) < 1e-3));
+  const unshifted = naive(z, learn.format);
+  const shifted = stable(z, learn.format);
+  const wrong = unshifted.p.map((p, v) => !(Math.abs(p - (shifted.p[v] ?? NaN)) < 1e-3));
   const count = wrong.filter(Boolean).length;
   const dtype = learn.format === "fp32" ? "np.float32" : "np.float16";
   return (
@@ -42,10 +42,10 @@ export function Stable({ learn }: { learn: Learn }): JSX.Element {
           code={[
             `low = z.astype(${dtype})`,
             `low[0] = ${py(learn.big)}`,
-            "np.exp(low) / np.exp(low).sum()  # as it stands",
+            "np.exp(low) / np.exp(low).sum()  # without the shift",
             "ref.softmax(low)",
           ].join("\n")}
-          values={[asItStands.p, softmax(z.map((value) => round(value, learn.format)))]}
+          values={[unshifted.p, softmax(z.map((value) => round(value, learn.format)))]}
         />
       }
     >
@@ -89,12 +89,12 @@ export function Stable({ learn }: { learn: Learn }): JSX.Element {
               <th scope="row">{words[v]}</th>
               <td>{fixed(value)}</td>
               <td>
-                <Odd x={asItStands.exponentials[v] ?? NaN} text={short} />
+                <Odd x={unshifted.exponentials[v] ?? NaN} text={short} />
               </td>
               <td>
-                <Odd x={asItStands.p[v] ?? NaN} text={(x) => fixed(x, 3)} wrong={wrong[v] ?? false} />
+                <Odd x={unshifted.p[v] ?? NaN} text={(x) => fixed(x, 3)} wrong={wrong[v] ?? false} />
               </td>
-              <td>{fixed(cured.p[v] ?? NaN, 3)}</td>
+              <td>{fixed(shifted.p[v] ?? NaN, 3)}</td>
             </tr>
           ))}
         </tbody>
@@ -103,14 +103,14 @@ export function Stable({ learn }: { learn: Learn }): JSX.Element {
             <th scope="row">{common.sum}</th>
             <td />
             <td>
-              <Odd x={asItStands.total} text={short} />
+              <Odd x={unshifted.total} text={short} />
             </td>
             <td>
-              <Odd x={asItStands.p.reduce((a, b) => a + b, 0)} text={(x) => fixed(x, 3)} />
+              <Odd x={unshifted.p.reduce((a, b) => a + b, 0)} text={(x) => fixed(x, 3)} />
             </td>
             <td>
               {fixed(
-                cured.p.reduce((a, b) => a + b, 0),
+                shifted.p.reduce((a, b) => a + b, 0),
                 3,
               )}
             </td>

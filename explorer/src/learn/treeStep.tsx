@@ -108,7 +108,7 @@ function Drawing({ path, learn, words, p, label }: DrawingProps): JSX.Element {
     hierarchy<Node>(ROOT, (node) => ("fork" in node ? [node.left, node.right] : null)),
   );
   const walked = new Set(path.map((turn) => turn.fork));
-  const onPath = (node: Node): boolean => ("fork" in node ? walked.has(node.fork) : node.word === learn.leaf);
+  const onPath = (node: Node): boolean => ("fork" in node ? walked.has(node.fork) : node.leaf === learn.leaf);
   const x = (point: Point): number => point.x + 20;
   const y = (point: Point): number => point.y + 24;
   return (
@@ -138,13 +138,13 @@ function Drawing({ path, learn, words, p, label }: DrawingProps): JSX.Element {
         if ("fork" in data)
           return <circle key={`f${data.fork}`} class={lit ? "fork lit" : "fork"} cx={x(point)} cy={y(point)} r={6} />;
         return (
-          <g key={`w${data.word}`} class={lit ? "leaf lit" : "leaf"}>
+          <g key={`w${data.leaf}`} class={lit ? "leaf lit" : "leaf"}>
             <circle cx={x(point)} cy={y(point)} r={4} />
             <text x={x(point)} y={y(point) + 22} text-anchor="middle">
-              {words[data.word]}
+              {words[data.leaf]}
             </text>
             <text class="p" x={x(point)} y={y(point) + 40} text-anchor="middle">
-              {fixed(p[data.word] ?? NaN, 3)}
+              {fixed(p[data.leaf] ?? NaN, 3)}
             </text>
           </g>
         );

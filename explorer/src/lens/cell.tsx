@@ -26,13 +26,13 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
     <aside class="panel cell" data-chart="cell" data-at={`${row}.${column}`} aria-label={s.chosen} aria-live="polite">
       <h2>{layerName(row, lens.layers.length - 1, s)}</h2>
       <p class="note">
-        {s.behind} <TokenText text={lens.prompt[column]?.text ?? ""} /> · {s.sought} <TokenText text={target.text} />
+        {s.behind} <TokenText text={lens.prompt[column]?.text ?? ""} /> · {s.target} <TokenText text={target.text} />
       </p>
       <table class="bars" data-chart="best">
         <caption>{s.best}</caption>
         <thead>
           <tr>
-            <th scope="col">{common.word}</th>
+            <th scope="col">{common.token}</th>
             <th scope="col" class="figure">
               {common.probability}
             </th>
@@ -40,22 +40,22 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
           </tr>
         </thead>
         <tbody>
-          {cell.best.map((word) => (
-            <tr key={word.id} class={word.id === target.id ? "hit" : undefined} data-id={word.id} data-p={word.p}>
+          {cell.best.map((token) => (
+            <tr key={token.id} class={token.id === target.id ? "hit" : undefined} data-id={token.id} data-p={token.p}>
               <th scope="row">
                 <button
                   type="button"
-                  class="word"
-                  aria-label={fill(s.seekWord, { word: visible(word.text) })}
-                  onClick={() => onSeek(word.id)}
+                  class="token-button"
+                  aria-label={fill(s.set_target, { token: visible(token.text) })}
+                  onClick={() => onSeek(token.id)}
                 >
-                  <TokenText text={word.text} />
+                  <TokenText text={token.text} />
                 </button>
               </th>
-              <td class="figure">{chance(word.p)}</td>
+              <td class="figure">{chance(token.p)}</td>
               <td class="bar">
                 <div class="track" aria-hidden="true">
-                  <div class="fill plain" style={{ left: "0", width: `${(100 * word.p) / most}%` }} />
+                  <div class="fill plain" style={{ left: "0", width: `${(100 * token.p) / most}%` }} />
                 </div>
               </td>
             </tr>

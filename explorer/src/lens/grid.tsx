@@ -73,7 +73,7 @@ export function Grid({ lens, scale, measure, figures, chosen, scrollFirst, onCho
         </tr>
         <tr role="row" class="targets">
           <th scope="col" role="columnheader">
-            {s.sought}
+            {s.target}
           </th>
           {lens.targets.map((token, at) => (
             <th key={at} scope="col" role="columnheader" title={visible(token.text)}>

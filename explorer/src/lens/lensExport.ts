@@ -5,7 +5,7 @@ import type { Table } from "../export/csv";
 import { commandLine, pyText, shell, fitsShell } from "../export/quote";
 import type { CodeLines } from "../ui/exportPanel";
 import type { Lens } from "./lensMeasures";
-import { WORDS } from "./useLens";
+import { TOP } from "./useLens";
 
 export function lensDocument({ name, vocab_size, hidden_size, max_length }: Model, lens: Lens): object {
   return { model: { name, vocab_size, hidden_size, max_length }, ...lens };
@@ -32,16 +32,16 @@ export function lensTable(lens: Lens, title: string): Table {
 }
 
 /** `target` is the token for all positions; undefined for the next token of the text. */
-export function lensLines(where: string, prompt: string, sought: { id: number; text: string } | undefined): CodeLines {
+export function lensLines(where: string, prompt: string, target: { id: number; text: string } | undefined): CodeLines {
   const python = [
     "import lmhead",
     "from lmhead.analysis import logit_lens",
     "",
     `model = lmhead.open_model(${pyText(where)})`,
-    `logit_lens(model, ${pyText(prompt)}, top=${WORDS}${sought ? `, target=${sought.id}` : ""})`,
+    `logit_lens(model, ${pyText(prompt)}, top=${TOP}${target ? `, target=${target.id}` : ""})`,
   ];
-  const spelled = !sought || (fitsShell(sought.text) && !sought.text.includes("\ufffd"));
-  const options = [`--top ${WORDS}`, ...(sought ? [`--target=${shell(sought.text)}`] : []), "--json"];
+  const spelled = !target || (fitsShell(target.text) && !target.text.includes("\ufffd"));
+  const options = [`--top ${TOP}`, ...(target ? [`--target=${shell(target.text)}`] : []), "--json"];
   return {
     python: python.join("\n"),
     command: spelled && fitsShell(prompt) ? commandLine("lens", where, prompt, options) : undefined,

@@ -9,13 +9,13 @@ import { fixed, grouped } from "../ui/format";
 export type Measure = "p" | "rank" | "entropy" | "kl";
 export const MEASURES: readonly Measure[] = ["p", "rank", "entropy", "kl"];
 
-export interface Word {
+export interface Token {
   readonly id: number;
   readonly text: string;
 }
 
 export interface Cell {
-  readonly best: readonly (Word & { readonly p: number })[];
+  readonly best: readonly (Token & { readonly p: number })[];
   readonly entropy: number;
   readonly target_p: number;
   readonly target_rank: number;
@@ -23,20 +23,20 @@ export interface Cell {
 }
 
 export interface Lens {
-  readonly prompt: readonly Word[];
-  readonly targets: readonly Word[];
+  readonly prompt: readonly Token[];
+  readonly targets: readonly Token[];
   readonly layers: readonly { readonly layer: number; readonly cells: readonly Cell[] }[];
 }
 
 /** What the color scale needs to know about the whole grid. */
 export interface Scale {
-  readonly words: number;
+  readonly vocabSize: number;
   readonly mostKl: number;
 }
 
-export function scaleOf(lens: Lens, words: number): Scale {
+export function scaleOf(lens: Lens, vocabSize: number): Scale {
   const found = lens.layers.flatMap(({ cells }) => cells.map(({ kl }) => kl));
-  return { words, mostKl: Math.max(1, ...found.map(Math.ceil)) };
+  return { vocabSize, mostKl: Math.max(1, ...found.map(Math.ceil)) };
 }
 
 export function valueOf(cell: Cell, measure: Measure): number {
@@ -49,9 +49,9 @@ export function shareOf(value: number, measure: Measure, scale: Scale): number {
     case "p":
       return Math.sqrt(value);
     case "rank":
-      return 1 - Math.log(value + 1) / Math.log(Math.max(scale.words, 2));
+      return 1 - Math.log(value + 1) / Math.log(Math.max(scale.vocabSize, 2));
     case "entropy":
-      return 1 - value / Math.log(Math.max(scale.words, 2));
+      return 1 - value / Math.log(Math.max(scale.vocabSize, 2));
     case "kl":
       return 1 - Math.log1p(value) / Math.log1p(scale.mostKl); // large values of early layers would hide the rest
   }
@@ -71,12 +71,12 @@ export function exact(value: number, measure: Measure): string {
 }
 
 export function legendOf(measure: Measure, scale: Scale): Step[] {
-  const most = Math.log(scale.words);
+  const most = Math.log(scale.vocabSize);
   const values = {
     p: [0, 0.01, 0.1, 0.5, 1],
     rank: [1, 10, 100, 1000, 10_000, 100_000]
       .map((n) => n - 1)
-      .filter((rank) => rank < scale.words)
+      .filter((rank) => rank < scale.vocabSize)
       .reverse(),
     entropy: [most, most * 0.75, most / 2, most / 4, 0],
     kl: [1, 0.75, 0.5, 0.25, 0].map((part) => Math.expm1(part * Math.log1p(scale.mostKl))),

@@ -47,11 +47,11 @@ export function LensPage(): JSX.Element {
   const [measure, setMeasure] = useParam("by", oneOf<Measure>("p", MEASURES));
   const [figures, setFigures] = useParam("figures", flag(true));
   const [cell] = useParam("cell", place);
-  const sought = target < 0 ? null : target;
-  const asked = useLens(name, prompt, sought);
+  const fixedTarget = target < 0 ? null : target;
+  const asked = useLens(name, prompt, fixedTarget);
   const lens = asked.error ? undefined : asked.data;
-  const words = model?.vocab_size ?? 2;
-  const scale = useMemo(() => (lens ? scaleOf(lens, words) : undefined), [lens, words]);
+  const vocabSize = model?.vocab_size ?? 2;
+  const scale = useMemo(() => (lens ? scaleOf(lens, vocabSize) : undefined), [lens, vocabSize]);
   const corner: At = [(lens?.layers.length ?? 1) - 1, (lens?.prompt.length ?? 1) - 1];
   const inside = cell !== null && cell[0] <= corner[0] && cell[1] <= corner[1];
   const at = inside ? cell : corner;
@@ -109,7 +109,7 @@ export function LensPage(): JSX.Element {
               />
               <p class="note">{fill(s.size, { layers: lens.layers.length, positions: grouped(lens.prompt.length) })}</p>
               <Numbers lens={lens} measure={measure} />
-              <Target model={name} word={sought === null ? undefined : lens.targets[0]} onSeek={seek} />
+              <Target model={name} token={fixedTarget === null ? undefined : lens.targets[0]} onSeek={seek} />
             </div>
             <CellPanel lens={lens} scale={scale} measure={measure} at={at} onSeek={seek} />
           </div>
@@ -121,7 +121,7 @@ export function LensPage(): JSX.Element {
                 document={() => lensDocument(model, lens)}
                 tables={() => [lensTable(lens, s.table)]}
                 charts='[data-chart="legend"], [data-chart="grid"] table, [data-chart="climb"] svg'
-                lines={(where) => lensLines(where(name), prompt, sought === null ? undefined : lens.targets[0])}
+                lines={(where) => lensLines(where(name), prompt, fixedTarget === null ? undefined : lens.targets[0])}
               />
             </div>
           ) : null}

@@ -2,12 +2,12 @@
 
 const MOST = 8;
 
-export function search(sought: string, texts: readonly string[]): number[] {
+export function search(query: string, texts: readonly string[]): number[] {
   const found = new Set<number>();
-  if (/^\d+$/.test(sought) && Number(sought) < texts.length) found.add(Number(sought));
-  const bare = sought.trim();
+  if (/^\d+$/.test(query) && Number(query) < texts.length) found.add(Number(query));
+  const bare = query.trim();
   const passes: ((text: string) => boolean)[] = [
-    (text) => text === sought,
+    (text) => text === query,
     (text) => bare !== "" && text.trim() === bare,
     (text) => bare !== "" && text.trim().startsWith(bare),
   ];

@@ -8,33 +8,33 @@ import { useVocabulary } from "../useRequest";
 import { fill, useStrings } from "../i18n/strings";
 import { TokenText, visible } from "../ui/tokenText";
 import { Status } from "../ui/requestStatus";
-import type { Word } from "./lensMeasures";
+import type { Token } from "./lensMeasures";
 import { search } from "./searchTokens";
 
 interface TargetProps {
   readonly model: string;
   /** The target for all positions; undefined for the next token of the text. */
-  readonly word: Word | undefined;
+  readonly token: Token | undefined;
   onSeek(id: number | null): void;
 }
 
-export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
+export function Target({ model, token, onSeek }: TargetProps): JSX.Element {
   const { lens: s } = useStrings();
-  const [sought, setSought] = useState("");
+  const [query, setQuery] = useState("");
   const [begun, setBegun] = useState(false);
   const asked = useVocabulary(begun ? model : undefined);
   const texts = asked.current ? asked.data : undefined;
-  const found = sought && texts ? search(sought, texts) : [];
+  const found = query && texts ? search(query, texts) : [];
   const seek = (id: number | null): void => {
-    setSought("");
+    setQuery("");
     onSeek(id);
   };
   return (
     <div class="target" data-chart="target">
       <p>
-        <span class="note">{s.seeking}</span> {word ? <TokenText text={word.text} /> : <strong>{s.follows}</strong>}
+        <span class="note">{s.seeking}</span> {token ? <TokenText text={token.text} /> : <strong>{s.follows}</strong>}
       </p>
-      {word ? (
+      {token ? (
         <button type="button" data-do="follow" onClick={() => seek(null)}>
           {s.seekFollowing}
         </button>
@@ -45,13 +45,13 @@ export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
           id="seek"
           name="seek"
           type="search"
-          value={sought}
+          value={query}
           onFocus={() => setBegun(true)}
-          onInput={(event) => setSought(event.currentTarget.value)}
+          onInput={(event) => setQuery(event.currentTarget.value)}
         />
       </div>
       {asked.error ? <Status asked={asked} waiting="" /> : null}
-      {sought && texts && !found.length ? <p class="note">{s.nothing}</p> : null}
+      {query && texts && !found.length ? <p class="note">{s.nothing}</p> : null}
       {found.length ? (
         <div class="controls buttons" data-chart="found">
           {found.map((id) => (
@@ -60,7 +60,7 @@ export function Target({ model, word, onSeek }: TargetProps): JSX.Element {
               type="button"
               class="found"
               data-id={id}
-              aria-label={fill(s.seekWord, { word: visible(texts?.[id] ?? "") })}
+              aria-label={fill(s.set_target, { token: visible(texts?.[id] ?? "") })}
               onClick={() => seek(id)}
             >
               <TokenText text={texts?.[id] ?? ""} /> <small>{id}</small>

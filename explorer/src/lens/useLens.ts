@@ -5,12 +5,12 @@ import { useRequest, type RequestState } from "../useRequest";
 import type { Lens } from "./lensMeasures";
 
 /** Top tokens per cell. */
-export const WORDS = 8;
+export const TOP = 8;
 
 export function useLens(model: string, prompt: string | undefined, target: number | null): RequestState<Lens> {
   const key = prompt === undefined ? undefined : `lens ${JSON.stringify([model, prompt, target])}`;
   return useRequest(key, async (signal) => {
-    const response = await post("/api/lens", { model, prompt, target, top: WORDS }, signal);
+    const response = await post("/api/lens", { model, prompt, target, top: TOP }, signal);
     return (await response.json()) as Lens;
   });
 }

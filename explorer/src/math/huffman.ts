@@ -1,10 +1,10 @@
-// Hierarchical softmax: a word is a path of left-or-right decisions, chapter 11.
+// Hierarchical softmax: a leaf is a path of left-or-right decisions, chapter 11.
 
 import { dot, sigmoid, type Matrix, type Vector } from "./linear";
 
-export type Node = { readonly word: number } | { readonly fork: number; readonly left: Node; readonly right: Node };
+export type Node = { readonly leaf: number } | { readonly fork: number; readonly left: Node; readonly right: Node };
 
-/** One decision on the path to a word: +1 is left, -1 right. */
+/** One decision on the path to a leaf: +1 is left, -1 right. */
 export interface Turn {
   readonly fork: number;
   readonly sign: 1 | -1;
@@ -12,10 +12,10 @@ export interface Turn {
 
 /** Join the two rarest subtrees until one is left; V - 1 forks, the last one is the root. */
 export function huffman(counts: Vector): Node {
-  const heap: { count: number; tie: number; node: Node }[] = counts.map((count, word) => ({
+  const heap: { count: number; tie: number; node: Node }[] = counts.map((count, leaf) => ({
     count,
-    tie: word,
-    node: { word },
+    tie: leaf,
+    node: { leaf },
   }));
   for (let fork = 0; fork < counts.length - 1; fork++) {
     heap.sort((a, b) => a.count - b.count || a.tie - b.tie);
@@ -28,16 +28,16 @@ export function huffman(counts: Vector): Node {
     });
   }
   const root = heap[0];
-  if (!root) throw new Error("a tree needs at least one word");
+  if (!root) throw new Error("a tree needs at least one leaf");
   return root.node;
 }
 
-/** Each word's path from the root. */
+/** Each leaf's path from the root. */
 export function paths(root: Node): Map<number, Turn[]> {
   const found = new Map<number, Turn[]>();
   const walk = (node: Node, path: Turn[]): void => {
-    if ("word" in node) {
-      found.set(node.word, path);
+    if ("leaf" in node) {
+      found.set(node.leaf, path);
       return;
     }
     walk(node.left, [...path, { fork: node.fork, sign: 1 }]);

@@ -67,7 +67,7 @@ export function gumbels(seed: number, position: number, size: number): Float64Ar
   return noise;
 }
 
-/** The word drawn at a position: the largest sum of logit and noise. */
+/** The token drawn at a position: the largest sum of logit and noise. */
 export function draw(z: Vector, seed: number, position: number): number {
   let best = -1;
   let largest = -Infinity;

@@ -1,6 +1,6 @@
 // Softmax, its entropy, and the loss: chapters 2, 4 and 5 of `lmhead.reference`.
 //
-// A logit of -Infinity is a masked word: its probability is 0.
+// A logit of -Infinity is a masked token: its probability is 0.
 
 import { sum, type Matrix, type Vector } from "./linear";
 

@@ -160,8 +160,8 @@ function Way({ path, beams, say, onTake }: WayProps): JSX.Element {
                 <th scope="row">
                   <button
                     type="button"
-                    class="word"
-                    aria-label={fill(s.paths.until, { word: visible(say(token.id)) })}
+                    class="token-button"
+                    aria-label={fill(s.paths.until, { token: visible(say(token.id)) })}
                     onClick={() => onTake(ids.slice(0, at + 1))}
                   >
                     <TokenText text={say(token.id)} />

@@ -51,7 +51,7 @@ export function FindToken({ row, processed, texts, onTake }: FindProps): JSX.Ele
               return (
                 <tr key={id}>
                   <th scope="row">
-                    <button type="button" class="word" onClick={() => onTake(id)}>
+                    <button type="button" class="token-button" onClick={() => onTake(id)}>
                       <TokenText text={texts[id] ?? ""} />
                     </button>{" "}
                     <small>{id}</small>

@@ -259,7 +259,7 @@ function Story({ model, reading, processed, noise, seed, products, tokens, say }
         <p>
           {processed.steps.length
             ? fill(s.t4, {
-                left: grouped(processed.words),
+                left: grouped(processed.kept),
                 n: grouped(size),
                 mass: percent(processed.steps.at(-1)?.mass ?? 1),
               })

@@ -119,7 +119,7 @@ export async function nextDocument(shown: Shown): Promise<object> {
     processed: chain.stages.length
       ? {
           settings: samplerRepr(order ? givenOptions(chain.stages) : {}, order ?? "hf", chain.seed, model),
-          words: processed.words,
+          words: processed.kept,
           mass: processed.steps.at(-1)?.mass ?? 1,
           entropy: processed.entropy,
           steps: explained(shown),
@@ -171,11 +171,11 @@ export function nextLines(shown: Shown, where: string, anew: string): CodeLines 
     `next_tokens(model, prompt, top=${top}${sampled ? ", sampler=sampler" : ""}${length === undefined ? "" : `, prompt_length=${length}`})`,
   ];
   const options = sampled ? commandOptions(chain) : [];
-  const words = [`--top ${top}`, ...(length === undefined ? [] : [`--prompt-length ${length}`]), ...(options ?? [])];
+  const given = [`--top ${top}`, ...(length === undefined ? [] : [`--prompt-length ${length}`]), ...(options ?? [])];
   const usable = said !== undefined && fitsShell(said) && options !== undefined;
   return {
     python: python.join("\n"),
-    command: usable ? commandLine("next", where, said, words) : undefined,
+    command: usable ? commandLine("next", where, said, given) : undefined,
     note: generated ? anew : undefined,
   };
 }

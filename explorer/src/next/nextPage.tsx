@@ -146,7 +146,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
       <TokenStrip reading={reading} branches={branches} sampled={row.ids[drawn] ?? 0} say={say} onChange={onChange} />
       <Flow model={model} reading={reading} processed={processed} noise={noise} seed={seed} drawn={drawn} say={say} />
       <div class="step bench">
-        <div class="words controls">
+        <div class="text-column controls">
           <SamplerControls sampler={sampler} processed={processed} />
           <dl class="orders" data-chart="says">
             {(

@@ -34,7 +34,7 @@ export function RankCurve({ row, processed, say }: CurveProps): JSX.Element {
       (rank) => y(p(rank - 1)),
     )(ranks.filter((rank) => p(rank - 1) >= LEAST)) ?? "";
   const tens = [1, 10, 100, 1000, 10_000, 100_000].filter((rank) => rank <= last);
-  const removed = processed.words < row.candidates.size;
+  const removed = processed.kept < row.candidates.size;
   // The lowest rank of the model that is left; with XTC or typical-p, higher ranks may be gone too.
   const cut = removed ? processed.left.ids.reduce((most, id) => Math.max(most, row.rankOf(id) + 1), 0) : undefined;
   const point = (event: PointerEvent & { currentTarget: SVGSVGElement }): void => {
@@ -76,7 +76,7 @@ export function RankCurve({ row, processed, say }: CurveProps): JSX.Element {
               y={TOP + 10}
               text-anchor={x(cut) > WIDTH / 2 ? "end" : "start"}
             >
-              {fill(s.cut, { n: grouped(processed.words) })}
+              {fill(s.cut, { n: grouped(processed.kept) })}
             </text>
           </g>
         )}

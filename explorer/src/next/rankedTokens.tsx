@@ -93,8 +93,8 @@ export function Ranked({ row, processed, ranks, scale, say, onTake }: RankedProp
               <th scope="row">
                 <button
                   type="button"
-                  class="word"
-                  aria-label={fill(s.continue, { word: visible(say(id)) })}
+                  class="token-button"
+                  aria-label={fill(s.continue, { token: visible(say(id)) })}
                   onClick={() => onTake(id)}
                 >
                   <TokenText text={say(id)} />

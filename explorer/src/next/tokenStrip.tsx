@@ -52,7 +52,7 @@ export function TokenStrip({ reading, branches, sampled, say, onChange }: Writte
               class="piece new"
               disabled={full}
               title={title}
-              aria-label={fill(s.branch_at, { word: visible(say(id)) })}
+              aria-label={fill(s.branch_at, { token: visible(say(id)) })}
               onClick={() => onChange(fork(branches, back))}
             >
               {shown}

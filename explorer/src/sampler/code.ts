@@ -1,4 +1,4 @@
-// The sampler in the words of other programs: Python, a command, Hugging Face, vLLM, llama.cpp.
+// The sampler in the syntax of other programs: Python, a command, Hugging Face, vLLM, llama.cpp.
 
 import { pyOptions } from "../export/quote";
 import { py } from "../ui/format";

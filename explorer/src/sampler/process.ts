@@ -81,7 +81,7 @@ export class Processed {
   }
 
   /** How many tokens are left. */
-  get words(): number {
+  get kept(): number {
     return this.left.size;
   }
 

@@ -20,19 +20,19 @@ export class Row {
     const size = logits.length;
     this.ranks = new Uint32Array(size);
     const z = new Float64Array(size);
-    let words = size;
+    let unmasked = size;
     for (let rank = size - 1; rank >= 0; rank--) {
       const id = this.ids[rank] as number;
       this.ranks[id] = rank;
       z[rank] = logits[id] as number;
-      if (z[rank] === -Infinity) words = rank;
+      if (z[rank] === -Infinity) unmasked = rank;
     }
-    this.candidates = new Candidates(this.ids.subarray(0, words), z.subarray(0, words));
+    this.candidates = new Candidates(this.ids.subarray(0, unmasked), z.subarray(0, unmasked));
     this.entropy = this.candidates.entropy;
     this.logTotal = Math.log(this.candidates.total);
     this.probability = new Float64Array(size);
     const [best, total] = [z[0] ?? 0, this.candidates.total];
-    for (let rank = 0; rank < words; rank++)
+    for (let rank = 0; rank < unmasked; rank++)
       this.probability[this.ids[rank] as number] = Math.exp((z[rank] as number) - best) / total;
   }
 
@@ -62,8 +62,8 @@ function sortedIds(logits: Float32Array | Float64Array): Uint32Array {
   const bits = new Uint32Array(Float32Array.from(logits, (z) => z + 0).buffer); // -0 becomes 0
   const keys = new Float64Array(size);
   for (let id = 0; id < size; id++) {
-    const word = bits[id] as number;
-    const descending = word >>> 31 ? word : ~(word | 0x80000000) >>> 0;
+    const pattern = bits[id] as number;
+    const descending = pattern >>> 31 ? pattern : ~(pattern | 0x80000000) >>> 0;
     keys[id] = descending * ID_BITS + id;
   }
   keys.sort();

@@ -66,7 +66,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
         <bdi>{before.join("").slice(-60)}</bdi>
         <span class="blank">___</span>
       </p>
-      {token ? <Figures word={spelled[position]?.shown ?? ""} token={token} /> : null}
+      {token ? <Figures shown={spelled[position]?.shown ?? ""} token={token} /> : null}
       {asked.error ? <Status asked={asked} waiting="" /> : null}
       {found && token ? (
         <table class="bars" data-chart="distribution">
@@ -76,7 +76,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
               <th scope="col" class="figure">
                 {s.measures.rank}
               </th>
-              <th scope="col">{common.word}</th>
+              <th scope="col">{common.token}</th>
               <th scope="col" class="figure">
                 {s.measures.p}
               </th>

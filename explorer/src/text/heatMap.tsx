@@ -35,8 +35,8 @@ export function Heat({ score, by, numbers, open, onOpen }: HeatProps): JSX.Eleme
       const token = score.tokens[at - 1];
       const value = token ? of(token) : NaN;
       const name = token
-        ? fill(s.cell, { word: shown.trim() || shown, measure: s.measures[by], value: show(value) })
-        : fill(s.firstCell, { word: shown });
+        ? fill(s.cell, { token: shown.trim() || shown, measure: s.measures[by], value: show(value) })
+        : fill(s.firstCell, { token: shown });
       drawn.push(
         <span
           key={at}
@@ -84,7 +84,7 @@ export function Heat({ score, by, numbers, open, onOpen }: HeatProps): JSX.Eleme
     <>
       <div class="readout" data-chart="readout" data-picture="none">
         {token ? (
-          <Figures word={spelled[active || open]?.shown ?? ""} token={token} />
+          <Figures shown={spelled[active || open]?.shown ?? ""} token={token} />
         ) : (
           <span class="note">{s.point}</span>
         )}

@@ -55,7 +55,7 @@ export function wellFormed(text: string): string {
   return text.replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd");
 }
 
-/** The first part of a text, cut at the end of a word. */
+/** The first part of a text, cut at white space. */
 export function beginning(text: string, share: number): string {
   const end = Math.max(1, Math.floor(text.length * Math.min(share, 1)));
   const cut = text.slice(0, end).replace(/[\ud800-\udbff]$/, ""); // no half of a character

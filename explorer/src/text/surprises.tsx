@@ -17,7 +17,7 @@ interface ListProps {
 
 const LEAST_BITS = 0.005; // less is shown as 0.00: no surprise
 
-/** The last characters of a text, from the start of a word. */
+/** The last characters of a text, starting after white space. */
 export function excerpt(text: string, most: number): string {
   if (text.length <= most) return text;
   const end = text.slice(-most);
@@ -54,18 +54,18 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
       <tbody>
         {found.map((token) => {
           const before = spelled.slice(Math.max(1, token.position - BEFORE), token.position);
-          const word = spelled[token.position]?.shown ?? "";
+          const shown = spelled[token.position]?.shown ?? "";
           return (
             <tr key={token.position} data-position={token.position}>
               <th scope="row">
                 <button
                   type="button"
                   class="spot"
-                  aria-label={fill(s.openAt, { word })}
+                  aria-label={fill(s.openAt, { token: shown })}
                   onClick={() => onOpen(token.position)}
                 >
                   <bdi class="before">{excerpt(before.map(({ own }) => own).join(""), EXCERPT)}</bdi>
-                  <bdi class="that">{word}</bdi>
+                  <bdi class="that">{shown}</bdi>
                 </button>
               </th>
               <td class="figure">{SCALES.bits.show(SCALES.bits.of(token))}</td>

@@ -7,7 +7,7 @@ import { pyText, shell, fitsShell } from "../export/quote";
 import type { CodeLines } from "../ui/exportPanel";
 import type { Score } from "./score";
 
-const LONGEST_WORD = 100_000; // bytes; Linux allows 131,072 for one argument
+const LONGEST_ARGUMENT = 100_000; // bytes; Linux allows 131,072 for one argument
 
 export function scoreDocument(model: Model, score: Score): object {
   const { first: _, tokens, ...sums } = score;
@@ -48,6 +48,6 @@ function command(where: string, text: string, file: string): string | undefined 
   const start = `lmhead score ${shell(where)}`;
   if (file) return `${start} --tokens ${shell(file.startsWith("-") ? `./${file}` : file)}`;
   if (!fitsShell(text)) return undefined;
-  if (new TextEncoder().encode(text).length <= LONGEST_WORD) return `${start} --text=${shell(text)}`;
+  if (new TextEncoder().encode(text).length <= LONGEST_ARGUMENT) return `${start} --text=${shell(text)}`;
   return `printf %s ${shell(text)} | ${start} --tokens -`;
 }

@@ -5,14 +5,14 @@ import { useStrings } from "../i18n/strings";
 import { MEASURES, SCALES } from "./textMeasures";
 import type { Scored } from "./score";
 
-export function Figures({ word, token }: { word: string; token: Scored }): JSX.Element {
+export function Figures({ shown, token }: { shown: string; token: Scored }): JSX.Element {
   const { text: s } = useStrings();
   return (
     <dl class="figures">
       <div class="said">
         <dt class="unseen">{s.token}</dt>
         <dd>
-          <bdi class="token">{word}</bdi>
+          <bdi class="token">{shown}</bdi>
         </dd>
       </div>
       {MEASURES.map((measure) => (

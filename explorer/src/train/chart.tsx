@@ -53,7 +53,7 @@ export function Chart({
   const [holder, width] = useWidth(620);
   const across = scaleOf(x, [LEFT, width - RIGHT]);
   const up = scaleOf(y, [height - BOTTOM, TOP]);
-  const marks = { x: ticksOf(x, across, Math.max(2, width / 110)), y: ticksOf(y, up, height / 50) };
+  const ticks = { x: ticksOf(x, across, Math.max(2, width / 110)), y: ticksOf(y, up, height / 50) };
   const shown = series.filter(({ points }) => points.length);
   return (
     <figure class="curve chart" data-chart={name} ref={holder}>
@@ -72,7 +72,7 @@ export function Chart({
         </span>
       </figcaption>
       <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} role="img" aria-label={summary}>
-        {marks.y.map((tick) => (
+        {ticks.y.map((tick) => (
           <g key={tick} class="tick">
             <line x1={LEFT} x2={width - RIGHT} y1={up(tick)} y2={up(tick)} />
             <text x={LEFT - 8} y={up(tick) + 4} text-anchor="end">
@@ -80,7 +80,7 @@ export function Chart({
             </text>
           </g>
         ))}
-        {marks.x.map((tick) => (
+        {ticks.x.map((tick) => (
           <g key={tick} class="tick">
             <line x1={across(tick)} x2={across(tick)} y1={height - BOTTOM} y2={height - BOTTOM + 5} />
             <text x={across(tick)} y={height - BOTTOM + 19} text-anchor="middle">

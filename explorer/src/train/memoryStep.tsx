@@ -53,12 +53,12 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
   const found = memory(sizes);
   const [dense, streamed] = [total(found.dense), total(found.streamed)];
   const { plan } = found;
-  const chunks = Math.ceil(sizes.tokens / plan.tokens);
+  const chunks = Math.ceil(sizes.tokens / plan.chunkRows);
   const times = dense >= streamed ? dense / streamed : streamed / dense;
   const python = pythonOf(sizes);
   return (
     <section class="step" aria-labelledby="cost-title">
-      <div class="words">
+      <div class="text-column">
         <h2 id="cost-title">{s.title}</h2>
         <Prose text={s.text} />
         <Prose text={s.streams} />
@@ -186,9 +186,9 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
         <p class="note">
           {fill(plan.retained ? s.retained : s.one, {
             chunks: grouped(chunks),
-            tokens: grouped(plan.tokens),
-            tiles: grouped(Math.ceil(sizes.vocab / plan.words)),
-            words: grouped(plan.words),
+            rows: grouped(plan.chunkRows),
+            tiles: grouped(Math.ceil(sizes.vocab / plan.tileTokens)),
+            tile: grouped(plan.tileTokens),
           })}{" "}
           {fill(s.same, { size: showBytes(found.results) })}
         </p>

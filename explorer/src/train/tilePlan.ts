@@ -2,17 +2,17 @@
 
 export const MIB = 2 ** 20;
 export const DEFAULT_MAX_BYTES = 128 * MIB;
-const WORDS = 8192;
-const TOKENS = 1024;
+const MAX_TILE_TOKENS = 8192;
+const MAX_CHUNK_ROWS = 1024;
 const MIN_RETAINED = 32;
 const SCRATCH = 3;
 /** Matrix products are computed in float32, whatever the dtype of the tensors. */
 const ITEM = 4;
 
 export interface Plan {
-  /** Tokens per chunk, vocabulary entries per tile. */
-  readonly tokens: number;
-  readonly words: number;
+  /** Rows per chunk, vocabulary entries per tile. */
+  readonly chunkRows: number;
+  readonly tileTokens: number;
   /** Whether all tiles of a chunk are kept until its gradients are done. */
   readonly retained: boolean;
   /** Temporary memory. */
@@ -27,35 +27,36 @@ export function makePlan(
   maxBytes = DEFAULT_MAX_BYTES,
 ): Plan {
   const budget = Math.floor(maxBytes / ITEM);
-  const mostWords = Math.max(1, Math.min(WORDS, Math.ceil(vocab / 2)));
-  const wordCost = converts ? width : 0;
-  const tokenCost = 3 * width + 16;
-  const cost = (tokens: number, words: number, kept: number): number =>
-    (kept + SCRATCH * words) * tokens + words * wordCost + tokens * tokenCost;
-  const fitTokens = (words: number, kept: number, most: number): number => {
-    const perToken = cost(1, words, kept) - words * wordCost;
-    return Math.max(1, Math.min(most, Math.floor((budget - words * wordCost) / perToken)));
+  const mostTokens = Math.max(1, Math.min(MAX_TILE_TOKENS, Math.ceil(vocab / 2)));
+  const tokenCost = converts ? width : 0;
+  const rowCost = 3 * width + 16;
+  const cost = (chunkRows: number, tileTokens: number, kept: number): number =>
+    (kept + SCRATCH * tileTokens) * chunkRows + tileTokens * tokenCost + chunkRows * rowCost;
+  const fitRows = (tileTokens: number, kept: number, most: number): number => {
+    const perRow = cost(1, tileTokens, kept) - tileTokens * tokenCost;
+    return Math.max(1, Math.min(most, Math.floor((budget - tileTokens * tokenCost) / perRow)));
   };
 
-  let words = mostWords;
-  while (words > 512 && words * wordCost > Math.floor(budget / 4)) words = Math.floor(words / 2);
-  let tokens = fitTokens(words, vocab, rows);
-  if (tokens >= Math.min(MIN_RETAINED, rows) && cost(tokens, words, vocab) <= budget) {
-    tokens = balanced(rows, tokens);
-    return { tokens, words, retained: true, bytes: cost(tokens, words, vocab) * ITEM };
+  let tileTokens = mostTokens;
+  while (tileTokens > 512 && tileTokens * tokenCost > Math.floor(budget / 4)) tileTokens = Math.floor(tileTokens / 2);
+  let chunkRows = fitRows(tileTokens, vocab, rows);
+  if (chunkRows >= Math.min(MIN_RETAINED, rows) && cost(chunkRows, tileTokens, vocab) <= budget) {
+    chunkRows = balanced(rows, chunkRows);
+    return { chunkRows, tileTokens, retained: true, bytes: cost(chunkRows, tileTokens, vocab) * ITEM };
   }
 
-  tokens = Math.min(TOKENS, rows);
-  words = mostWords;
-  const least = Math.min(8, mostWords);
-  while (words > least && cost(tokens, words, words) > budget) words = Math.max(least, Math.floor(words / 2));
-  if (cost(tokens, words, words) > budget) tokens = fitTokens(words, words, tokens);
-  tokens = balanced(rows, tokens);
-  return { tokens, words, retained: false, bytes: cost(tokens, words, words) * ITEM };
+  chunkRows = Math.min(MAX_CHUNK_ROWS, rows);
+  tileTokens = mostTokens;
+  const least = Math.min(8, mostTokens);
+  while (tileTokens > least && cost(chunkRows, tileTokens, tileTokens) > budget)
+    tileTokens = Math.max(least, Math.floor(tileTokens / 2));
+  if (cost(chunkRows, tileTokens, tileTokens) > budget) chunkRows = fitRows(tileTokens, tileTokens, chunkRows);
+  chunkRows = balanced(rows, chunkRows);
+  return { chunkRows, tileTokens, retained: false, bytes: cost(chunkRows, tileTokens, tileTokens) * ITEM };
 }
 
 /** Chunks of equal size, a multiple of 16 where that fits: no small last chunk. */
-function balanced(rows: number, tokens: number): number {
-  const even = Math.ceil(rows / Math.ceil(rows / tokens));
-  return Math.min(tokens, Math.ceil(even / 16) * 16);
+function balanced(rows: number, chunkRows: number): number {
+  const even = Math.ceil(rows / Math.ceil(rows / chunkRows));
+  return Math.min(chunkRows, Math.ceil(even / 16) * 16);
 }

@@ -24,7 +24,12 @@ export function trainDocument(sizes: Sizes, run: Run | null | undefined): object
       max_bytes: sizes.maxBytes,
       dense: way(dense),
       streamed: way(streamed),
-      plan,
+      plan: {
+        chunk_rows: plan.chunkRows,
+        tile_tokens: plan.tileTokens,
+        retained: plan.retained,
+        bytes: plan.bytes,
+      },
       results,
     },
     run: run?.about.name ?? null,

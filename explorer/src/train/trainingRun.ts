@@ -139,7 +139,7 @@ export function clock(seconds: number): string {
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
-/** Replace control characters and direction marks of sample text. */
+/** Replace control characters, bidirectional ones too, of sample text. */
 export function legible(text: string): string {
   return text.replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (c) =>
     c === "\t" ? "\t" : "\ufffd",

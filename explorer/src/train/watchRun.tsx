@@ -21,7 +21,7 @@ export function Watch({ watched }: { watched: Watched }): JSX.Element {
   const begun = run && run.age !== null;
   return (
     <section class="step watch" aria-labelledby="watch-title">
-      <div class="words">
+      <div class="text-column">
         <h2 id="watch-title">{s.title}</h2>
         <Prose text={s.text} />
         {begun ? (

@@ -23,7 +23,7 @@ export function Step(props: StepProps): JSX.Element {
   const number = useContext(StepNumber);
   return (
     <section class="step" id={props.id} aria-labelledby={`${props.id}-title`}>
-      <div class="words">
+      <div class="text-column">
         <h2 id={`${props.id}-title`}>
           <span class="count" aria-hidden="true">
             {number}

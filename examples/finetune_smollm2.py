@@ -1,7 +1,7 @@
 """Fine-tune SmolLM2-135M on a text file, on a CPU, with transformers' own Trainer.
 
 One line is ours: `model.lm_head = LMHead.from_linear(model.lm_head)`. With it a step never holds
-the logits of its tokens (49,152 words each), and the losses are the same.
+the logits of its tokens (49,152 per token), and the losses are the same.
 
     lmhead models add smollm2
     pip install 'lmhead[hf]' accelerate

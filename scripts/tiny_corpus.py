@@ -63,8 +63,8 @@ def chapters(archive: Path) -> list[str]:
     verses: dict[tuple[str, int], list[str]] = {}
     for line in text.splitlines():
         verse = json.loads(line)
-        words = " ".join(verse["text"].split())
-        verses.setdefault((verse["book"], verse["chapter"]), []).append(words)
+        line_text = " ".join(verse["text"].split())
+        verses.setdefault((verse["book"], verse["chapter"]), []).append(line_text)
     return ["\n".join(lines) for lines in verses.values()]
 
 

@@ -253,7 +253,7 @@ inline void run_ranks(const Kernels& k, Shape shape, Content content, bool sure,
     for (const Pair& pair : pairs)
       close[static_cast<size_t>(pair.which) * rows + static_cast<size_t>(pair.row)].push_back(
           pair.token);
-    for (auto& words_of : close) std::sort(words_of.begin(), words_of.end());
+    for (auto& tokens : close) std::sort(tokens.begin(), tokens.end());
     if (first.empty()) first = close;
     tally.expect(close == first, "differs with " + std::to_string(threads) + " threads");
     for (size_t i = 0; i < size; ++i) {

@@ -246,7 +246,7 @@ inline void run_broken(const Kernels& k, Tally& tally) {
   }
 }
 
-// What is not a tree must be told, not walked for ever or beyond its end.
+// Tables that are not a tree must be rejected, not followed for ever or past their end.
 inline void run_bad_trees(const Kernels& k, Tally& tally) {
   const std::vector<int64_t> even = {0, 2, 4, 6};
   const struct {

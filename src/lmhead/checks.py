@@ -38,7 +38,7 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is memory as it stands: dense, with nothing left to be applied.
+    """Return whether a tensor is plain strided memory, with no operation left to apply.
 
     A subclass (DTensor, FakeTensor), a functorch wrapper, a lazily negated, conjugated or zero
     tensor and a sparse one are not.

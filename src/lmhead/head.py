@@ -1,4 +1,4 @@
-"""`LMHead`: the module that stands where a model had `nn.Linear(hidden_size, vocab_size)`."""
+"""`LMHead`: a replacement for `nn.Linear(hidden_size, vocab_size)` that returns lazy logits."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def escape_controls(text: str) -> str:
 def _is_control(c: str) -> bool:
     if c in "\n\t":
         return False
-    # Joiners inside emoji and Indic words are formats too, and safe.
+    # Joiners inside emoji and Indic scripts have the category of formats too, and are safe.
     return (
         unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"}
         or "\u202a" <= c <= "\u202e"

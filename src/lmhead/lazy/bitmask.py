@@ -20,10 +20,10 @@ def mask_tokens(logits: LazyLogits, bitmask: Tensor) -> LazyLogits:
     if not isinstance(bitmask, Tensor) or bitmask.dtype != torch.int32:
         kind = bitmask.dtype if isinstance(bitmask, Tensor) else type(bitmask).__name__
         raise TypeError(f"bitmask must be a torch.int32 tensor; got {kind}")
-    words = -(-logits.shape[-1] // 32)
-    if bitmask.dim() == 0 or bitmask.shape[-1] > words or logits._vdim != logits.dim() - 1:
+    n_int32 = -(-logits.shape[-1] // 32)
+    if bitmask.dim() == 0 or bitmask.shape[-1] > n_int32 or logits._vdim != logits.dim() - 1:
         raise ValueError(
-            f"bitmask must have shape (rows, {words}) for logits {tuple(logits.shape)}; "
+            f"bitmask must have shape (rows, {n_int32}) for logits {tuple(logits.shape)}; "
             f"got {tuple(bitmask.shape)}"
         )
     lead = bitmask.shape[:-1]

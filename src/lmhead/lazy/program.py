@@ -31,7 +31,7 @@ class Root:
         scores: the scores on the tensors of the head, or None if `node` is given.
         node: the program behind an object whose gradient must pass through that object itself,
             because hooks or other autograd functions are attached to it.
-        handle: the tensor that stands for the scores in the graph; None for constants, and where
+        handle: the tensor that represents the scores in the graph; None for constants, and where
             autograd follows the head's tensors directly (inside `torch.func` transforms).
     """
 

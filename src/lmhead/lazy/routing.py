@@ -426,7 +426,7 @@ class _Record(torch.autograd.Function):
 
 
 def record(node: Node, make: Callable[[], Tensor], itself: Tensor | None = None) -> Tensor:
-    """Return what `make` returns as a node of the graph that stands for `node`.
+    """Return what `make` returns as a node of the graph that represents `node`.
 
     With `itself`, that tensor becomes the node instead, as after an in-place operation.
     """
@@ -440,7 +440,7 @@ def record(node: Node, make: Callable[[], Tensor], itself: Tensor | None = None)
 
 
 class Handle(Tensor):
-    """The place of a head's logits in the graph: a scalar that stands for all of them."""
+    """The place of a head's logits in the graph: a scalar that represents all of them."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -7,7 +7,7 @@ cross-entropy, gradient p - y. With nothing before the last step, the whole trai
     loss(W, b) = mean_n -log softmax(x[n] Wᵀ + b)[y[n]]  +  l2 / (2N) · Σ W²
 
 The loss is a bowl (convex): downhill from anywhere leads to the same bottom. The l2 term keeps W
-finite when the classes can be told apart without error; it leaves b alone.
+finite when the classes can be separated without error; it leaves b alone.
 """
 
 from typing import NamedTuple

@@ -202,13 +202,13 @@ class Copy:
         eye = torch.eye(len(self.basis), dtype=torch.float64)
         if not torch.allclose(self.basis @ self.basis.T, eye, rtol=0, atol=2.0**-30):
             raise ValueError("basis must hold orthonormal directions")
-        if any(len(t) != self.vocab for t in self._by_word() if t is not None):
+        if any(len(t) != self.vocab for t in self._per_token() if t is not None):
             raise ValueError("there must be one row per token")
         for name, values in (("block_e", self.first_e), ("block_n", self.n)):
             object.__setattr__(self, name, block_largest(values))
         object.__setattr__(self, "n_max", float(self.n.max()))
 
-    def _by_word(self) -> tuple[Tensor | None, ...]:
+    def _per_token(self) -> tuple[Tensor | None, ...]:
         codes = (self.whole, self.high, self.low, self.lead)
         return (*codes, self.lead_scales, self.e, self.e_high, self.n)
 

@@ -102,7 +102,7 @@ class Ranks:
             gradient.copy_(total.view_as(gradient))
 
     def seed_step(self, seed: int, step: int) -> None:
-        """Seed dropout by step and rank; a single process goes on with its random state."""
+        """Seed dropout by step and rank; a single process keeps its random state."""
         if self.size > 1:
             state = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
             torch.manual_seed(int(state[0]))

@@ -1,7 +1,7 @@
 """Start a training run in a new folder, or resume one.
 
     run/config.toml     the settings
-    run/.lmhead-run     marks the folder as a run, and locks it
+    run/.lmhead-run     identifies the folder as a run, and locks it
     run/data/           token files, see token_data.py and sentence_pairs.py
     run/checkpoints/    see checkpoints.py
     run/log.jsonl       see training_log.py

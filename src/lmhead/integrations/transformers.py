@@ -184,7 +184,7 @@ def _as_linear(head: LMHead) -> nn.Linear:
 
 
 def _take_over(new: nn.Linear, old: nn.Module) -> nn.Linear:
-    """Give the new layer the old one's mode, hooks and marks."""
+    """Give the new layer the old one's mode, hooks and attributes."""
     new.training = old.training
     for name in _HOOKS:
         new.__dict__[name] = old.__dict__[name]

@@ -1,5 +1,6 @@
 """Bad input is refused at the door: which argument, what it must be, what it was."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from compare import assert_close
 from torch import nn
 
-from lmhead import LMHead, linear_cross_entropy, query
+from lmhead import AdaptiveHead, HierarchicalHead, LMHead, linear_cross_entropy, query
 
 N, D, V = 4, 3, 7
 HIDDEN = torch.randn(N, D, generator=torch.Generator().manual_seed(0))
@@ -122,10 +123,52 @@ def test_an_ignored_target_may_be_out_of_range() -> None:
     assert_close(loss(targets=targets, ignore_index=99), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.complex64, torch.uint16, torch.uint32, torch.uint64], ids=str
+)
 def test_wrong_dtype_of_targets(dtype: torch.dtype) -> None:
     with refused("targets", str(dtype).removeprefix("torch.")):
         loss(targets=TARGETS.to(dtype))
+    with refused("targets", str(dtype).removeprefix("torch.")):
+        F.cross_entropy(LMHead(D, V)(HIDDEN), TARGETS.to(dtype))
+    with refused("log_prob", str(dtype).removeprefix("torch.")):
+        query(HIDDEN, WEIGHT, log_prob=TARGETS.to(dtype))
+    with refused("index", str(dtype).removeprefix("torch.")):
+        LMHead(D, V)(HIDDEN).gather(-1, TARGETS[:, None].to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_short_integers_are_targets(dtype: torch.dtype) -> None:
+    assert loss(targets=TARGETS.to(dtype)) == loss()
+
+
+def test_a_hidden_size_of_zero() -> None:
+    with refused("weight", "D > 0", f"({V}, 0)"):
+        loss(torch.zeros(N, 0), torch.zeros(V, 0))
+    with refused("weight", "D > 0", f"({V}, 0)"):
+        query(torch.zeros(N, 0), torch.zeros(V, 0), argmax=True)
+
+
+def test_meta_tensors_hold_no_numbers() -> None:
+    hidden, weight, targets = (t.to("meta") for t in (HIDDEN, WEIGHT, TARGETS))
+    with refused("hidden", "numbers", "meta"):
+        loss(hidden, weight, targets)
+    with refused("hidden", "numbers", "meta"):
+        query(hidden, weight, argmax=True)
+    for head in (
+        LMHead(D, V, device="meta"),
+        AdaptiveHead(D, V, cutoffs=[3], device="meta"),
+        HierarchicalHead(D, V, tree="balanced", device="meta"),
+    ):
+        logits = head(hidden)
+        assert logits.shape == (N, V)
+        for question in (
+            lambda z: z.argmax(-1),
+            lambda z: z.logsumexp(-1),
+            lambda z: F.cross_entropy(z, targets),
+        ):
+            with refused("hidden", "numbers", "meta"):
+                question(logits)
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 1), (1, 4), (), (4, 6)])
@@ -173,6 +216,24 @@ def test_reduction() -> None:
 def test_num_items_needs_the_mean(reduction: str) -> None:
     with refused("num_items", "reduction", "mean", reduction):
         loss(reduction=reduction, num_items=3)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-3, math.nan, math.inf, True, "3", torch.tensor(-3), torch.tensor([2, 3]), torch.tensor(True)],
+    ids=str,
+)
+def test_num_items(value: Any) -> None:
+    with refused("num_items"):
+        loss(num_items=value)
+
+
+@pytest.mark.parametrize("value", [math.nan, 1.5, 1.0, True, None, "a", 2**70], ids=str)
+def test_ignore_index(value: Any) -> None:
+    with refused("ignore_index", "integer" if value != 2**70 else "in ["):
+        loss(ignore_index=value)
+    with refused("ignore_index"):
+        F.cross_entropy(LMHead(D, V)(HIDDEN), TARGETS, ignore_index=value)
 
 
 @pytest.mark.parametrize("value", [0, -5])

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+# Torch can neither compare nor index with uint16, uint32 and uint64.
+_ID_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -85,9 +88,9 @@ def check_hidden_and_weight(
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be of a floating type; got {tensor.dtype}")
         check_memory(name, tensor)
-    if weight.dim() != 2 or weight.shape[0] == 0:
+    if weight.dim() != 2 or 0 in weight.shape:
         raise ValueError(
-            f"{weight_name} must have shape (V, D) with V > 0; got {tuple(weight.shape)}"
+            f"{weight_name} must have shape (V, D) with V > 0 and D > 0; got {tuple(weight.shape)}"
         )
     if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -174,7 +177,7 @@ def check_id_type(name: str, ids: Tensor) -> None:
     """Validate that a tensor holds integers."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor of ids; got {type(ids).__name__}")
-    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+    if ids.dtype not in _ID_TYPES:
         raise TypeError(f"{name} must be integers (torch.int64); got {ids.dtype}")
     if ids.is_neg():  # torch's own indexing ignores the sign of these
         raise ValueError(f"{name} must not be a lazily negated view; call resolve_neg() on it")
@@ -210,6 +213,21 @@ def check_integer(name: str, value: Any, *, low: int, high: int | None = None) -
     if value < low or (high is not None and value > high):
         wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be {wanted}; got {value}")
+
+
+def check_num_items(value: Any) -> None:
+    """Validate what a mean divides by: None, or one finite number from 0, perhaps as a tensor."""
+    if value is None:
+        return
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex() or value.dtype == torch.bool:
+            raise ValueError(
+                f"num_items must be one number; got {value.dtype}, shape {tuple(value.shape)}"
+            )
+        if value.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+            return  # reading it would wait for the device
+        value = value.item()
+    check_number("num_items", value, low=0)
 
 
 def check_map(softcap: float | None, scale: float) -> None:

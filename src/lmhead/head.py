@@ -229,7 +229,7 @@ class LMHead(nn.Linear):
             weights,
             self.bias,
             Pointwise.of(softcap=self.softcap, scale=self.scale),
-        )
+        ).keep_masked()
         if self.screened is not None:
             return ScreenedScores(source, self.grad_filter, self.max_bytes, self.screened)
         return SweptScores(source, self.grad_filter, self.max_bytes)

@@ -285,6 +285,25 @@ def test_more_than_2_to_the_24_words() -> None:
 @BOTH
 @pytest.mark.parametrize(
     "options",
+    [
+        {},
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"top_p": 0.5},
+        {"typical_p": 0.5},
+        {"top_n_sigma": 1.0},
+    ],
+    ids=str,
+)
+def test_a_vocabulary_of_one_token(options: dict[str, Any]) -> None:
+    sampled = Sampler(seed=0, **options)(torch.zeros(2, 1))
+    assert sampled.token.tolist() == [0, 0]
+    assert sampled.log_prob.tolist() == [0.0, 0.0]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "options",
     [{}, {"top_p": 0.7}, {"temperature": 0.1}, {"top_k": 3}, {"typical_p": 0.5}, {"min_p": 0.3}],
     ids=str,
 )

@@ -80,8 +80,14 @@ def test_an_option_that_cannot_be(
         ((Z, [[1], [5]]), ValueError, r"context ids must be in \[0, 5\); got 5 in row 1"),
         ((Z, [[1], [-1]]), ValueError, r"context ids must be in \[0, 5\); got -1 in row 1"),
         ((Z, None, [1, 2, 3]), ValueError, "position must be a number or one per row, 2; got 3"),
+        ((Z, None, 1.5), TypeError, "position must be an integer; got float"),
+        ((Z, None, [1, 2.5]), TypeError, "position must be an integer; got float"),
+        ((Z, None, torch.ones(2)), TypeError, "position must be integers .*got torch.float32"),
+        ((Z, None, -1), ValueError, "position must be in .*got -1"),
+        ((Z, None, 2**64), ValueError, "position must be in .*got 18446744073709551616"),
+        ((Z, None, "a"), TypeError, "position must be an integer, or one per row; got str"),
     ],
-    ids=range(10),
+    ids=range(16),
 )
 def test_a_call_that_cannot_be(call: tuple[Any, ...], error: type[Exception], message: str) -> None:
     for method in (Sampler(), Sampler().explain):

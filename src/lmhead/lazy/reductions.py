@@ -363,6 +363,7 @@ def gather(logits: LazyLogits, dim: int, index: Tensor, **_: Any) -> Any:
     dims = dims_of(logits, dim)
     if not dims.vocab or index.dim() != logits.dim():
         raise NotRecorded
+    checks.check_id_type("index", index)
     ids = index.movedim(logits._vdim, -1)
     if ids.shape[:-1] != logits.lead:
         raise NotRecorded

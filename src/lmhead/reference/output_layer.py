@@ -60,7 +60,7 @@ def head_logits(
     >>> head_logits([1.0, 2.0], [[1, 0], [0, 1], [1, 1]], scale=10, softcap=20).round(3)
     array([ 9.242, 15.232, 18.103])
     """
-    z = scale * linear(hidden, weight, bias)
+    z = _scaled(linear(hidden, weight, bias), scale)
     return z if softcap is None else _softcap(z, softcap)
 
 
@@ -81,8 +81,14 @@ def head_logits_backward(
     """
     grad = floats(grad_logits)
     if softcap is not None:
-        grad = _softcap_backward(grad, scale * linear(hidden, weight, bias), softcap)
+        grad = _softcap_backward(grad, _scaled(linear(hidden, weight, bias), scale), softcap)
     return linear_backward(scale * grad, hidden, weight)
+
+
+def _scaled(x: Array, scale: float) -> Array:
+    """scale · x; a masked word (-inf) stays masked whatever the sign of the scale."""
+    masked = np.isneginf(x)
+    return np.where(masked, -np.inf, scale * np.where(masked, 0.0, x))
 
 
 def _check_cap(cap: float) -> None:

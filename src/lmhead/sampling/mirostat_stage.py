@@ -86,7 +86,7 @@ class Mirostat1(Mirostat2):
         b = torch.where(real, z[:, :-1] - z[:, 1:], 0.0)
         s = (t * b).sum(1) / torch.where(real, t * t, 0.0).sum(1)
         vocab = float(call.vocab)  # tokens that were masked before included
-        rest, log_vocab = s - 1, math.log(vocab)
+        rest, log_vocab = s - 1, math.log(max(2.0, vocab))  # k is 1 below two tokens
         ratio = torch.where(rest == 0, 1 / log_vocab, rest / -torch.expm1(-rest * log_vocab))
         s_log_k = ratio.log() + self._mu(call) * math.log(2)
         k = (s_log_k / s).clamp(max=log_vocab + 1).exp().floor()

@@ -7,10 +7,12 @@ order, whatever other tokens are sampled. `lmhead.reference.philox` is the defin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmhead import checks
 from lmhead.sweep import kernels
 
 _MASK = 0xFFFFFFFF
@@ -23,6 +25,21 @@ FOR_TOKENS = 0
 FOR_COINS = 1
 FOR_FACTORS = 2  # clusters, decisions on a path: see `vocab`
 FOR_NEGATIVES = 3  # negatives of sampled losses
+
+
+def position_tensor(position: Any) -> Tensor:
+    """Validate positions, and return them as int64, (1,) or one per row."""
+    if isinstance(position, Tensor):
+        checks.check_id_type("position", position)
+        return position.reshape(-1).long()
+    given = [position] if isinstance(position, int | float) else position
+    if not isinstance(given, list | tuple):
+        raise TypeError(
+            f"position must be an integer, or one per row; got {type(position).__name__}"
+        )
+    for each in given:
+        checks.check_integer("position", each, low=0, high=2**63 - 1)
+    return torch.tensor(given, dtype=torch.int64)
 
 
 def make_keys(seeds: Sequence[int] | Tensor, positions: Tensor) -> Tensor:

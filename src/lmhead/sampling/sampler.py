@@ -24,7 +24,7 @@ from lmhead.sampling.dialects import TIES, stages_of
 from lmhead.sampling.distribution import Distribution, TopCandidates
 from lmhead.sampling.explain import SHOWN, Explanation, explain
 from lmhead.sampling.mirostat_stage import Mirostat2
-from lmhead.sampling.noise import make_keys
+from lmhead.sampling.noise import make_keys, position_tensor
 from lmhead.sampling.run_stages import active, run_stages, start
 from lmhead.sampling.sampled import Sampled, ScreenedSampled
 from lmhead.sampling.screened_batch import sample_rows
@@ -293,7 +293,7 @@ class Sampler:
         known = Context.of(context, n, vocab, prompt_length=prompt_length, mask=context_mask)
         positions = torch.tensor(known.lengths, dtype=torch.int64)
         if position is not None:
-            positions = torch.as_tensor(position).reshape(-1).long()
+            positions = position_tensor(position)
             if len(positions) not in (1, n):
                 raise ValueError(
                     f"position must be a number or one per row, {n}; got {len(positions)} of them"

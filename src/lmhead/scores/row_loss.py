@@ -141,6 +141,8 @@ class CrossEntropy:
         checks.check_entries("class_weight", loss.class_weight, vocab, like)
         checks.check_number("label_smoothing", loss.label_smoothing, low=0.0, high=1.0)
         checks.check_number("z_loss", loss.z_loss, low=0.0)
+        checks.check_integer("ignore_index", loss.ignore_index, low=-(2**63), high=2**63 - 1)
+        checks.check_num_items(loss.num_items)
         if loss.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {loss.reduction!r}")
         if loss.num_items is not None and loss.reduction != "mean":

@@ -361,7 +361,7 @@ class ScreenedHead:
         flat = hidden.detach().reshape(-1, hidden.shape[-1]).contiguous()
         bias = None if head.bias is None else head.bias.detach()
         pointwise = Pointwise.of(softcap=head.softcap, scale=head.scale)
-        return Source((flat,), (head.weight.detach(),), bias, pointwise)
+        return Source((flat,), (head.weight.detach(),), bias, pointwise).keep_masked()
 
     def decide(self, source: Source, k: int) -> tuple[Tensor, Tensor] | None:
         """Return values (N, k) in float64 and ids (N, k) for lazy logits; None if unsupported.

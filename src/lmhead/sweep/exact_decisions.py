@@ -175,10 +175,7 @@ def answer_one_row(questions: Questions) -> tuple[RowSums, Decisions] | None:
     if not bool(((z.abs() < _LARGE) | (z == -torch.inf)).all()):
         return None
     lse = z.logsumexp(0, keepdim=True)
-    entropy = None
-    if q.entropy:
-        log_p = (z - lse).clamp_(min=FLOOR)
-        entropy = -(log_p.exp() * log_p).sum(0, keepdim=True)
+    entropy = _entropy(z, lse) if q.entropy else None
     picked = None if q.ids is None else z[q.ids]
     values = ids = ranks = None
     if q.top_k:
@@ -190,6 +187,36 @@ def answer_one_row(questions: Questions) -> tuple[RowSums, Decisions] | None:
             ranks[0, place] = _rank(z, tokens, id)
         ranks = ranks.masked_fill(no_order(lse), -1)
     return RowSums(lse=lse, entropy=entropy, picked=picked), Decisions(values, ids, ranks)
+
+
+def mend_infinite(q: Questions, rows: Tensor, sums: RowSums) -> RowSums:
+    """Answer again, from float64 logits, the rows with an infinite logit: lse is NaN there.
+
+    Infinite because an input is, or because float32 cannot hold a logit of finite inputs. The rows
+    with a NaN among their logits remain as they are.
+    """
+    undefined = sums.lse.isnan()
+    source = q.source
+    for hidden in source.hiddens:
+        undefined &= ~hidden.detach()[rows].isnan().any(1)
+    if not bool(undefined.any()) or source.has_nan:
+        return sums
+    tokens = torch.arange(source.vocab, device=source.device)
+    for at in undefined.nonzero()[:, 0].tolist():
+        z = source.pairs(rows[at].expand_as(tokens), tokens, max_bytes=DEFAULT_MAX_BYTES)
+        if bool(z.isnan().any()):
+            continue
+        sums.lse[at] = z.logsumexp(0)
+        if sums.entropy is not None:
+            sums.entropy[at] = _entropy(z, sums.lse[at])
+        if sums.picked is not None and q.ids is not None:
+            sums.picked[at] = z[q.ids[rows[at]]]
+    return sums
+
+
+def _entropy(z: Tensor, lse: Tensor) -> Tensor:
+    log_p = (z - lse).clamp_(min=FLOOR)
+    return -(log_p.exp() * log_p).sum(0, keepdim=True)
 
 
 def _supports(q: Questions) -> bool:

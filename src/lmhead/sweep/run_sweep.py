@@ -281,8 +281,9 @@ def answer(questions: Questions) -> tuple[RowSums, Decisions]:
     answers = _Collected(questions.source.rows)
     decisions = _Collected(questions.source.rows)
     for rows, chunk in chunks(questions):
-        top, rank = _decision_trackers(questions, rows, chunk)
-        given = chunk.forward(top, rank)
+        numbers = _numbers(rows, questions.source.device)
+        top, rank = _decision_trackers(questions, rows, numbers, chunk)
+        given = exact_decisions.mend_infinite(questions, numbers, chunk.forward(top, rank))
         answers.put(rows, given)
         values, ids = (None, None) if top is None else top.answer(given.lse)
         ranks = None if rank is None else rank.answer(given.lse)
@@ -361,15 +362,19 @@ def chunks(
         done, filtered = here.stop, False
 
 
+def _numbers(rows: Rows, device: torch.device) -> Tensor:
+    """Return the row numbers of a chunk."""
+    if isinstance(rows, slice):
+        return torch.arange(rows.start, rows.stop, device=device)
+    return rows
+
+
 def _decision_trackers(
-    questions: Questions, rows: Rows, chunk: Chunk
+    questions: Questions, rows: Rows, numbers: Tensor, chunk: Chunk
 ) -> tuple[TopK | None, Rank | None]:
     if questions.top_k == 0 and questions.rank_ids is None:
         return None, None
     source = questions.source
-    numbers = rows
-    if isinstance(numbers, slice):
-        numbers = torch.arange(numbers.start, numbers.stop, device=source.device)
     max_bytes = DEFAULT_MAX_BYTES if questions.max_bytes is None else questions.max_bytes
     top = rank = None
     if questions.top_k:

@@ -11,13 +11,14 @@ from torch import Tensor
 from lmhead.scores.row_loss import RowSums
 from lmhead.sweep.kernels import FLOOR
 from lmhead.sweep.questions import Questions
+from lmhead.sweep.source import without_autocast
 
 Tensors = tuple[Tensor | None, ...]
 
 
 def dense_answers(questions: Questions) -> RowSums:
     """Return every differentiable answer by its definition, on dense logits: (N, V) memory."""
-    with torch.autocast(questions.source.device.type, enabled=False):
+    with without_autocast(questions.source.device):
         return _dense_answers(questions)
 
 

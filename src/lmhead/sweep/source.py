@@ -42,13 +42,27 @@ def has_bfloat16_products() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def check_numbers(device: torch.device) -> None:
+    """Validate that tensors of a device hold numbers: those on "meta" have a shape only."""
+    if device.type == "meta":
+        raise ValueError(
+            "hidden and weight must hold numbers to ask about their logits; got meta tensors"
+        )
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Disable autocast on a device, which must hold numbers."""
+    check_numbers(device)
+    return torch.autocast(device.type, enabled=False)
+
+
 @contextmanager
 def native_products(stored: torch.dtype, device: torch.device) -> Iterator[None]:
     """Disable autocast, and allow the CPU's bfloat16 instructions in float32 products.
 
     The latter for converted bfloat16 tensors only.
     """
-    with torch.autocast(device.type, enabled=False):
+    with without_autocast(device):
         if stored != torch.bfloat16 or device.type != "cpu" or not has_bfloat16_products():
             yield
             return
@@ -90,6 +104,23 @@ class Source:
     bias: Tensor | None
     pointwise: Pointwise
     row_scale: Tensor | None = None
+
+    def keep_masked(self) -> Source:
+        """Return a source of the same logits whose map leaves a bias of -inf at -inf.
+
+        A scale below 0 would turn it into +inf, one of 0 into a NaN: the sign, or the 0, goes to
+        the hidden states and to the other entries of the bias.
+        """
+        if self.bias is None or self.pointwise.scale > 0:
+            return self
+        sign = -1.0 if self.pointwise.scale < 0 else 0.0
+        scale = -self.pointwise.scale if sign else 1.0
+        return Source(
+            tuple(h * sign for h in self.hiddens),
+            self.weights,
+            torch.where(self.bias == -math.inf, -math.inf, self.bias * sign),
+            replace(self.pointwise, scale=scale),
+        )
 
     @property
     def rows(self) -> int:
@@ -240,6 +271,12 @@ class Source:
             out = self.linear_tile(transposed, lo, hi, z[lo:hi])
             kernels.finish_(out, self.bias_tile(lo, hi), self.pointwise)
         return z[:, 0]
+
+    @cached_property
+    def has_nan(self) -> bool:
+        """Whether a weight or the bias holds a NaN; the hidden states are not looked at."""
+        given = (*self.weights, *(() if self.bias is None else (self.bias,)))
+        return any(bool(part.detach().isnan().any()) for t in given for part in t.split(4096))
 
     @cached_property
     def token_norms(self) -> Tensor:

@@ -18,7 +18,7 @@ from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import run_sweep
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import GradFilter, Plan, Questions
-from lmhead.sweep.source import Source
+from lmhead.sweep.source import Source, without_autocast
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class SweptScores(Scores):
     def dense(self) -> Tensor:
         """Return all logits (N, V), by plain differentiable operations."""
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            with torch.autocast(self.device.type, enabled=False):
+            with without_autocast(self.device):
                 return self.source.dense()
         s = self.source
         x = s.linear_rows(slice(0, s.rows))
@@ -302,7 +302,7 @@ def linear_scores(
     checks.check_hidden_and_weight(hidden, weight, names=names)
     checks.check_vector("bias", bias, weight)
     source = Source((hidden.reshape(-1, hidden.shape[-1]),), (weight,), bias, pointwise)
-    return SweptScores(source, grad_filter, max_bytes)
+    return SweptScores(source.keep_masked(), grad_filter, max_bytes)
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmhead.sweep import Source
-from lmhead.sweep.source import unit_roundoff
+from lmhead.sweep.source import unit_roundoff, without_autocast
 from lmhead.vocab.clusters import Clusters, Part, exact_pairs, exact_source
 from lmhead.vocab.factors import Factors
 
@@ -34,7 +34,7 @@ def cluster_top(clusters: Clusters, hidden: Tensor, k: int) -> tuple[Tensor, Ten
     values = torch.empty(len(hidden), k, dtype=torch.float64, device=hidden.device)
     ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     start = 0
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(hidden.device):
         for rows in clusters.blocks(hidden):
             open = torch.arange(len(rows), device=rows.device)
             for exact in (True,) if k > _LARGE else (False, True):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lmhead.scores.row_loss import RowSums
 from lmhead.sweep import Pointwise, Questions, Source, accumulation_dtype, row_answers
+from lmhead.sweep.source import without_autocast
 from lmhead.vocab.factors import Factors, Uniform, inverse_cdf
 
 
@@ -135,7 +136,7 @@ class Clusters(Factors):
     def project(self, c: int, hidden: Tensor) -> Tensor:
         """Return P_c h, (N, D_c), in float32 for half precisions."""
         dtype = accumulation_dtype(hidden.dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden.device):
             return F.linear(hidden.to(dtype), self.projections[c].to(dtype))
 
     def answers(self, part: Part, hidden: Tensor, **asked: object) -> RowSums:
@@ -260,7 +261,7 @@ def _log_softmax(answers: RowSums) -> Tensor:
 
 def _dense_logits(clusters: Clusters, part: Part, hidden: Tensor) -> Tensor:
     """Return all logits of a part, (N, tokens)."""
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device):
         return clusters.source(part, hidden).dense()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
-from lmhead.sampling.noise import FOR_FACTORS, make_keys, uniforms
+from lmhead.sampling.noise import FOR_FACTORS, make_keys, position_tensor, uniforms
 from lmhead.sweep import autocast
 from lmhead.vocab.factored_scores import FactoredScores
-from lmhead.vocab.factors import Factors
+from lmhead.vocab.factors import Factors, vmapped
 
 
 class FactoredHead(nn.Module, ABC):
@@ -64,6 +65,9 @@ class FactoredHead(nn.Module, ABC):
                 factors = factors.map(lambda t: autocast(t)[0])
                 like = None if like is None else autocast(like)[0]
         checks.check_hidden(taken, self.hidden_size, like)
+        if not vmapped() and taken.device.type != "meta" and bool(taken.isinf().any()):
+            # An infinite state makes some factors saturate and others NaN: NaN in all of them.
+            taken = taken.masked_fill(taken.isinf(), math.nan)
         return FactoredScores(factors, taken.reshape(-1, taken.shape[-1]))
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -100,7 +104,7 @@ class FactoredHead(nn.Module, ABC):
             seeds = [seed] * n if isinstance(seed, int) else list(seed)
             if isinstance(seed, bool) or not all(type(one) is int for one in seeds):
                 raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
-        places = torch.as_tensor(position).reshape(-1).long()
+        places = position_tensor(position)
         for name, given in (("seed", len(seeds)), ("position", len(places))):
             if given != n and not (name == "position" and given == 1):
                 raise ValueError(f"{name} must be a number or one per row, {n}; got {given}")

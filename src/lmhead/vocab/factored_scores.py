@@ -18,6 +18,7 @@ from typing_extensions import Self
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.by_rows import by_rows, kl_by_rows, mean_finite
 from lmhead.scores.row_loss import CrossEntropy
+from lmhead.sweep.source import check_numbers
 from lmhead.vocab.factors import Factors, Uniform
 
 
@@ -93,6 +94,7 @@ class FactoredScores(Scores):
         mean_logit: bool = False,
     ) -> RowAnswers:
         """Answer by the factors; what they do not give reads all tokens of a few rows at a time."""
+        check_numbers(self.device)
         factors, hidden = self.factors, self.hidden
         top = factors.top(hidden, top_k) if top_k else (None, None)
         return RowAnswers(
@@ -114,6 +116,7 @@ class FactoredScores(Scores):
 
     def cross_entropy(self, loss: CrossEntropy) -> Tensor:
         """Return the loss, from the factors of the targets alone."""
+        check_numbers(self.device)
         made: Tensor = self.factors.cross_entropy(
             self.hidden,
             loss.targets,
@@ -133,6 +136,7 @@ class FactoredScores(Scores):
 
     def dense(self) -> Tensor:
         """Return all log-probabilities (N, V)."""
+        check_numbers(self.device)
         return self.factors.log_probs(self.hidden)
 
     def explain(self) -> list[str]:
@@ -144,6 +148,7 @@ class FactoredScores(Scores):
     @torch.no_grad()
     def top(self, k: int, *, lse: bool = True) -> TopRows:  # noqa: ARG002
         """Return the k largest log-probabilities, their ids, and log Σ exp, which is 0."""
+        check_numbers(self.device)
         values, ids = self.factors.top(self.hidden, k)
         return TopRows(values, ids, torch.where(ids[:, 0] < 0, math.nan, 0.0).double())
 

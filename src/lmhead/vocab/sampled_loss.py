@@ -13,6 +13,7 @@ from lmhead import checks
 from lmhead.head import LMHead
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import DEFAULT_MAX_BYTES, Source, accumulation_dtype
+from lmhead.sweep.source import without_autocast
 from lmhead.vocab.factors import again
 from lmhead.vocab.proposals import draw_negatives, log_proposal
 
@@ -136,7 +137,7 @@ class SampledLoss(nn.Module):
 
         def block(lo: int, hi: int) -> Tensor:
             own, others = source.hiddens[0].new_zeros(2, dtype=dtype)
-            with torch.autocast(source.device.type, enabled=False):
+            with without_autocast(source.device):
                 for h, v in zip(source.hiddens, vectors, strict=True):
                     some = h[lo:hi].to(dtype)
                     own = own + (some * v[lo:hi]).sum(1)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lmhead
 from lmhead import _native
-from lmhead.sampling import noise, row_kernels
+from lmhead.sampling import distribution
 from lmhead.sweep import kernels
 
 VOCAB, WIDTH = 300, 24
@@ -178,14 +178,14 @@ def sampler(x: Given) -> Any:
 
 def sampler_steps(x: Given) -> Any:
     n = len(x.weight)
-    keys = noise.make_keys([5] * n, torch.arange(n))
-    largest, count = row_kernels.row_max(x.weight)
+    keys = distribution.make_keys([5] * n, torch.arange(n))
+    largest, count = distribution.row_max(x.weight)
     beta = torch.ones(n, dtype=torch.float64)
     return (
         largest,
         count,
-        row_kernels.gumbel_argmax(x.weight, beta, keys),
-        noise.uniforms(keys[:1], x.ids[None]),
+        distribution.gumbel_argmax(x.weight, beta, keys),
+        distribution.uniforms(keys[:1], x.ids[None]),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmhead import Sampler
 from lmhead import reference as ref
-from lmhead.sampling import noise, row_kernels
+from lmhead.sampling import distribution
 from lmhead.sampling.distribution import FullDistribution
 from lmhead.sampling.truncation_stages import TopP, Typical
 from lmhead.sweep import kernels
@@ -175,7 +175,9 @@ def test_race(core: ModuleType, isa: str, batch: int, vocab: int, scale: float) 
     """The winner is the textbook's, for every temperature."""
     z = logits(batch, vocab, scale)
     z[0, 0] = -torch.inf if vocab > 1 else z[0, 0]
-    keys = noise.make_keys([2**64 - 1 - 7 * i for i in range(batch)], torch.arange(batch) * 2**33)
+    keys = distribution.make_keys(
+        [2**64 - 1 - 7 * i for i in range(batch)], torch.arange(batch) * 2**33
+    )
     g = gumbels(keys, vocab)
     for b in (1e-3, 1.0, 7.0):
         beta = torch.full((batch,), b, dtype=torch.float64)
@@ -189,7 +191,7 @@ def test_race(core: ModuleType, isa: str, batch: int, vocab: int, scale: float) 
 def test_gumbel_argmax_of_masked_tokens_has_no_winner(core: ModuleType, isa: str) -> None:
     z = torch.full((2, 40_000), -torch.inf)
     z[1, 39_999] = -1e30
-    keys = noise.make_keys([1, 1], torch.tensor([0, 0]))
+    keys = distribution.make_keys([1, 1], torch.tensor([0, 0]))
     winners = torch.zeros(2, dtype=torch.int64)
     core.row_gumbel_argmax(z, torch.ones(2, dtype=torch.float64), keys, winners, 2)
     assert winners.tolist() == [-1, 39_999], isa
@@ -201,38 +203,38 @@ KEYS = [(0, 0), (1, 2), (2**32 - 1, 2**32), (2**63, 2**40 + 5), (2**64 - 1, 2**6
 @pytest.mark.parametrize("stream", [0, 1, 2**32 - 1])
 def test_uniforms(without: Twin[Tensor], stream: int) -> None:
     ids = torch.tensor([[0, 1, 2, 3, 511, 512, 262_143, 2**24 + 2, 2**31, 2**33 - 1]] * len(KEYS))
-    keys = noise.make_keys([s for s, _ in KEYS], torch.tensor([p for _, p in KEYS]))
+    keys = distribution.make_keys([s for s, _ in KEYS], torch.tensor([p for _, p in KEYS]))
     want = np.stack([ref.philox_uniform(s, p, ids[0].numpy(), stream=stream) for s, p in KEYS])
-    assert np.array_equal(noise.uniforms(keys, ids, stream).numpy(), want)
-    assert np.array_equal(without(lambda: noise.uniforms(keys, ids, stream)).numpy(), want)
+    assert np.array_equal(distribution.uniforms(keys, ids, stream).numpy(), want)
+    assert np.array_equal(without(lambda: distribution.uniforms(keys, ids, stream)).numpy(), want)
 
 
 @EVERY_SHAPE
 def test_rows_without_the_core(without: Twin[Tensor], batch: int, vocab: int) -> None:
     """The torch operations that serve in its place give the same, or a bound as good."""
     z, beta = logits(batch, vocab), per_row(batch, 0.2, 3.0)
-    keys = noise.make_keys(list(range(batch)), torch.arange(batch))
+    keys = distribution.make_keys(list(range(batch)), torch.arange(batch))
     ours, theirs = (
-        row_kernels.gumbel_argmax(z, beta, keys),
-        without(lambda: row_kernels.gumbel_argmax(z, beta, keys)),
+        distribution.gumbel_argmax(z, beta, keys),
+        without(lambda: distribution.gumbel_argmax(z, beta, keys)),
     )
     assert torch.equal(ours, theirs)
 
     def numbers() -> Tensor:
-        largest, n = row_kernels.row_max(z)
+        largest, n = distribution.row_max(z)
         k = torch.arange(1, batch + 1).double() * 3
-        least = row_kernels.kth_largest(z, k).nan_to_num(neginf=-1e30)
-        found = row_kernels.gumbel_above(z, beta, keys, beta * largest, 64)[0]
-        masses = row_kernels.softmax_sums(z, torch.stack([beta, torch.ones_like(beta)]), largest)
-        sums = (*masses.flatten(0, 1), *row_kernels.moments(z, largest))
+        least = distribution.kth_largest(z, k).nan_to_num(neginf=-1e30)
+        found = distribution.gumbel_above(z, beta, keys, beta * largest, 64)[0]
+        masses = distribution.softmax_sums(z, torch.stack([beta, torch.ones_like(beta)]), largest)
+        sums = (*masses.flatten(0, 1), *distribution.moments(z, largest))
         return torch.stack([largest, n, least, found.double(), *sums])
 
     assert_close(numbers(), without(numbers), rtol=1e-12, atol=1e-12)
     lo, hi = torch.full_like(beta, -1.0), torch.full_like(beta, 2.0)
-    ids, values = row_kernels.tokens_in_range(z, beta, lo, hi)
+    ids, values = distribution.tokens_in_range(z, beta, lo, hi)
     real = values > -torch.inf
     assert torch.equal(
-        ids[real], without(lambda: row_kernels.tokens_in_range(z, beta, lo, hi)[0])[real]
+        ids[real], without(lambda: distribution.tokens_in_range(z, beta, lo, hi)[0])[real]
     )
     assert torch.equal(values[real], (z.gather(1, ids).double() * beta[:, None])[real])
 

@@ -17,7 +17,7 @@ import torch
 from compare import assert_close
 from torch import Tensor
 
-from lmhead.sampling import Sampler, temperature, truncation_stages
+from lmhead.sampling import Sampler, stage, truncation_stages
 
 pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: no llama.cpp to compare with")
 pytest.importorskip("gguf", reason="gguf is not installed: no model for llama.cpp can be written")
@@ -221,7 +221,7 @@ def test_any_sequence_of_cuts(peer: Peer) -> None:
             "min_p": truncation_stages.MinP(m),
             "typ_p": truncation_stages.Typical(typical),
             "xtc": truncation_stages.XTC(1.0, likely),
-            "temperature": temperature.Temperature(t),
+            "temperature": stage.Temperature(t),
         }
         names = r.sample(list(stages), r.randint(2, 6))
         ids, z = r.choice(peer.contexts)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmhead import LMHead, Sampler
 from lmhead import reference as ref
-from lmhead.sampling import noise
+from lmhead.sampling import distribution
 
 CHAINS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -56,17 +56,17 @@ def same(a: Any, b: Any, rows: Tensor | slice = slice(None)) -> None:
 def test_numbers_are_philox(stream: int) -> None:
     seeds, positions = [0, 5, 2**64 - 1, 2**63], [0, 2**32 + 3, 17, 2**62]
     ids = torch.randint(2**33, (4, 50), generator=torch.Generator().manual_seed(0))
-    keys = noise.make_keys(seeds, torch.tensor(positions))
-    got = noise.uniforms(keys, ids, stream)
+    keys = distribution.make_keys(seeds, torch.tensor(positions))
+    got = distribution.uniforms(keys, ids, stream)
     for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
         want = ref.philox_uniform(seed, position, ids[row].numpy(), stream=stream)
         assert np.array_equal(got[row].numpy(), want)
-    g = np.stack([ref.gumbel(row) for row in noise.uniforms(keys, ids).numpy()])
-    assert_close(noise.gumbel(keys, ids), g, atol=1e-13, rtol=1e-13)
+    g = np.stack([ref.gumbel(row) for row in distribution.uniforms(keys, ids).numpy()])
+    assert_close(distribution.gumbel(keys, ids), g, atol=1e-13, rtol=1e-13)
 
 
 def test_a_negative_seed_is_its_two_complement() -> None:
-    keys = noise.make_keys([-1, 2**64 - 1], torch.tensor([3, 3]))
+    keys = distribution.make_keys([-1, 2**64 - 1], torch.tensor([3, 3]))
     assert torch.equal(keys[0], keys[1])
     z = logits()
     assert torch.equal(Sampler(seed=-1)(z).token, Sampler(seed=2**64 - 1)(z).token)

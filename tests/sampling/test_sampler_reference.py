@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmhead import Sampler
 from lmhead import reference as ref
-from lmhead.sampling.noise import FOR_COINS
+from lmhead.sampling.distribution import FOR_COINS
 from sampling.textbook import Textbook
 
 SEED = 11

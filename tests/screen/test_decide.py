@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmhead.sampling.distribution import TopCandidates, TopWithTotal
+from lmhead.sampling.distribution import TopCandidates
 from lmhead.sampling.sampler import Sampler
+from lmhead.sampling.screened_row import TopWithTotal
 from lmhead.sampling.truncation_stages import TopP
 from lmhead.screen import screen_kernels
 from lmhead.screen.candidates import Candidates, decide

@@ -26,7 +26,7 @@ import {
 } from "./penalties";
 import type { Row } from "./row";
 
-const COIN_STREAM = 1; // `FOR_COINS` of lmhead.sampling.noise
+const COIN_STREAM = 1; // `FOR_COINS` of lmhead.sampling.distribution
 
 /** The distribution after a stage. */
 export interface Step {

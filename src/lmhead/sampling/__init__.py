@@ -19,10 +19,9 @@ from lmhead.sampling.kept_log_prob import kept_log_prob
 from lmhead.sampling.mirostat_stage import Mirostat1, Mirostat2
 from lmhead.sampling.model import Body, Cache, Model, Tokenizer
 from lmhead.sampling.penalty_stages import DRY, CountPenalty, NoRepeatNGram, RepetitionPenalty
-from lmhead.sampling.sampled import Kept, Sampled
+from lmhead.sampling.run_stages import Kept, Sampled
 from lmhead.sampling.sampler import Sampler
-from lmhead.sampling.stage import Call, Cut, Edit, Stage
-from lmhead.sampling.temperature import DynamicTemperature, Temperature
+from lmhead.sampling.stage import Call, Cut, DynamicTemperature, Edit, Stage, Temperature
 from lmhead.sampling.truncation_stages import (
     XTC,
     Epsilon,

@@ -9,8 +9,7 @@ import torch
 from lmhead.sampler_options import Options
 from lmhead.sampling.constraint_stages import AllowedIds, ForcedTokens
 from lmhead.sampling.run_stages import active
-from lmhead.sampling.stage import Cut, Stage
-from lmhead.sampling.temperature import DynamicTemperature, Temperature
+from lmhead.sampling.stage import Cut, DynamicTemperature, Stage, Temperature
 from lmhead.sampling.truncation_stages import XTC
 
 

@@ -37,8 +37,7 @@ from lmhead.sampling.penalty_stages import (
     NoRepeatNGram,
     RepetitionPenalty,
 )
-from lmhead.sampling.stage import PerRow, Stage, any_row
-from lmhead.sampling.temperature import DynamicTemperature, Temperature
+from lmhead.sampling.stage import DynamicTemperature, PerRow, Stage, Temperature, any_row
 from lmhead.sampling.truncation_stages import (
     XTC,
     Epsilon,

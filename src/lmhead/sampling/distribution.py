@@ -1,22 +1,322 @@
 """Distributions between stages: all tokens at first, candidates after the first cut.
 
-FullDistribution  the logits of every token, (B, V), and a temperature to apply
-TopCandidates     the tokens that are left, best first, (B, K), rows padded with -inf
+    FullDistribution  the logits of every token, (B, V), and a temperature to apply
+    TopCandidates     the tokens that are left, best first, (B, K), rows padded with -inf
 
 A stage takes one of them and returns one of them. `TopCandidates` is small, in float64, and
 sorted, so that the definitions of the stages can be used directly.
+
+The functions on full rows, in the compiled core or as torch operations, are the only ones that read
+every logit. They select candidates, so that nothing else has the size of the vocabulary, and
+nothing of that size is sorted. β = 1 / temperature; the mass of a token is exp(β (z - max z)).
+
+Random numbers are a function of (seed, position, token id), from Philox 4x32-10. There is no
+generator with a state: the same three numbers give the same noise in any batch, in any order,
+whatever other tokens are sampled. `lmhead.reference.philox` is the definition.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmhead.sampling import row_kernels
+from lmhead import checks
+from lmhead.sweep import kernels
+from lmhead.sweep.kernels import views
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+# Streams: each use has its own numbers.
+FOR_TOKENS = 0
+FOR_COINS = 1
+FOR_FACTORS = 2  # clusters, decisions on a path: see `vocab`
+FOR_NEGATIVES = 3  # negatives of sampled losses
+
+
+def position_tensor(position: Any) -> Tensor:
+    """Validate positions, and return them as int64, (1,) or one per row."""
+    if isinstance(position, Tensor):
+        checks.check_id_type("position", position)
+        return position.reshape(-1).long()
+    given = [position] if isinstance(position, int | float) else position
+    if not isinstance(given, list | tuple):
+        raise TypeError(
+            f"position must be an integer, or one per row; got {type(position).__name__}"
+        )
+    for each in given:
+        checks.check_integer("position", each, low=0, high=2**63 - 1)
+    return torch.tensor(given, dtype=torch.int64)
+
+
+def make_keys(seeds: Sequence[int] | Tensor, positions: Tensor) -> Tensor:
+    """Return (B, 2), int64: seeds modulo 2^64, as signed numbers, and positions."""
+    signed = [((int(s) + 2**63) % 2**64) - 2**63 for s in seeds]
+    first = torch.tensor(signed, dtype=torch.int64)
+    return torch.stack([first, positions.to(first)], 1).contiguous()
+
+
+def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_TOKENS) -> Tensor:
+    """Return one number in (0, 1) per id, in float64: keys (B, 2), ids (B, K) give (B, K).
+
+    >>> keys = make_keys([7], torch.tensor([3]))
+    >>> both, alone = uniforms(keys, torch.tensor([[5, 9]])), uniforms(keys, torch.tensor([[9]]))
+    >>> bool(both[0, 1] == alone[0, 0])
+    True
+    """
+    if kernels.core is not None and kernels.readable(keys, ids):
+        out = torch.empty(ids.shape, dtype=torch.float64)
+        keys_, ids_, out_ = kernels.views(keys, ids, out)
+        kernels.core.uniforms(keys_, stream, ids_, out_)
+        return out
+    high, low = _philox(keys.to(ids.device), ids, stream)
+    bits = (high << 21) | (low >> 11)
+    # The largest would be rounded to 1.
+    return ((bits.double() + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53)
+
+
+def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
+    """Return the Gumbel noise -log(-log u) of each token: argmax(z + gumbel) samples softmax(z)."""
+    return uniforms(keys, ids).log_().neg_().log_().neg_()
+
+
+def _philox(keys: Tensor, ids: Tensor, stream: int) -> tuple[Tensor, Tensor]:
+    """Return two random 32-bit numbers for each id."""
+    seed, position = keys[:, :1], keys[:, 1:]
+    c = [ids >> 1, position & _MASK, (position >> 32) & _MASK, torch.full_like(seed, stream)]
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(_ROUNDS):
+        p0, p1 = c[0] * _MULTIPLIERS[0], c[2] * _MULTIPLIERS[1]
+        c = [
+            ((p1 >> 32) & _MASK) ^ c[1] ^ k0,
+            p1 & _MASK,
+            ((p0 >> 32) & _MASK) ^ c[3] ^ k1,
+            p0 & _MASK,
+        ]
+        k0, k1 = (k0 + _STEPS[0]) & _MASK, (k1 + _STEPS[1]) & _MASK
+    odd = (ids & 1).bool()
+    return torch.where(odd, c[2], c[0]), torch.where(odd, c[3], c[1])
+
+
+# Up to here a heap finds the k-th largest faster than a histogram.
+_LARGEST_HEAP = 4096
+# Of the histogram by which `mass_radius` finds its radius, in units of β z.
+_STEP = 1 / 64
+# Initial capacity for the selected tokens of a row.
+_CAPACITY = 512
+_DOWN, _UP = torch.tensor(-math.inf), torch.tensor(math.inf)
+
+
+def row_max(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest logit and the number of unmasked tokens of each row: (B,) float64 each."""
+    core = _core(z)
+    if core is not None:
+        largest, n = torch.empty(2, z.shape[0], dtype=torch.float64)
+        core.row_max(*views(z, largest, n), kernels.threads())
+        return largest, n
+    return z.double().amax(1), (z > -math.inf).sum(1).double()
+
+
+def softmax_sums(z: Tensor, betas: Tensor, largest: Tensor) -> Tensor:
+    """Return Σ exp(x) and Σ x exp(x) with x = β (z - max): betas (M, B) give (2, M, B)."""
+    core = _core(z)
+    if core is not None:
+        out = torch.empty(2, *betas.shape, dtype=torch.float64)
+        core.row_softmax_sums(*views(z, betas, largest, out), kernels.threads())
+        return out
+    far = z.double() - largest[:, None]
+    sums = []
+    for beta in betas:
+        x = (far * beta[:, None]).clamp(min=-708.0)
+        e = x.exp()
+        sums.append(torch.stack([e.sum(1), (e * x).sum(1)]))
+    return torch.stack(sums, 1)
+
+
+def moments(z: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ (z - max) and Σ (z - max)² over the unmasked tokens, (B,) each."""
+    core = _core(z)
+    if core is not None:
+        shift, square = torch.empty(2, z.shape[0], dtype=torch.float64)
+        core.row_moments(*views(z, largest, shift, square), kernels.threads())
+        return shift, square
+    far = torch.where(z == -math.inf, 0.0, z.double() - largest[:, None])
+    return far.sum(1), (far * far).sum(1)
+
+
+def kth_largest(z: Tensor, k: Tensor) -> Tensor:
+    """Return the k-th largest logit of each row, (B,) float64; -inf if there are fewer tokens."""
+    core = _core(z)
+    most = z.shape[1]
+    if core is not None and bool((k <= _LARGEST_HEAP).all()):
+        value = torch.empty(z.shape[0])
+        core.row_kth_largest(*views(z, k.long(), value), kernels.threads())
+        return value.double()
+    widest = int(k.clamp(max=most).max()) if len(k) else 1
+    values = z.topk(widest, dim=1).values.double()
+    last = values.gather(1, (k.clamp(max=most).long() - 1)[:, None])[:, 0]
+    return torch.where(k <= most, last, -math.inf)
+
+
+def mass_radius(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tensor) -> Tensor:
+    """Return the radius around `centre` within which the tokens have a mass of `limit`.
+
+    A radius in units of z, (B,), a little too large rather than too small; inf where all tokens
+    together have less.
+    """
+    core = _core(z)
+    if core is not None:
+        radius = torch.empty_like(beta)
+        width = torch.full_like(beta, _STEP)
+        given = views(z, beta, largest, centre, width, limit)
+        core.row_mass_radius(*given, radius, kernels.threads())
+        return radius
+    z = z.double()
+    distance = (z - centre[:, None]).abs().masked_fill(z == -math.inf, math.inf)
+    nearest, order = distance.sort(1)
+    weight = ((z - largest[:, None]) * beta[:, None]).exp().gather(1, order)
+    place = (weight.cumsum(1) < limit[:, None]).sum(1, keepdim=True)
+    found = nearest.gather(1, place.clamp(max=z.shape[1] - 1))
+    return torch.where(place < z.shape[1], found * (1 + 1e-9), math.inf)[:, 0]
+
+
+def tokens_in_range(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens with lo <= z <= hi: ids (B, K) and β z (B, K) in float64.
+
+    Best first, lowest id first among equals; rows with fewer than K are filled up with token 0 at
+    -inf.
+    """
+    core = _core(z)
+    if core is not None:
+        # Rounded outwards: none may be lost.
+        lo32 = torch.nextafter(lo.float(), _DOWN)
+        hi32 = torch.nextafter(hi.float(), _UP)
+        _, ids, values = _listed(z, lambda *out: core.row_range(*views(z, lo32, hi32), *out))
+        return ids, values * beta[:, None]
+    inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
+    counts = inside.sum(1)
+    ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64, device=z.device)
+    values = torch.full(ids.shape, -math.inf, dtype=torch.float64, device=z.device)
+    row, token = inside.nonzero(as_tuple=True)
+    place = torch.arange(len(row), device=z.device) - (counts.cumsum(0) - counts)[row]
+    ids[row, place] = token
+    values[row, place] = z[row, token].double() * beta[row]
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order), values
+
+
+def nucleus(
+    z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tensor, least: int
+) -> tuple[Tensor, Tensor] | None:
+    """Return the tokens nearest to `centre` until their masses reach `limit`; at least `least`.
+
+    In the form of `tokens_in_range`. None without the core, or if some row needs distant tokens.
+    """
+    core = _core(z)
+    if core is None:
+        return None
+    given = views(z, beta, largest, centre, limit)
+    counts, ids, values = _listed(z, lambda *out: core.row_nucleus(*given, least, *out))
+    return None if 0 in counts.tolist() else (ids, values)
+
+
+def gumbel_argmax(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
+    """Return the token with the largest β z + Gumbel noise, a sample of softmax(β z): (B,)."""
+    core = _core(z)
+    if core is not None:
+        best = torch.empty(z.shape[0], dtype=torch.int64)
+        core.row_gumbel_argmax(*views(z, beta, keys, best), kernels.threads())
+        return best
+    best = torch.empty(z.shape[0], dtype=torch.int64, device=z.device)
+    ids = torch.arange(z.shape[1], device=z.device)[None]
+    for i in range(z.shape[0]):  # a row at a time: the noise is as long as the vocabulary
+        score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], ids)[0]
+        best[i] = score.argmax()
+    return best
+
+
+def sample_candidates(
+    z: Tensor, lse: Tensor, ids: Tensor, logits: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Sample one of few tokens per row by logit plus Gumbel noise; None without the compiled core.
+
+    Args:
+        z: (B, V), the logits of all tokens, before any stage.
+        lse: (B,), log Σ exp z.
+        ids: (B, K).
+        logits: (B, K), the logits of these tokens after all stages; -inf for none.
+        keys: (B, 2).
+
+    Returns:
+        Token, its log-probability among these tokens and among all by z, and the log of the mass
+        that these tokens have among all: (B,) each.
+    """
+    core = _core(z)
+    if core is None:
+        return None
+    token = torch.empty(z.shape[0], dtype=torch.int64)
+    log_prob, raw, mass = torch.empty(3, z.shape[0], dtype=torch.float64)
+    core.row_draw(*views(z, lse, ids, logits, keys, token, log_prob, raw, mass), kernels.threads())
+    return token, log_prob, raw, mass
+
+
+def gumbel_above(
+    z: Tensor, beta: Tensor, keys: Tensor, least: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """Return the tokens with β z + noise >= least: their number per row, and the first `width`.
+
+    (B,) and (B, width); in the order of ids, token 0 where there are fewer.
+    """
+    core = _core(z)
+    ids = torch.zeros(z.shape[0], width, dtype=torch.int64, device=z.device)
+    if core is not None:
+        counts = torch.empty(z.shape[0], dtype=torch.int64)
+        core.row_gumbel_above(*views(z, beta, keys, least, counts, ids), kernels.threads())
+        return counts, ids
+    counts = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
+    every = torch.arange(z.shape[1], device=z.device)[None]
+    for i in range(z.shape[0]):
+        score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], every)[0]
+        found = ((score >= least[i]) & (z[i] > -math.inf)).nonzero()[:, 0]
+        counts[i] = len(found)
+        ids[i, : len(found)] = found[:width]
+    return counts, ids
+
+
+def _listed(z: Tensor, fill: Callable[..., None]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the core lists of each row: token counts (B,), ids and logits (B, K).
+
+    `fill` gets these three as arrays, and the number of threads; it is called again where there
+    are more tokens than expected.
+    """
+    counts = torch.empty(z.shape[0], dtype=torch.int64)
+    capacity, width = min(_CAPACITY, z.shape[1]), 0
+    while width < capacity:
+        width = capacity
+        ids = torch.zeros(z.shape[0], width, dtype=torch.int64)
+        values = torch.full(ids.shape, -math.inf, dtype=torch.float64)
+        fill(*views(counts, ids, values), kernels.threads())
+        capacity = widest(counts)
+    return counts, ids[:, :capacity], values[:, :capacity]
+
+
+def widest(counts: Tensor) -> int:
+    """Return the largest count, at least 1: a row has a largest entry even if it is -inf."""
+    return max(1, int(counts.max())) if counts.numel() else 1
+
+
+def _core(z: Tensor) -> ModuleType | None:
+    fits = z.dtype == torch.float32 and kernels.readable(z) and z.is_contiguous()
+    return kernels.core if fits and z.shape[1] > 0 else None
 
 
 @dataclass(frozen=True)
@@ -68,7 +368,7 @@ class TopCandidates:
         """Return the tokens of a mask (B, K), in the same order."""
         mask = mask & (self.z > -math.inf)
         counts = mask.sum(1)
-        width = row_kernels.widest(counts)
+        width = widest(counts)
         z = self.z.masked_fill(~mask, -math.inf)
         if _are_first(mask[:, :width], counts):
             return TopCandidates(self.ids[:, :width], z[:, :width])
@@ -87,22 +387,6 @@ class TopCandidates:
         row = torch.arange(len(z), device=z.device)[:, None].expand_as(real)
         z[row[real], self.ids[real]] = self.z[real]
         return FullDistribution.of(z)
-
-
-@dataclass(frozen=True)
-class TopWithTotal(TopCandidates):
-    """The best tokens of a distribution, with the log of the mass of all tokens.
-
-    Attributes:
-        total: (B,), log Σ exp z over all tokens.
-    """
-
-    total: Tensor
-
-    @property
-    def lse(self) -> Tensor:
-        """Log Σ exp z over all tokens, (B,)."""
-        return self.total
 
 
 @dataclass(frozen=True)
@@ -128,7 +412,7 @@ class FullDistribution:
     def of(cls, z: Tensor, *, own: bool = False) -> FullDistribution:
         """Return the distribution of logits (B, V), at temperature 1."""
         beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
-        return cls(z, beta, row_kernels.row_max(z), own)
+        return cls(z, beta, row_max(z), own)
 
     @property
     def largest(self) -> Tensor:
@@ -150,9 +434,9 @@ class FullDistribution:
         """Σ exp(x) and Σ x exp(x), x being the distance of a logit to the largest."""
         raw = self.raw
         if raw is None or "mass" in vars(raw):
-            mine = row_kernels.softmax_sums(self.z, self.beta[None], self.largest)
+            mine = softmax_sums(self.z, self.beta[None], self.largest)
             return mine[0, 0], mine[1, 0]
-        both = row_kernels.softmax_sums(self.z, torch.stack([self.beta, raw.beta]), self.largest)
+        both = softmax_sums(self.z, torch.stack([self.beta, raw.beta]), self.largest)
         vars(raw)["mass"] = both[0, 1], both[1, 1]
         return both[0, 0], both[1, 0]
 
@@ -170,7 +454,7 @@ class FullDistribution:
     @cached_property
     def deviation(self) -> Tensor:
         """The standard deviation of the logits, (B,)."""
-        return self.beta * _deviation(self.n, *row_kernels.moments(self.z, self.largest))
+        return self.beta * _deviation(self.n, *moments(self.z, self.largest))
 
     def scaled(self, beta: Tensor) -> FullDistribution:
         """Return this at another temperature; beta (B,) is its inverse."""
@@ -185,7 +469,7 @@ class FullDistribution:
 
     def within(self, lo: Tensor, hi: Tensor) -> TopCandidates:
         """Return the tokens with lo <= z <= hi, in units of z: (B,) each."""
-        return TopCandidates(*row_kernels.tokens_in_range(self.z, self.beta, lo, hi))
+        return TopCandidates(*tokens_in_range(self.z, self.beta, lo, hi))
 
     def above(self, lo: Tensor) -> TopCandidates:
         """Return the tokens with z >= lo."""
@@ -193,16 +477,14 @@ class FullDistribution:
 
     def kth(self, k: Tensor) -> Tensor:
         """Return the k-th largest z: (B,) to (B,), -inf where there are fewer tokens."""
-        return row_kernels.kth_largest(self.z, k)
+        return kth_largest(self.z, k)
 
     def nearest(self, centre: Tensor, share: Tensor, least: int) -> TopCandidates | None:
         """Return the tokens nearest to `centre` with a share of the mass; None if not found.
 
         A token is kept if those nearer have less than the share, or are fewer than `least`.
         """
-        found = row_kernels.nucleus(
-            self.z, self.beta, self.largest, centre, self.mass[0] * share, least
-        )
+        found = nucleus(self.z, self.beta, self.largest, centre, self.mass[0] * share, least)
         return None if found is None else TopCandidates(*found)
 
     def around(self, centre: Tensor, share: Tensor) -> TopCandidates:
@@ -218,7 +500,7 @@ class FullDistribution:
         candidates = self.within(centre - near, centre + near)
         if bool(((candidates.z - self.top[:, None]).exp().sum(1) >= limit).all()):
             return candidates
-        radius = row_kernels.mass_radius(self.z, self.beta, self.largest, centre, limit)
+        radius = mass_radius(self.z, self.beta, self.largest, centre, limit)
         radius += _ROUNDING * (1 + centre.abs())
         return self.within(centre - radius, centre + radius)
 

@@ -20,7 +20,7 @@ from lmhead.lazy import LazyLogits
 from lmhead.sampling.arguments import Stop, id_list, is_one, prompt_ids, stops
 from lmhead.sampling.events import FinishReason, Generation, TokenEvent
 from lmhead.sampling.model import Cache, Model
-from lmhead.sampling.sampled import ScreenedSampled
+from lmhead.sampling.run_stages import ScreenedSampled
 from lmhead.sampling.text import TextStream, bytes_after, bytes_of
 
 

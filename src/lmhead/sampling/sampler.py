@@ -19,16 +19,13 @@ from torch import Tensor
 from lmhead.lazy import LazyLogits
 from lmhead.sampler_options import ORDERS, Options
 from lmhead.sampling.chain import check_chain
-from lmhead.sampling.context import Context
 from lmhead.sampling.dialects import TIES, stages_of
-from lmhead.sampling.distribution import Distribution, TopCandidates
+from lmhead.sampling.distribution import Distribution, TopCandidates, make_keys, position_tensor
 from lmhead.sampling.explain import SHOWN, Explanation, explain
 from lmhead.sampling.mirostat_stage import Mirostat2
-from lmhead.sampling.noise import make_keys, position_tensor
-from lmhead.sampling.run_stages import active, run_stages, start
-from lmhead.sampling.sampled import Sampled, ScreenedSampled
+from lmhead.sampling.run_stages import Sampled, ScreenedSampled, active, run_stages, start
 from lmhead.sampling.screened_batch import sample_rows
-from lmhead.sampling.stage import Call, Stage, per_row
+from lmhead.sampling.stage import Call, Context, Stage, per_row
 from lmhead.scores import Scores
 from lmhead.screen import ScreenedHead, ScreenedSample
 from lmhead.screen.screened_scores import ScreenedScores
@@ -162,7 +159,9 @@ class Sampler:
             screened: Any = given.screen
             source = screened.serves(given.source)
             if source is not None:
-                found = sample_rows(screened, source, self, call, exact=False).reshape(lead)
+                found = sample_rows(
+                    screened, source, self.stages, call, self.greedy_rows(call), exact=False
+                ).reshape(lead)
                 ranges = (found.log_prob, found.raw_log_prob)
                 log_prob, raw_log_prob = ((low + high) / 2 for low, high in ranges)
                 error = max(
@@ -189,7 +188,9 @@ class Sampler:
         call = self.call(like, context, position, prompt_length, context_mask, None, None)
         if call.surprise is not None:
             raise ValueError("mirostat needs its state: call the sampler on head(hidden) instead")
-        return sample_rows(screened, source, self, call, exact=exact).reshape(lead)
+        greedy = self.greedy_rows(call)
+        found = sample_rows(screened, source, self.stages, call, greedy, exact=exact)
+        return found.reshape(lead)
 
     def process(
         self,

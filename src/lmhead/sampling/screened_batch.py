@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from lmhead.sampling.logit_bounds import Range
 from lmhead.sampling.run_stages import active, run_stages
-from lmhead.sampling.screened_masses import Range
 from lmhead.sampling.screened_row import Draw, ScreenedRow
-from lmhead.sampling.stage import Call
+from lmhead.sampling.stage import Call, Stage
 from lmhead.screen.candidates import Candidates
-from lmhead.screen.screened_head import Certificate, Interval, ScreenedSample
+from lmhead.screen.screened_head import Certificate, Interval, ScreenedHead, ScreenedSample
 from lmhead.screen.states import TOGETHER, usable
 from lmhead.sweep import Questions, Source, row_answers
 
-if TYPE_CHECKING:
-    from lmhead.sampling.sampler import Sampler
-    from lmhead.screen.screened_head import ScreenedHead
-
-_MAX_BYTES = 1 << 26
-
 
 def sample_rows(
-    screened: ScreenedHead, source: Source, sampler: Sampler, call: Call, *, exact: bool
+    screened: ScreenedHead,
+    source: Source,
+    stages: Sequence[Stage],
+    call: Call,
+    greedy: Tensor,
+    *,
+    exact: bool,
 ) -> ScreenedSample:
-    """Sample one token per row of the source, (N,)."""
-    batch = _Batch(source, sampler, call)
+    """Sample one token per row of the source, (N,); `greedy` rows (N,) take the best token."""
+    batch = _Batch(source, stages, call, greedy)
     if screened.fits(source):
         good = usable(screened.copy, source.hiddens[0]).nonzero()[:, 0]
         for some in torch.split(good, TOGETHER) if len(good) else ():
@@ -43,9 +43,9 @@ def sample_rows(
 class _Batch:
     """The results so far of every row."""
 
-    def __init__(self, source: Source, sampler: Sampler, call: Call) -> None:
-        self.source, self.sampler, self.call = source, sampler, call
-        self.greedy = sampler.greedy_rows(call).tolist()
+    def __init__(self, source: Source, stages: Sequence[Stage], call: Call, greedy: Tensor) -> None:
+        self.source, self.stages, self.call = source, stages, call
+        self.greedy = greedy.tolist()
         self.draws: list[Draw | None] = [None] * source.rows
         self.fallback = [True] * source.rows
         self.read = 0
@@ -57,7 +57,7 @@ class _Batch:
         for i, row in enumerate(rows.tolist()):
             one = found if alone else found.row(i)
             call = self.call if alone else self.call.select(torch.tensor([row]))
-            stages = active(self.sampler.stages, greedy=self.greedy[row])
+            stages = active(self.stages, greedy=self.greedy[row])
             self.draws[row] = draw = ScreenedRow(one, stages, call, self.greedy[row]).draw()
             self.fallback[row] = draw is None
             self.read += one.bytes_read
@@ -72,10 +72,10 @@ class _Batch:
     def _by_all_logits(self, row: int) -> Draw:
         """Sample from the float64 logits of a row."""
         every = torch.arange(self.source.vocab)
-        z = self.source.pairs(torch.full_like(every, row), every, max_bytes=_MAX_BYTES)
+        z = self.source.pairs(torch.full_like(every, row), every)
         one = torch.tensor([row])
         greedy = torch.tensor([self.greedy[row]])
-        sampled = run_stages(z[None], self.sampler.stages, self.call.select(one), greedy)
+        sampled = run_stages(z[None], self.stages, self.call.select(one), greedy)
         token, log_prob, lse = int(sampled.token), float(sampled.log_prob), float(z.logsumexp(0))
         return Draw(token, float(z[token]), (log_prob,) * 2, (lse,) * 2, len(z))
 

@@ -20,13 +20,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lmhead.sampling.distribution import Distribution, TopCandidates, TopWithTotal
-from lmhead.sampling.logit_bounds import LogitBounds
-from lmhead.sampling.noise import gumbel
+from lmhead.sampling.distribution import Distribution, TopCandidates, gumbel
+from lmhead.sampling.logit_bounds import LogitBounds, Range, log_masses
 from lmhead.sampling.run_stages import choose
-from lmhead.sampling.screened_masses import Range, log_masses
-from lmhead.sampling.stage import Call, Cut, Edit, Stage, per_row
-from lmhead.sampling.temperature import Temperature
+from lmhead.sampling.stage import Call, Cut, Edit, Stage, Temperature, per_row
 from lmhead.sampling.truncation_stages import Epsilon, Eta, MinP, TopH, TopK, TopP
 from lmhead.screen.candidates import Candidates, decide
 
@@ -35,7 +32,22 @@ _FIRST, _MORE, _LAST = 128, 4, 8192
 # Cuts that need only the best tokens and the total mass; of these, those that need no mass.
 _SUPPORTED = (TopK, TopP, MinP, TopH, Epsilon)
 _BY_RANK = (TopK, TopH)
-_MAX_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class TopWithTotal(TopCandidates):
+    """The best tokens of a distribution, with the log of the mass of all tokens.
+
+    Attributes:
+        total: (B,), log Σ exp z over all tokens.
+    """
+
+    total: Tensor
+
+    @property
+    def lse(self) -> Tensor:
+        """Log Σ exp z over all tokens, (B,)."""
+        return self.total
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ class ScreenedRow:
         self.scored.update(ids.tolist())
         source = self.found.source
         self.found.bytes_read += len(ids) * source.weights[0][0].nbytes
-        return source.pairs(torch.zeros_like(ids), ids, max_bytes=_MAX_BYTES)
+        return source.pairs(torch.zeros_like(ids), ids)
 
     def _edited(self) -> TopCandidates | None:
         """Return the tokens that edits change, with their new logits; None if it may be all."""

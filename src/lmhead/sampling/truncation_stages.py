@@ -13,8 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmhead.sampling.distribution import Distribution, FullDistribution, TopCandidates
-from lmhead.sampling.noise import FOR_COINS, uniforms
+from lmhead.sampling.distribution import (
+    FOR_COINS,
+    Distribution,
+    FullDistribution,
+    TopCandidates,
+    uniforms,
+)
 from lmhead.sampling.stage import Call, Cut, PerRow, Stage, per_row
 
 

@@ -288,7 +288,7 @@ def exact_source(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
 def exact_pairs(source: Source, ids: Tensor) -> Tensor:
     """Return logits of tokens (N, K) in float64, each sum in one order."""
     rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
-    flat = source.pairs(rows.reshape(-1), ids.reshape(-1), max_bytes=_PAIR_BYTES)
+    flat = source.pairs(rows.reshape(-1), ids.reshape(-1))
     return flat.reshape(ids.shape)
 
 
@@ -296,6 +296,3 @@ def cluster_rows(part_of: Tensor, parts: tuple[Part, ...]) -> Iterator[tuple[Par
     """Return every cluster with the rows (M,) that go to it."""
     for part in parts[1:]:
         yield part, (part_of == part.number).nonzero()[:, 0]
-
-
-_PAIR_BYTES = 2**26

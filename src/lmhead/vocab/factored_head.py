@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
-from lmhead.sampling.noise import FOR_FACTORS, make_keys, position_tensor, uniforms
+from lmhead.sampling.distribution import FOR_FACTORS, make_keys, position_tensor, uniforms
 from lmhead.sweep import autocast
 from lmhead.vocab.factored_scores import FactoredScores
 from lmhead.vocab.factors import Factors, vmapped

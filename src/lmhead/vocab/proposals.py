@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.sampling.noise import FOR_NEGATIVES, make_keys, uniforms
+from lmhead.sampling.distribution import FOR_NEGATIVES, make_keys, uniforms
 from lmhead.vocab.frequencies import check_frequencies
 
 PROPOSALS = ("log_uniform", "unigram", "uniform")

@@ -150,7 +150,7 @@ test("the tables of a report are for people: their language, their digits, ranks
   );
   expect(cells(text("zh-Hans"))).toEqual(
     expect.arrayContaining([
-      "名次（从 1 起）",
+      "排名（从 1 起）",
       "编号",
       "被哪个步骤去除",
       "算法",

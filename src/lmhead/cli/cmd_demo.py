@@ -162,7 +162,7 @@ class Tour(Narration):
         yield ""
         yield from self.note(
             f"Surprisal is -log2 p; #1 is the most probable token. Perplexity: {perplexity:.1f}.",
-            f"意外程度 = -log2 p；第 1 名是概率最大的词元。困惑度：{perplexity:.1f}。",
+            f"惊异度 = -log2 p；第 1 名是概率最大的词元。困惑度：{perplexity:.1f}。",
         )
 
     def certified(self) -> Iterator[str]:
@@ -170,7 +170,7 @@ class Tour(Narration):
         import torch
 
         yield from self.section(
-            3, f"{TOKENS} tokens from certified decode", f"可证明的解码：生成 {TOKENS} 个词元"
+            3, f"{TOKENS} tokens from certified decode", f"有保证的解码：生成 {TOKENS} 个词元"
         )
         head = self.model.head
         ids, hidden, cache = self.read(STORY)

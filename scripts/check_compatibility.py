@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = [
     "tests/test_minimal.py",
-    "tests/test_lazy_logits.py",
+    "tests/lazy/test_lazy_logits.py",
     "tests/test_huggingface.py",
     "tests/models",
 ]

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
+from lazy_and_dense import Twins, assert_same, backward, ids, materialized, spelled, twins
 from torch import Tensor, nn
-from twins import Twins, assert_same, backward, ids, materialized, spelled, twins
 
 from lmhead import LMHead
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from guard import no_tensor_of
-from twins import backward
+from lazy_and_dense import backward
+from torch_watch import no_tensor_of
 
 from lmhead import LMHead, PerformanceWarning
 

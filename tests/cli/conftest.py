@@ -1,7 +1,7 @@
 import pytest
 from tiny_models import write_model
 
-from cli.asking import TEXT
+from cli.run_command import TEXT
 
 
 @pytest.fixture(scope="module")

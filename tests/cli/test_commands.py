@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click import unstyle
 
-from cli.asking import document, run
+from cli.run_command import document, run
 from lmhead.cli import _commands_page
 from lmhead.cli._terminal import columns
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_models import write_model
 
-from cli.asking import TEXT, document, run
+from cli.run_command import TEXT, document, run
 
 
 def test_compare_models(model: str, other: str, file: str) -> None:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from cli.asking import document, run
+from cli.run_command import document, run
 from lmhead.models import open_model
 from lmhead.sampling import Sampler, generate
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.asking import TEXT, document, run
+from cli.run_command import TEXT, document, run
 from lmhead.analysis import logit_lens, next_tokens, score
 from lmhead.models import open_model
 from lmhead.sampling import Sampler

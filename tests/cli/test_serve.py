@@ -7,7 +7,7 @@ import sys
 import pytest
 from openai import OpenAI
 
-from cli.asking import run
+from cli.run_command import run
 from lmhead.models import open_model
 from lmhead.sampling import generate
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from compare import assert_close
-from guard import count_products
+from torch_watch import count_products
 
 from contract.cases import Options, assert_true, inputs, probabilities, run
 from contract.implementations import TORCH, Implementation, every_implementation

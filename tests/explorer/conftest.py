@@ -15,7 +15,7 @@ from llama2c_files import (
     write_vocabulary,
 )
 from playwright.sync_api import Browser, Page, Route, sync_playwright
-from server.asking import running
+from server.serve_tiny import running
 
 from explorer.sites import HOSTILE
 from lmhead.explorer import page_folder

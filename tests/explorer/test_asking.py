@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from explorer.reading import opened, pieces, settled
+from explorer.read_page import opened, pieces, settled
 
 Watched = tuple[Page, list[str]]
 

@@ -9,7 +9,7 @@ import torch
 from playwright.sync_api import Page, expect
 
 import lmhead
-from explorer.reading import opened
+from explorer.read_page import opened
 from lmhead.analysis.token_text import hidden_states, prompt_ids
 from lmhead.models import LanguageModel
 from lmhead.sampling import Temperature, TopK, TopP

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Page, expect
-from server.asking import running
+from server.serve_tiny import running
 from tiny_models import write_model
 
-from explorer.reading import asked
+from explorer.read_page import asked
 from explorer.sites import HOSTILE
 from lmhead.cli import main
 from lmhead.explorer import page_folder

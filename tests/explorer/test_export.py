@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from playwright.sync_api import Page, expect
-from server.asking import running
+from server.serve_tiny import running
 
 from explorer.sites import FORMULA, HOSTILE, saved, site_models
 from explorer.test_python import run

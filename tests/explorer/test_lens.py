@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Page, expect
-from server.asking import running
+from server.serve_tiny import running
 from tiny_models import write_model
 
 from explorer.sites import HOSTILE

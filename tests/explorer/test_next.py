@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from playwright.sync_api import Page, expect
 
-from explorer.reading import asked, column, numbers, opened, outside, pieces, settled
+from explorer.read_page import asked, column, numbers, opened, outside, pieces, settled
 from lmhead import Sampler
 from lmhead.analysis import next_tokens
 from lmhead.cli import main

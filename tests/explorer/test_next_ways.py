@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from explorer.reading import asked, numbers, opened, pieces, settled
+from explorer.read_page import asked, numbers, opened, pieces, settled
 from lmhead import Sampler, beam_search, generate
 from lmhead.models import LanguageModel
 

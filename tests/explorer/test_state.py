@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 from playwright.sync_api import Page, Request, expect
-from server.asking import running
+from server.serve_tiny import running
 
-from explorer.reading import opened
+from explorer.read_page import opened
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Page
-from server.asking import running
+from server.serve_tiny import running
 from tiny_models import write_model
 
 from explorer.sites import saved

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
-from server.asking import running
+from server.serve_tiny import running
 
 from explorer.sites import ELEMENT, HOSTILE, saved, site_models
 from explorer.test_export import assert_near, copied, shell

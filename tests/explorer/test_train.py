@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from server.asking import running
+from server.serve_tiny import running
 
-from explorer.reading import asked
+from explorer.read_page import asked
 from explorer.test_python import assert_same
 from explorer.test_python import run as run_python
 from lmhead.explorer import page_folder

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from guard import no_tensor_of
 from safetensors.torch import load_file
 from torch import nn
+from torch_watch import no_tensor_of
 
 import lmhead
 from integrations.test_replace_head import ROWS, same_step, step

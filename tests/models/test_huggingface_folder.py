@@ -145,7 +145,7 @@ def test_greedy_generation_is_that_of_transformers(pair: Pair) -> None:
 
 
 def test_a_body_computes_no_logits(llama: LanguageModel) -> None:
-    from guard import no_tensor_of
+    from torch_watch import no_tensor_of
 
     with no_tensor_of(16, hf_folders.VOCAB):
         llama.hidden(IDS)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from guard import no_tensor_of
 from torch.utils.data import Dataset
+from torch_watch import no_tensor_of
 
 from lmhead import LMHead
 from lmhead.models import load_huggingface, open_model

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from guard import no_tensor_of
 from markov_models import Chain, LazyChain
 from torch import Tensor
+from torch_watch import no_tensor_of
 
 from lmhead.sampling.beam import beam_search
 

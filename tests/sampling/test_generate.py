@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from guard import no_tensor_of
 from llama2c_files import tiny_model
 from shared_data import STORIES, needs
 from torch import Tensor
+from torch_watch import no_tensor_of
 
 from lmhead import LMHead
 from lmhead.models import LanguageModel, load_llama2c

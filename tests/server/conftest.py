@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from server.asking import write_page
+from server.serve_tiny import write_page
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from server.asking import finish
+from server.serve_tiny import finish
 
 BUSY = frozenset({200, 429})
 

@@ -17,7 +17,7 @@ import lmhead
 from lmhead.analysis.token_text import hidden_states
 from lmhead.models import LanguageModel, open_model
 from lmhead.server import Limits
-from server.asking import ask, make_app, write_page
+from server.serve_tiny import ask, make_app, write_page
 
 
 @pytest.fixture(scope="module")

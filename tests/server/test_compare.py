@@ -13,7 +13,7 @@ from lmhead import Sampler
 from lmhead.analysis import compare_models, compare_samplers
 from lmhead.models import LanguageModel, open_model
 from lmhead.server import Limits
-from server.asking import ask, make_app, write_page
+from server.serve_tiny import ask, make_app, write_page
 
 TEXT = "hello ab cab 你 hello lo"
 

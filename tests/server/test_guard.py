@@ -7,7 +7,7 @@ import pytest
 
 from lmhead.server import Limits, serve
 from lmhead.server.launch import own_names
-from server.asking import HOST, ask, make_app
+from server.serve_tiny import HOST, ask, make_app
 
 OWN = f"http://{HOST}"
 

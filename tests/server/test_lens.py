@@ -17,7 +17,7 @@ from lmhead.models import LanguageModel
 from lmhead.server import Limits
 from lmhead.server.endpoints import api_lens as lens
 from lmhead.server.worker import Cancelled
-from server.asking import ask, finish, make_app, write_page
+from server.serve_tiny import ask, finish, make_app, write_page
 
 
 @pytest.fixture(scope="module")

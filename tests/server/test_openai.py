@@ -21,7 +21,7 @@ from lmhead.models import LanguageModel, open_model
 from lmhead.sampling import Sampler, generate
 from lmhead.server.app import API_LIMITS, create_api_app
 from lmhead.server.metrics import Metrics
-from server.asking import finish, listening
+from server.serve_tiny import finish, listening
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}"

@@ -14,7 +14,7 @@ from lmhead import Sampler, beam_search, generate
 from lmhead.models import LanguageModel
 from lmhead.sampling import Temperature, TopP, stream_generate
 from lmhead.server import Limits
-from server.asking import ask, make_app, write_page
+from server.serve_tiny import ask, make_app, write_page
 
 PROMPT = [263, 264, 265]
 

@@ -10,7 +10,7 @@ import pytest
 
 from lmhead.train.train_config import TrainConfig
 from lmhead.train.training_log import MAX_BYTES, TrainingLog, follow
-from server.asking import ask, make_app
+from server.serve_tiny import ask, make_app
 
 
 @pytest.fixture

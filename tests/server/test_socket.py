@@ -18,7 +18,7 @@ from llama2c_files import tiny_model
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
 from lmhead.server.launch import bind
-from server.asking import finish, running, write_page
+from server.serve_tiny import finish, running, write_page
 
 QUESTION = {"model": "slow", "ids": [5, 6]}
 

@@ -15,7 +15,7 @@ from torch import nn
 from lmhead import LMHead
 from lmhead.models import LanguageModel
 from lmhead.server.worker import call_before_layers
-from server.asking import running, write_page
+from server.serve_tiny import running, write_page
 
 LAYERS = 50
 

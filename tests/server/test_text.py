@@ -15,7 +15,7 @@ from lmhead.server import Limits
 from lmhead.server.api_context import ApiContext
 from lmhead.server.endpoints.api_text import _scored
 from lmhead.server.worker import Cancellation, Cancelled, Worker
-from server.asking import ask, make_app, write_page
+from server.serve_tiny import ask, make_app, write_page
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from lmhead.server.request_limits import Limits
 from lmhead.server.worker import Cancellation, Cancelled, QueueFull, Worker
-from server.asking import finish
+from server.serve_tiny import finish
 
 
 def test_jobs_run_one_after_another() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
-from guard import no_tensor_of
 from torch import Tensor
+from torch_watch import no_tensor_of
 
 from lmhead import Sampler
 from lmhead.vocab import AdaptiveHead

@@ -9,8 +9,8 @@ import torch
 from compare import assert_close
 from contract.cases import Inputs, Options, assert_true, inputs, run
 from contract.implementations import Functional
-from guard import Allocations, no_tensor_of
-from twins import backward
+from lazy_and_dense import backward
+from torch_watch import Allocations, no_tensor_of
 
 from lmhead import LMHead, linear_cross_entropy
 from lmhead.sweep import kernels, run_sweep

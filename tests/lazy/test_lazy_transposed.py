@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
-from guard import no_tensor_of
+from torch_watch import no_tensor_of
 
 from lmhead import LMHead, PerformanceWarning
 

@@ -6,7 +6,8 @@ from contextlib import suppress
 import pytest
 import torch
 import torch.nn.functional as F
-from guard import (
+from torch import Tensor
+from torch_watch import (
     Allocations,
     TooLargeError,
     count_products,
@@ -14,7 +15,6 @@ from guard import (
     no_tensor_of,
     peak_elements,
 )
-from torch import Tensor
 
 N, D, V = 12, 4, 30
 

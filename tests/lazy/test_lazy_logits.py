@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
-from guard import Allocations, count_products, no_operation
-from twins import Twins, assert_same, materialized, spelled, twins
+from lazy_and_dense import Twins, assert_same, materialized, spelled, twins
+from torch_watch import Allocations, count_products, no_operation
 
 from lmhead import LazyLogits, LMHead, PerformanceWarning
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from compare import assert_close
-from guard import Allocations, count_products
-from twins import Twins, assert_same, materialized, spelled, twins
+from lazy_and_dense import Twins, assert_same, materialized, spelled, twins
+from torch_watch import Allocations, count_products
 
 B, T, V = 2, 3, 13
 MASK = "tensor([[True, False, True], [False, False, True]])"

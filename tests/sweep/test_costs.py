@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from guard import count_products, no_tensor_of
+from lazy_and_dense import backward, ids
 from torch import Tensor
-from twins import backward, ids
+from torch_watch import count_products, no_tensor_of
 
 from lmhead import LMHead, linear_cross_entropy, query
 from lmhead.sweep import run_sweep

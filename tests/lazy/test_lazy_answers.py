@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
+from lazy_and_dense import Twins, assert_same, ids, spelled, twins
 from torch import Tensor
 from torch.distributions import Categorical
-from twins import Twins, assert_same, ids, spelled, twins
 
 from lmhead import LazyLogits
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from guard import Allocations
-from twins import Twins, assert_same, spelled, twins
+from lazy_and_dense import Twins, assert_same, spelled, twins
+from torch_watch import Allocations
 
 from lmhead import PerformanceWarning
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_as_good_as, assert_close
+from lazy_and_dense import backward, ids, twins
 from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
-from twins import backward, ids, twins
 
 from lmhead import LMHead, linear_cross_entropy, query
 

@@ -7,8 +7,8 @@ each question takes a fraction of a second.
 import pytest
 import torch
 import torch.nn.functional as F
-from guard import Allocations, count_products, no_tensor_of
-from twins import Twins, backward, ids, spelled, twins
+from lazy_and_dense import Twins, backward, ids, spelled, twins
+from torch_watch import Allocations, count_products, no_tensor_of
 
 from lmhead import LMHead
 

@@ -33,8 +33,8 @@ class Letters:
     def __init__(self, *, bos: bool = False, lower: bool = False) -> None:
         self.bos, self.lower = bos, lower
 
-    def encode(self, text: str) -> list[int]:
-        ids = [256] * self.bos
+    def encode(self, text: str, *, bos: bool = True) -> list[int]:
+        ids = [256] * (self.bos and bos)
         for word in self._cut.findall(text.lower() if self.lower else text):
             data = word.encode()
             # From the left: two bytes at a time where both are small letters, else one.

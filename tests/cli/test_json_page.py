@@ -30,6 +30,7 @@ CALLS: dict[str, list[str]] = {
         "generate {model} hello -n 3 --screen --seed 1",
         "generate {model} hello -n 3 --beams 2",
     ],
+    "eval": ["eval {model} --tasks {tasks} --limit 2"],
     "lens": ["lens {model} hello"],
     "compare": [
         "compare {model} {other} {text}",
@@ -58,6 +59,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "text": str(folder / "text.txt"),
         "pairs": str(folder / "pairs.tsv"),
         "run": str(folder / "run"),
+        "tasks": str(Path(__file__).resolve().parents[2] / "examples/eval/choice.yaml"),
         "new": str(folder / "new"),
     }
     call("train {pairs} --out {run} " + TRANSLATE, places)

@@ -198,6 +198,24 @@ def test_echo_scores_the_prompt(client: OpenAI, model: LanguageModel) -> None:
         assert found.usage.completion_tokens == count
 
 
+def test_the_token_that_ends_a_text_has_a_log_probability(
+    client: OpenAI, model: LanguageModel
+) -> None:
+    """One entry per token: harnesses score a prompt as all entries but the one generated."""
+    end = model.eos_token_ids[0]
+    found = client.completions.create(
+        model="tiny", prompt=IDS, max_tokens=5, logprobs=1, echo=True, seed=1,
+        extra_body={"allowed_token_ids": [end]},
+    )  # fmt: skip
+    (choice,) = found.choices
+    assert choice.finish_reason == "stop"
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert len(choice.logprobs.token_logprobs) == len(IDS) + 1
+    truth = float(log_probs(model, IDS)[-1, end])
+    assert choice.logprobs.token_logprobs[-1] == pytest.approx(truth, abs=1e-4)
+
+
 def test_certified_decode_gives_the_same_tokens(models: dict[str, LanguageModel]) -> None:
     model = models["tiny"]
     screened = {"tiny": screened_model(model)}

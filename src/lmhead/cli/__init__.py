@@ -10,6 +10,7 @@ _COMMANDS = {
     "demo": "Show what lmhead does, on a real model, in under a minute.",
     "next": "Show the most probable next tokens after a prompt.",
     "score": "Score a text: perplexity, bits per byte, every token.",
+    "eval": "Evaluate a model on tasks of lm-evaluation-harness.",
     "generate": "Generate text from a prompt.",
     "lens": "Show what the model predicts after each layer (logit lens).",
     "compare": "Compare two models, or two samplers, on a text.",

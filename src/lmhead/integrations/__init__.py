@@ -1,1 +1,1 @@
-"""Adapters for other packages: Hugging Face transformers, PEFT, TRL, verl. Imported on request."""
+"""Adapters for other packages: transformers, PEFT, TRL, verl, lm-eval. Imported on request."""

@@ -51,8 +51,13 @@ class Chat:
         self.template, self.names, self.where = template, dict(names), where
         self._tokenizer = tokenizer
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], *, continue_last: bool = False) -> str:
         """Return the text of a conversation, up to where the model's reply begins.
+
+        Args:
+            messages: the conversation so far.
+            continue_last: whether the last message is the beginning of the reply; then the text
+                ends with it.
 
         Raises:
             ModelError: the template is damaged, not allowed, or exceeds its limits.
@@ -63,7 +68,7 @@ class Chat:
         variables = {
             **self.names,
             "messages": [dict(message) for message in messages],
-            "add_generation_prompt": True,
+            "add_generation_prompt": not continue_last,
             "tools": None,
             "documents": None,
         }
@@ -87,7 +92,14 @@ class Chat:
                 f"the chat template in {self.where} cannot be used: {result['error']}. Download it "
                 "again from the source of the model, or use a plain prompt"
             )
-        return result["text"]
+        text = result["text"]
+        if not continue_last:
+            return text
+        last = messages[-1]["content"]
+        end = last if last in text else last.strip()
+        if end not in text:
+            raise ValueError("the chat template must contain the last message as it is")
+        return text[: text.rindex(end) + len(end)]
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation; the template itself adds the special tokens."""

@@ -17,6 +17,10 @@ from lmhead.sampling.model import Body, Tokenizer
 class TextTokenizer(Tokenizer, Protocol):
     """A tokenizer that also decodes, with the ids that begin and end a text."""
 
+    def encode(self, text: str, /, *, bos: bool = True) -> list[int]:
+        """Return the ids of a text, without the leading special tokens if `bos` is False."""
+        ...
+
     @property
     def bos_token_id(self) -> int | None:
         """The id that begins a text; None for none."""

@@ -201,12 +201,15 @@ class ApiContext:
             await asyncio.wait({job_done, disconnected})
 
 
-def encode_text(model: LanguageModel, text: str, name: str) -> list[int]:
-    """Return a text as ids of this model. Runs in the worker."""
+def encode_text(model: LanguageModel, text: str, name: str, *, bos: bool = True) -> list[int]:
+    """Return a text as ids of this model, with the leading special tokens if `bos`.
+
+    Runs in the worker.
+    """
     if model.tokenizer is None:
         message = f"{name} needs a tokenizer, which this model does not have"
         raise RequestError(400, "no_tokenizer", message)
-    return list(model.tokenizer.encode(text))
+    return list(model.tokenizer.encode(text, bos=bos))
 
 
 def parse_sampler(given: object, name: str, known: Collection[str], **fixed: Any) -> Sampler:

@@ -82,9 +82,9 @@ def openai_routes(
         body = await api.read(request, {"model", "prompt", "add_special_tokens"})
         _, model = _find_model(api, body.get("model"))
         text, special = api.text(body, "prompt"), body.get("add_special_tokens", True)
-        ids = await api.work(request, lambda _: encode_text(model, text, "prompt"))
-        if not special and model.tokenizer is not None:
-            ids = ids[1:] if ids[:1] == [model.tokenizer.bos_token_id] else ids
+        if not isinstance(special, bool):
+            raise field_error("add_special_tokens", "add_special_tokens must be true or false")
+        ids = await api.work(request, lambda _: encode_text(model, text, "prompt", bos=special))
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": model.max_length})
 
     async def detokenize(request: Request) -> Response:
@@ -399,13 +399,14 @@ class _Completion:
         }
 
     def add(self, event: TokenEvent) -> tuple[_Choice, list[_Token]]:
-        """Add a token; return its choice, and the token if it has a place in logprobs."""
+        """Add a token; return its choice, and the token if log-probabilities are asked for."""
         choice = self.choices[event.row]
         self.generated += 1
         choice.text += event.text
         new: list[_Token] = []
-        ended = event.finish_reason == "eos"
-        if self.request.logprobs is not None and not ended:
+        # The token that ends a text has no text, but an entry as any other, as in vLLM: evaluation
+        # harnesses take every entry but the last for the prompt.
+        if self.request.logprobs is not None:
             log_prob = event.log_prob
             new = [_Token.of(self.model, event.token, choice.previous, log_prob, event.top)]
             choice.tokens += new

@@ -244,7 +244,7 @@ def test_the_nucleus_is_what_the_definition_keeps(batch: int, vocab: int) -> Non
     """The short way through the core, and the long one by masks."""
     sampler = Sampler(seed=0)
     for z in (logits(batch, vocab), logits(batch, vocab).round()):  # and with many ties
-        call = sampler.call(z, None, None, None, None, None, None)
+        call = sampler.call(z.shape, None, None, None, None, None, None)
         whole = FullDistribution.of(z.contiguous()).scaled(per_row(batch, 0.4, 2.0))
         for cut in (TopP(0.7), TopP(0.95, min_tokens_to_keep=3), Typical(0.3), Typical(0.8)):
             few = cut.find_candidates(whole, call)

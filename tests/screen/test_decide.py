@@ -117,7 +117,7 @@ def test_masses_hold_every_value_within_the_bounds(width: float, factor: float) 
 def test_the_count_of_a_nucleus_is_that_of_its_mask(p: float, least: int) -> None:
     z = torch.randn(1, 40, dtype=torch.float64).sort(descending=True).values
     total = z.logsumexp(1) + 0.1
-    call = Sampler(seed=0).call(z, None, None, None, None, None, None)
+    call = Sampler(seed=0).call(z.shape, None, None, None, None, None, None)
     cut = TopP(p, min_tokens_to_keep=least)
     words: Any = TopWithTotal(torch.arange(40)[None], z, total)
     mask = cut.keep_mask(TopCandidates(words.ids, z), words, call)

@@ -22,7 +22,19 @@ from lmhead.checks import eager
 from lmhead.errors import PerformanceWarning
 from lmhead.lazy import routing
 from lmhead.lazy.asking import ask
-from lmhead.lazy.program import Call, Dense, Env, Leaf, Node, Overlay, Root, index_of, version
+from lmhead.lazy.program import (
+    Call,
+    Dense,
+    Env,
+    Leaf,
+    Node,
+    Overlay,
+    Root,
+    check_unchanged,
+    current,
+    index_of,
+    version,
+)
 from lmhead.lazy.replay import replay
 from lmhead.scores import DenseScores, Rows, Scores
 from lmhead.scores.answers import Answers
@@ -194,9 +206,9 @@ class LazyLogits(Tensor):
     def scores(self) -> Scores:
         """Return the logits as `Scores` of rows (N, V), as constants: what decoding reads."""
         node = self.node
-        routing.check_unchanged([node])
+        check_unchanged([node])
         with torch.no_grad():
-            env = routing.current([node])
+            env = current([node])
             found = node.scores(env)
             if found is not None:
                 return found

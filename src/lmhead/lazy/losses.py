@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmhead.lazy import routing
 from lmhead.lazy.logits import LazyLogits
 from lmhead.lazy.program import Env, Operand
 from lmhead.lazy.recording import NotRecorded, record
-from lmhead.lazy.reductions import answered, form, over_rows, reduce
+from lmhead.lazy.reductions import over_rows, reduce
 from lmhead.scores.row_loss import CrossEntropy
 
 
@@ -52,7 +53,7 @@ def cross_entropy(
     if isinstance(target, LazyLogits):
         return _lazy_targets(input, target, weight, reduction, label_smoothing)
     targets = _targets_last(input, target)
-    found = form(logits.part)
+    found = routing.form(logits.part)
     if found is None or found.kind == "probs":
         loss = _of_rows(logits, targets, **options)
     else:
@@ -67,7 +68,7 @@ def cross_entropy(
             return _of_rows(logits, targets, **options).reshape(
                 shape if reduction == "none" else ()
             )
-        (loss,) = answered(logits, of)
+        (loss,) = routing.answer(of, [logits.part])
     return loss.reshape(shape if reduction == "none" else ()).to(loss_dtype(input))
 
 
@@ -166,7 +167,7 @@ def nll_loss(
 ) -> Any:
     """F.nll_loss: of lazy log-probabilities, the cross-entropy of their logits."""
     reduction = _legacy(reduction, size_average, reduce)
-    found = form(input.part) if isinstance(input, LazyLogits) else None
+    found = routing.form(input.part) if isinstance(input, LazyLogits) else None
     if found is not None and found.kind == "log_probs" and not found.terms:
         return cross_entropy(input, target, weight, None, ignore_index, None, reduction)
     if not isinstance(input, LazyLogits):
@@ -212,7 +213,7 @@ def _kl_rows(input: Any, target: Any, *, log_target: bool) -> Tensor | None:
     """Return KL of each row, (N,), if both are distributions of heads."""
     if not (isinstance(input, LazyLogits) and isinstance(target, LazyLogits)):
         return None
-    q, p = form(input.part), form(target.part)
+    q, p = routing.form(input.part), routing.form(target.part)
     wanted = "log_probs" if log_target else "probs"
     if q is None or p is None or q.kind != "log_probs" or p.kind != wanted or p.terms or q.terms:
         return None
@@ -223,7 +224,7 @@ def _kl_rows(input: Any, target: Any, *, log_target: bool) -> Tensor | None:
         mine, theirs = p.leaf.bound(env), q.leaf.bound(env)
         return (mine.answer(kl_to=theirs).kl.to(input.dtype),)
 
-    return answered(target, of, input)[0]
+    return routing.answer(of, [target.part, input.part])[0]
 
 
 def _reduced(terms: Any, reduction: str) -> Any:

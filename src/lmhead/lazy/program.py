@@ -44,7 +44,10 @@ class Root:
         self.scores, self.node, self.handle = scores, node, handle
         self.origin = self  # for constants: the root with the same values
         if scores is not None:
-            self._sharded = [fsdp.sharded_parameter(t) for t in scores.tensors()]
+            tensors = scores.tensors()
+            self._sharded: list[Any] = [None] * len(tensors)
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                self._sharded = [fsdp.sharded_parameter(t) for t in tensors]
             self._versions = self._states(scores)
 
     def check_unchanged(self) -> None:
@@ -763,3 +766,40 @@ def live_tensors(nodes: Sequence[Node]) -> float:
 def index_of(rows: Rows, n: int) -> Tensor:
     """Return the chosen rows as indices."""
     return torch.arange(n)[rows] if isinstance(rows, slice) else rows
+
+
+def sources(nodes: Sequence[Node]) -> tuple[list[Root], list[Tensor]]:
+    """Return the distinct roots of programs, and the floating tensors that entered them."""
+    roots: dict[Root, None] = {}
+    tensors: dict[int, Tensor] = {}
+    for node in nodes:
+        for part in node.walk():
+            if isinstance(part, Leaf):
+                roots[part.root] = None
+            elif isinstance(part, Operand) and part.tensor.is_floating_point():
+                tensors[id(part.tensor)] = part.tensor
+    return list(roots), list(tensors.values())
+
+
+def current(nodes: Sequence[Node]) -> Env:
+    """Return the tensors to use now: weights that FSDP2 has freed are gathered again."""
+    by_root: dict[Root, tuple[Tensor, ...]] = {}
+    scopes: dict[Root, Env] = {}
+    for root in sources(nodes)[0]:
+        if root.node is not None:
+            scopes[root] = current([root.node])
+        elif (tensors := root.gathered()) is not None:
+            by_root[root] = tensors
+    return Env(by_root, scopes=scopes)
+
+
+def check_unchanged(nodes: Sequence[Node]) -> None:
+    """Raise if a tensor behind programs was modified in place since it entered them."""
+    for node in nodes:
+        for part in node.walk():
+            if isinstance(part, Operand):
+                part.check_unchanged()
+            elif isinstance(part, Leaf):
+                part.root.check_unchanged()
+                if part.root.node is not None:
+                    check_unchanged([part.root.node])

@@ -16,67 +16,21 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.lazy import routing
 from lmhead.lazy.logits import LazyLogits, derived
-from lmhead.lazy.program import Call, Env, LeadingReduction, Leaf, Node, Operand
+from lmhead.lazy.program import (
+    Call,
+    Env,
+    LeadingReduction,
+    Leaf,
+    Node,
+    Operand,
+    check_unchanged,
+    current,
+)
 from lmhead.lazy.recording import NotRecorded, record
 from lmhead.lazy.replay import replay
 
 # Probabilities of up to this many bytes are drawn from by one call, with torch's own numbers.
 _AT_ONCE = 2**25
-
-
-class Form(NamedTuple):
-    """A program as a head's scores, perhaps normalised, plus a term per row."""
-
-    leaf: Node
-    kind: str  # "logits", "log_probs" or "probs"
-    terms: tuple[tuple[Operand, float], ...] = ()
-
-    def shift(self, env: Env) -> Any:
-        """Return what is added to each row, (N, 1) or a number."""
-        total: Any = 0.0
-        for operand, factor in self.terms:
-            n = self.leaf.n_rows
-            total = total + factor * operand.dense(env, 0, n).double()
-        return total
-
-
-def form(node: Node) -> Form | None:
-    """Recognise scores, their softmax and log_softmax, and shifts by a term per row."""
-    if node.is_scores:
-        return Form(node, "logits")
-    if not isinstance(node, Call):
-        return None
-    name = node.name.strip("_")
-    if name in ("softmax", "log_softmax") and isinstance(node.args[0], Node):
-        inner = form(node.args[0])
-        if inner is None or inner.kind == "probs":
-            return None
-        return Form(inner.leaf, "probs" if name == "softmax" else "log_probs")
-    if name == "exp" or name == "log":
-        inner = form(node.args[0])
-        if inner is None or inner.terms:
-            return None
-        if (name, inner.kind) == ("exp", "log_probs"):
-            return Form(inner.leaf, "probs")
-        if (name, inner.kind) == ("log", "probs"):
-            return Form(inner.leaf, "log_probs")
-        return None
-    if name in ("add", "sub") and len(node.args) == 2 and not node.kwargs:
-        first, second = node.args
-        if isinstance(first, Node) and isinstance(second, Operand) and second.width <= 1:
-            inner = form(first)
-            if inner is None or inner.kind == "probs":
-                return None
-            factor = 1.0 if name == "add" else -1.0
-            return inner._replace(terms=(*inner.terms, (second, factor)))
-    return None
-
-
-def answered(
-    logits: LazyLogits, function: Callable[[Env], tuple[Tensor, ...]], *more: LazyLogits
-) -> tuple[Tensor, ...]:
-    """Return an answer about logits, joined to the graph behind them."""
-    return routing.answer(function, [logits.part, *(m.part for m in more)])
 
 
 def over_rows(
@@ -230,7 +184,7 @@ def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw
 
 def logsumexp_rows(logits: LazyLogits) -> Tensor | None:
     """Return log Σ exp of each row (N,), if the sweep can."""
-    found = form(logits.part)
+    found = routing.form(logits.part)
     if found is None or found.kind == "probs":
         return None
 
@@ -243,17 +197,17 @@ def logsumexp_rows(logits: LazyLogits) -> Tensor | None:
         lse = lse + (shift.reshape(-1) if isinstance(shift, Tensor) else shift)
         return (lse.to(logits.dtype),)
 
-    return answered(logits, of)[0]
+    return routing.answer(of, [logits.part])[0]
 
 
 def argmax_rows(logits: LazyLogits) -> Tensor | None:
     """Return the id of the largest entry of each row, if the sweep can."""
-    found = form(logits.part)
+    found = routing.form(logits.part)
     if found is None:
         return None
     with torch.no_grad():
-        routing.check_unchanged([logits.node])
-        scores = found.leaf.bound(routing.current([found.leaf]))
+        check_unchanged([logits.node])
+        scores = found.leaf.bound(current([found.leaf]))
         return scores.top(1, lse=False).ids[:, 0]
 
 
@@ -265,7 +219,7 @@ _RECOGNISED: dict[str, Callable[[LazyLogits], Tensor | None]] = {
 
 
 def _largest(logits: LazyLogits) -> Tensor | None:
-    if form(logits.part) is None:
+    if routing.form(logits.part) is None:
         return None
     return topk(logits, 1).values.movedim(logits._vdim, -1).reshape(-1)  # type: ignore[no-any-return]
 
@@ -278,7 +232,7 @@ def _entropy_sum(logits: LazyLogits, **kw: Any) -> Tensor | None:
         sign, node = -1.0, node.args[0]
     if kw or not isinstance(node, Call) or node.name.strip("_") not in ("mul", "multiply"):
         return None
-    forms = [form(_unclamped(a)) for a in node.args if isinstance(a, Node)]
+    forms = [routing.form(_unclamped(a)) for a in node.args if isinstance(a, Node)]
     if len(forms) != 2 or forms[0] is None or forms[1] is None:
         return None
     probs = next((f for f in forms if f and f.kind == "probs" and not f.terms), None)
@@ -299,7 +253,7 @@ def _entropy_sum(logits: LazyLogits, **kw: Any) -> Tensor | None:
         mean = mean + (shift.reshape(-1) if isinstance(shift, Tensor) else shift)
         return ((sign * mean).to(logits.dtype),)
 
-    return answered(logits, of)[0]
+    return routing.answer(of, [logits.part])[0]
 
 
 def _unclamped(node: Node) -> Node:
@@ -327,7 +281,7 @@ def topk(
     if not dims.vocab or dims.lead:
         raise NotRecorded
     checks.check_integer("top_k", k, low=0, high=logits.shape[logits._vdim])
-    found = form(logits.part) if largest else None
+    found = routing.form(logits.part) if largest else None
     if found is None:
 
         def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
@@ -341,15 +295,15 @@ def topk(
     return TopK(values.reshape(shape).movedim(-1, place), ids.reshape(shape).movedim(-1, place))
 
 
-def _top_rows(logits: LazyLogits, found: Form, k: int) -> tuple[Tensor, Tensor]:
+def _top_rows(logits: LazyLogits, found: routing.Form, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest entries of recognised rows, and their ids: exact in order."""
     n = found.leaf.n_rows
     if k == 0:
         empty = torch.empty(n, 0, dtype=logits.dtype)
         return empty, empty.long()
     with torch.no_grad():
-        routing.check_unchanged([logits.node])
-        scores = found.leaf.bound(routing.current([found.leaf]))
+        check_unchanged([logits.node])
+        scores = found.leaf.bound(current([found.leaf]))
         top = scores.top(k, lse=logits.requires_grad)
     if not logits.requires_grad and found.kind == "logits":
         return (top.values + found.shift(Env())).to(logits.dtype), top.ids
@@ -372,12 +326,12 @@ def gather(logits: LazyLogits, dim: int, index: Tensor, **_: Any) -> Any:
         wrong = int(ids[(ids < 0) | (ids >= vocab)][0])
         raise ValueError(f"index must be in [0, {vocab}); got {wrong}")
     flat = ids.reshape(logits.lead.numel(), ids.shape[-1]).long()
-    found = form(logits.part)
+    found = routing.form(logits.part)
     values = _gathered_any(logits, flat) if found is None else _gathered(logits, found, flat)
     return values.reshape(ids.shape).movedim(-1, logits._vdim)
 
 
-def _gathered(logits: LazyLogits, found: Form, ids: Tensor) -> Tensor:
+def _gathered(logits: LazyLogits, found: routing.Form, ids: Tensor) -> Tensor:
     """Return recognised entries at ids (N, K)."""
 
     def of(env: Env) -> tuple[Tensor, ...]:
@@ -394,7 +348,7 @@ def _gathered(logits: LazyLogits, found: Form, ids: Tensor) -> Tensor:
             z = z.exp()
         return ((z + found.shift(env)).to(logits.dtype),)
 
-    return answered(logits, of)[0]
+    return routing.answer(of, [logits.part])[0]
 
 
 def _gathered_any(logits: LazyLogits, ids: Tensor) -> Tensor:
@@ -406,7 +360,7 @@ def _gathered_any(logits: LazyLogits, ids: Tensor) -> Tensor:
 
 def columns(logits: LazyLogits, ids: Tensor) -> Tensor:
     """Return the entries of token ids (K,) in every row: (*lead, K)."""
-    found = form(logits.part)
+    found = routing.form(logits.part)
 
     def of(env: Env) -> tuple[Tensor, ...]:
         assert found is not None
@@ -421,7 +375,7 @@ def columns(logits: LazyLogits, ids: Tensor) -> Tensor:
     def of_rows(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
         return (tiles[0][:, ids],)
 
-    (values,) = over_rows([logits], of_rows) if found is None else answered(logits, of)
+    (values,) = over_rows([logits], of_rows) if found is None else routing.answer(of, [logits.part])
     return values.reshape(*logits.lead, len(ids))
 
 

@@ -4,18 +4,30 @@
 where it was called. An answer (a loss, a log-probability) is computed straight from the head's
 tensors, with its gradients by the sweep; in the backward pass these travel to the head's node
 inside a `LazyGradient`, through whatever the logits passed on their way.
+
+`form` recognises programs that the compiled sweep can answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lmhead.lazy.program import Env, Leaf, Node, Operand, Root
+from lmhead.lazy.program import (
+    Call,
+    Env,
+    Leaf,
+    Node,
+    Operand,
+    Root,
+    check_unchanged,
+    current,
+    sources,
+)
 from lmhead.lazy.replay import replay
 
 Payload = Any
@@ -42,41 +54,52 @@ def answer(function: Function, nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     return made
 
 
-def sources(nodes: Sequence[Node]) -> tuple[list[Root], list[Tensor]]:
-    """Return the distinct roots of programs, and the floating tensors that entered them."""
-    roots: dict[Root, None] = {}
-    tensors: dict[int, Tensor] = {}
-    for node in nodes:
-        for part in node.walk():
-            if isinstance(part, Leaf):
-                roots[part.root] = None
-            elif isinstance(part, Operand) and part.tensor.is_floating_point():
-                tensors[id(part.tensor)] = part.tensor
-    return list(roots), list(tensors.values())
+class Form(NamedTuple):
+    """A program as a head's scores, perhaps normalised, plus a term per row."""
+
+    leaf: Node
+    kind: str  # "logits", "log_probs" or "probs"
+    terms: tuple[tuple[Operand, float], ...] = ()
+
+    def shift(self, env: Env) -> Any:
+        """Return what is added to each row, (N, 1) or a number."""
+        total: Any = 0.0
+        for operand, factor in self.terms:
+            n = self.leaf.n_rows
+            total = total + factor * operand.dense(env, 0, n).double()
+        return total
 
 
-def current(nodes: Sequence[Node]) -> Env:
-    """Return the tensors to use now: weights that FSDP2 has freed are gathered again."""
-    by_root: dict[Root, tuple[Tensor, ...]] = {}
-    scopes: dict[Root, Env] = {}
-    for root in sources(nodes)[0]:
-        if root.node is not None:
-            scopes[root] = current([root.node])
-        elif (tensors := root.gathered()) is not None:
-            by_root[root] = tensors
-    return Env(by_root, scopes=scopes)
-
-
-def check_unchanged(nodes: Sequence[Node]) -> None:
-    """Raise if a tensor behind programs was modified in place since it entered them."""
-    for node in nodes:
-        for part in node.walk():
-            if isinstance(part, Operand):
-                part.check_unchanged()
-            elif isinstance(part, Leaf):
-                part.root.check_unchanged()
-                if part.root.node is not None:
-                    check_unchanged([part.root.node])
+def form(node: Node) -> Form | None:
+    """Recognise scores, their softmax and log_softmax, and shifts by a term per row."""
+    if node.is_scores:
+        return Form(node, "logits")
+    if not isinstance(node, Call):
+        return None
+    name = node.name.strip("_")
+    if name in ("softmax", "log_softmax") and isinstance(node.args[0], Node):
+        inner = form(node.args[0])
+        if inner is None or inner.kind == "probs":
+            return None
+        return Form(inner.leaf, "probs" if name == "softmax" else "log_probs")
+    if name == "exp" or name == "log":
+        inner = form(node.args[0])
+        if inner is None or inner.terms:
+            return None
+        if (name, inner.kind) == ("exp", "log_probs"):
+            return Form(inner.leaf, "probs")
+        if (name, inner.kind) == ("log", "probs"):
+            return Form(inner.leaf, "log_probs")
+        return None
+    if name in ("add", "sub") and len(node.args) == 2 and not node.kwargs:
+        first, second = node.args
+        if isinstance(first, Node) and isinstance(second, Operand) and second.width <= 1:
+            inner = form(first)
+            if inner is None or inner.kind == "probs":
+                return None
+            factor = 1.0 if name == "add" else -1.0
+            return inner._replace(terms=(*inner.terms, (second, factor)))
+    return None
 
 
 def _differentiable(roots: Sequence[Root], tensors: Sequence[Tensor]) -> bool:

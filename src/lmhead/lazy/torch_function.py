@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_any, tree_map
 
 from lmhead.checks import eager
-from lmhead.lazy import indexing, losses, recording, reductions, views
+from lmhead.lazy import indexing, losses, recording, reductions, routing, views
 from lmhead.lazy import logits as lazy_logits
 from lmhead.lazy.logits import LazyLogits, assign, become_dense, derived
 from lmhead.lazy.program import Call, Constant, Dense, Node, Operand
@@ -325,7 +325,7 @@ def _softmax(name: str, input: Any, dim: int | None = None, *rest: Any, dtype: A
     node = input.part
     on = torch.is_autocast_enabled("cpu") and input.dtype != torch.float64
     result = dtype or (torch.float32 if on else input.dtype)
-    known = reductions.form(node)
+    known = routing.form(node)
     if known is not None and known.kind == "log_probs" and name == "log_softmax":
         node = views._cast(known.leaf, result)
     elif dtype is not None or on:

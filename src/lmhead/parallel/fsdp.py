@@ -20,8 +20,6 @@ _STATES = "torch.distributed._composable_state"
 
 def sharded_parameter(tensor: Tensor) -> Any:
     """Return the sharded parameter (a DTensor) that a gathered tensor was made from, or None."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return None
     local = _memory(tensor)
     if local is None:
         return None

@@ -136,10 +136,11 @@ class Sampler:
             ValueError: NaN or inf among the logits, a row where every token is masked (naming the
                 stage), ids out of range.
         """
+        shape = _shape(logits)
         call = self.call(
-            logits, context, position, prompt_length, context_mask, unconditional, state
+            shape, context, position, prompt_length, context_mask, unconditional, state
         )
-        lead, given = logits.shape[:-1], _rows(logits)
+        lead, given = shape[:-1], _rows(logits)
 
         def exact() -> Sampled:
             sampled = run_stages(given, self.stages, call, self.greedy_rows(call))
@@ -184,8 +185,8 @@ class Sampler:
         exact: bool = False,
     ) -> ScreenedSample:
         """Choose a token for each row of a screened head, (*lead); see `ScreenedHead.sample`."""
-        like = torch.empty(1, device="meta").expand(*lead, source.vocab)
-        call = self.call(like, context, position, prompt_length, context_mask, None, None)
+        shape = torch.Size([*lead, source.vocab])
+        call = self.call(shape, context, position, prompt_length, context_mask, None, None)
         if call.surprise is not None:
             raise ValueError("mirostat needs its state: call the sampler on head(hidden) instead")
         greedy = self.greedy_rows(call)
@@ -209,7 +210,7 @@ class Sampler:
         tensor([[3., 2., -inf]])
         """
         call = self.call(
-            scores, context, position, prompt_length, context_mask, unconditional, state
+            _shape(scores), context, position, prompt_length, context_mask, unconditional, state
         )
         z = _tensor_rows(scores)
         out = torch.empty_like(z)
@@ -242,8 +243,9 @@ class Sampler:
         Prints as a table; `.to_json()` and `.steps` for programs, which list the `shown` most
         probable of the tokens that a stage cut.
         """
+        shape = _shape(logits)
         call = self.call(
-            logits, context, position, prompt_length, context_mask, unconditional, state
+            shape, context, position, prompt_length, context_mask, unconditional, state
         )
         z = _dense_rows(logits)
         parts = []
@@ -271,7 +273,7 @@ class Sampler:
 
     def call(
         self,
-        logits: Tensor | LazyLogits,
+        shape: torch.Size,
         context: Ids | None,
         position: PerRowInt | None,
         prompt_length: PerRowInt | None,
@@ -279,18 +281,8 @@ class Sampler:
         unconditional: Tensor | LazyLogits | None,
         state: Tensor | None,
     ) -> Call:
-        """Validate the arguments of a call."""
-        if not isinstance(logits, Tensor):
-            raise TypeError(
-                f"logits must be a torch.Tensor or LazyLogits; got {type(logits).__name__}"
-            )
-        if logits.dim() == 0 or not logits.is_floating_point() or logits.shape[-1] == 0:
-            raise ValueError(
-                f"logits must be floating, of shape (..., V) with V > 0; got {logits.dtype}, "
-                f"shape {tuple(logits.shape)}"
-            )
-        vocab = logits.shape[-1]
-        n = math.prod(logits.shape[:-1])
+        """Validate the arguments of a call on logits of this shape, (..., V)."""
+        vocab, n = shape[-1], math.prod(shape[:-1])
         known = Context.of(context, n, vocab, prompt_length=prompt_length, mask=context_mask)
         positions = torch.tensor(known.lengths, dtype=torch.int64)
         if position is not None:
@@ -302,9 +294,9 @@ class Sampler:
             positions = positions.expand(n)
         other = None
         if unconditional is not None:
-            if unconditional.shape != logits.shape:
+            if unconditional.shape != shape:
                 raise ValueError(
-                    f"unconditional must have the shape of logits, {tuple(logits.shape)}; "
+                    f"unconditional must have the shape of logits, {tuple(shape)}; "
                     f"got {tuple(unconditional.shape)}"
                 )
             other = _dense_rows(unconditional)
@@ -328,6 +320,20 @@ class Sampler:
                 f"seed must be a number or one per row, {n}; got {len(self.seed)} of them"
             )
         return self.seed
+
+
+def _shape(logits: Tensor | LazyLogits) -> torch.Size:
+    """Validate logits, and return their shape (..., V)."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a torch.Tensor or LazyLogits; got {type(logits).__name__}")
+    with torch._C.DisableTorchFunctionSubclass():
+        shape, dtype = logits.shape, logits.dtype
+    if len(shape) == 0 or not dtype.is_floating_point or shape[-1] == 0:
+        raise ValueError(
+            f"logits must be floating, of shape (..., V) with V > 0; got {dtype}, "
+            f"shape {tuple(shape)}"
+        )
+    return shape
 
 
 def _rows(logits: Tensor | LazyLogits) -> Tensor | Scores:

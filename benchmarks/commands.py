@@ -15,7 +15,7 @@ from lmhead.cli._command_group import LazyGroup
 COMMANDS = {
     "loss": "Cross-entropy and both gradients: lmhead, and every other way to get them.",
     "query": "Log-probability, entropy, rank, argmax and top 20 at once.",
-    "sample": "A token from the logits, beside Hugging Face's processors.",
+    "sample": "Time one token from logits, beside Hugging Face's processors.",
     "decode": "One token from a hidden state: certified decode beside full products.",
     "memory": "Temporary memory against max_bytes, at every shape.",
     "scaling": "Time against the vocabulary and against the number of rows.",
@@ -25,7 +25,7 @@ COMMANDS = {
     "wikitext-filter": "Train on WikiText-2 with and without the gradient filter.",
     "vocab-training": "Heads for huge vocabularies: perplexity, time, memory on WikiText-2.",
     "vocab-scaling": "Heads for huge vocabularies: cost for 10,000 to 1,000,000 tokens.",
-    "explorer-speed": "The web page in a browser: slider to frame, address to first chart.",
+    "explorer-speed": "Time the web page in a browser: slider to frame, address to first chart.",
     "standard": "Run the standard set and compare it with its goals.",
     "goals": "Compare the result files with their goals.",
 }

@@ -211,7 +211,7 @@ def lines(document: Document, width: int) -> list[str]:
 
 @benchmark("explorer-speed", f"slider to frame at V = {VOCAB:,}, address to first chart", lines)
 def command(run: Run) -> None:
-    """The web page in a browser: slider to frame, address to first chart.
+    """Time the web page in a browser: slider to frame, address to first chart.
 
     Ends with 1 if a number is wrong or a goal is missed.
     """

@@ -166,7 +166,7 @@ def draw(document: Document) -> Figure:
 @click.option("--vocab", type=click.IntRange(2), help="V.  [default: 262144]")
 @rounds(15)
 def command(run: Run, vocab: int | None, rounds: int) -> None:
-    """A token from the logits, beside Hugging Face's processors and torch.multinomial.
+    """Time one token from logits, beside Hugging Face's processors and torch.multinomial.
 
     \b
     Examples:

@@ -83,7 +83,7 @@ def main(wanted: list[str]) -> None:
 
 
 def take_all(browser: Browser, address: str, shot: Shot) -> Iterator[Path]:
-    """A page in both languages and widths, and in dark colours if it is to be."""
+    """Take pictures of a page in both languages and widths, and in dark colours if wanted."""
     for lang in ("en", "zh"):
         for width, height in WIDTHS.items():
             for theme in ("light", "dark") if shot.dark and width > 1000 else ("light",):
@@ -110,14 +110,14 @@ def take_all(browser: Browser, address: str, shot: Shot) -> Iterator[Path]:
 
 
 def save(png: bytes, path: Path) -> None:
-    """The picture with few enough colours for a palette: the page has no photographs."""
+    """Write the picture with a palette of 128 colours: the page has no photographs."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     few = picture.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 
 def train_a_little(run: Path) -> None:
-    """A run on the docs, a character at a time."""
+    """Train a small model on the characters of the docs."""
     text = run.with_suffix(".txt")
     pages = sorted((ROOT / "docs").glob("*.md"))
     text.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages), "utf-8")
@@ -129,7 +129,7 @@ def train_a_little(run: Path) -> None:
 
 @contextlib.contextmanager
 def serving(run: Path) -> Iterator[str]:
-    """A server with `tiny` and the run; gives its address."""
+    """Run a server with `tiny` and the run; yield its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     host = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -48,7 +48,7 @@ def fetch(folder: Path) -> tuple[Path, Path]:
 
 
 def members(archive: Path, start: str, end: str) -> Iterator[str]:
-    """The text of the files of an archive whose path begins and ends like this, by path."""
+    """Yield the text of the files of an archive whose path begins and ends like this."""
     with tarfile.open(archive) as tar:
         for info in sorted(tar.getmembers(), key=lambda info: info.name):
             if info.name.startswith(start) and info.name.endswith(end):
@@ -58,7 +58,7 @@ def members(archive: Path, start: str, end: str) -> Iterator[str]:
 
 
 def chapters(archive: Path) -> list[str]:
-    """The Bible by chapters, a verse a line."""
+    """Return the Bible by chapters, one verse per line."""
     (text,) = members(archive, f"{BIBLE[0]}-{BIBLE[1]}/", "/kjv.jsonl")
     verses: dict[tuple[str, int], list[str]] = {}
     for line in text.splitlines():

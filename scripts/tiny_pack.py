@@ -45,7 +45,7 @@ def pack(run: Path, place: Path) -> dict[str, Any]:
 
 
 def held_out(corpus: Path, fraction: float) -> tuple[str, str]:
-    """The whole texts at the end of the corpus that the run has not seen: English, Chinese."""
+    """Return the complete texts at the end of the corpus that the run has not seen."""
     text = corpus.read_text(encoding="utf-8")
     texts = text[int(len(text) * (1 - fraction)) :].strip().split("\n\n")[1:]
     english = [text for text in texts if text.isascii()]
@@ -56,7 +56,7 @@ def held_out(corpus: Path, fraction: float) -> tuple[str, str]:
 def card(
     about: dict[str, Any], place: Path, texts: tuple[str, str], corpus: Path, note: str
 ) -> str:
-    """The model card, with the figures of the packed files."""
+    """Return the model card, with the figures of the packed files."""
     model = open_model(place)
     english, chinese = (score(model, text) for text in texts)
     training, sizes = about["training"], about["model"]

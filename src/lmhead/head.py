@@ -94,7 +94,7 @@ class LMHead(nn.Linear):
         scale: float = 1.0,
         grad_filter: float | GradFilter | None = None,
     ) -> LMHead:
-        """A head on the weight and bias of a linear layer: shared, not copied.
+        """Return a head on the weight and bias of a linear layer: shared, not copied.
 
         >>> linear = nn.Linear(16, 100)
         >>> LMHead.from_linear(linear).weight is linear.weight
@@ -118,7 +118,7 @@ class LMHead(nn.Linear):
         scale: float = 1.0,
         grad_filter: float | GradFilter | None = None,
     ) -> LMHead:
-        """A head on the weight of an embedding: one tensor, trained from both sides.
+        """Return a head on the weight of an embedding: one tensor, trained from both sides.
 
         >>> embedding = nn.Embedding(100, 16)
         >>> LMHead.tied(embedding).weight is embedding.weight
@@ -235,7 +235,7 @@ class LMHead(nn.Linear):
         return SweptScores(source, self.grad_filter, self.max_bytes)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows between the brackets."""
+        """Return what `print(model)` shows between the brackets."""
         parts: list[Any] = [self.hidden_size, self.vocab_size, f"bias={self.bias is not None}"]
         if self.softcap is not None:
             parts.append(f"softcap={self.softcap}")

@@ -162,7 +162,7 @@ def test_inspect_of_a_factored_head(tmp_path: Path) -> None:
     shown = "\n".join(lines(facts))
     assert "AdaptiveHead(16, 300, cutoffs=[100], div_value=4, bias=False)" in shown
     assert "weight of its own" not in shown
-    assert f"Take: {facts['head_advice']['recommendation']}" in shown
+    assert f"Recommended: {facts['head_advice']['recommendation']}" in shown
 
 
 # --- check ----------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_it_prints_and_serialises() -> None:
     start = "Heads for V 33,278, D 256, 1,024 tokens a step; estimated on this machine"
     assert lines[0].startswith(start)
     assert [line.split()[0] for line in lines[2:7]] == KINDS
-    assert lines[7] == f"Take: {advice.recommendation}"
+    assert lines[7] == f"Recommended: {advice.recommendation}"
     assert json.loads(advice.to_json())["heads"][2]["kind"] == "adaptive"
 
 

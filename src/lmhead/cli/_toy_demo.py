@@ -296,7 +296,7 @@ class ToyDemo(Narration):
 
 
 def _dot(h: ref.Array, row: ref.Array) -> str:
-    """The sum written out: "2.0×1.5 + 1.0×0.2 - 1.0×(-0.1)"."""
+    """Return the sum written out: "2.0×1.5 + 1.0×0.2 - 1.0×(-0.1)"."""
     terms = [
         ("+ " if x >= 0 else "- ")
         + left(f"{abs(x):.1f}×" + (f"{w:.1f}" if w >= 0 else f"({w:.1f})"), 11)

@@ -108,7 +108,7 @@ class Tour(Narration):
         return ids, hidden[0], cache
 
     def title(self) -> Iterator[str]:
-        """Name and sizes of the model."""
+        """Show name and sizes of the model."""
         head = self.model.head
         yield ""
         yield (
@@ -121,7 +121,7 @@ class Tour(Narration):
         )
 
     def next_token(self) -> Iterator[str]:
-        """The most probable tokens, from one sweep over the vocabulary."""
+        """Show the most probable tokens, from one sweep over the vocabulary."""
         import torch
 
         yield from self.section(1, f'What comes after "{PROMPT}"?', f"“{PROMPT}”之后是什么？")
@@ -143,7 +143,7 @@ class Tour(Narration):
         )
 
     def surprise(self) -> Iterator[str]:
-        """Surprisal, token by token."""
+        """Show the surprisal of each token."""
         import torch
 
         yield from self.section(2, "How surprised is it by a sentence?", "读一句话时，它有多意外？")
@@ -166,7 +166,7 @@ class Tour(Narration):
         )
 
     def certified(self) -> Iterator[str]:
-        """Greedy text from a quantized copy, every token proven, and the bytes read."""
+        """Show greedy text from a quantized copy, every token proven, and the bytes read."""
         import torch
 
         yield from self.section(
@@ -204,7 +204,7 @@ class Tour(Narration):
         )
 
     def memory(self) -> Iterator[str]:
-        """Peak memory of one training step of the head, dense and ours."""
+        """Show the peak memory of one training step of the head, dense and ours."""
         yield from self.section(4, "The memory of a training step", "训练一步所需的内存")
         rows, measured = self._step_memory()
         most = max(rows.values())
@@ -259,7 +259,7 @@ class Tour(Narration):
         return found, True
 
     def farewell(self) -> Iterator[str]:
-        """Commands to try next."""
+        """Show commands to try next."""
         name, lmhead = shlex.quote(self.model.name), program()
         yield ""
         yield from self.note("Try next:", "接下来可以试试：")

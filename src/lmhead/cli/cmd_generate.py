@@ -192,7 +192,7 @@ class _Run:
 
         sampler = Sampler(do_sample=False) if self.sampler is None else self.sampler
         if any(stage.name == "mirostat" for stage in sampler.stages):
-            raise ValueError("mirostat does not go with certified decode: it needs its state")
+            raise ValueError("--screen and --mirostat cannot be combined")
         with Progress() as progress:
             progress("Making the quantized copy of the head ...")
             screened = self.model.head.screen()

@@ -39,7 +39,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """F.cross_entropy of lazy logits (N, V), (V,) or (N, V, d1, ...)."""
+    """Compute F.cross_entropy of lazy logits (N, V), (V,) or (N, V, d1, ...)."""
     reduction = _legacy(reduction, size_average, reduce)
     if not isinstance(input, LazyLogits):
         return _lazy_targets(input, target, weight, reduction, label_smoothing)
@@ -142,7 +142,7 @@ def _of_rows(logits: LazyLogits, targets: Tensor, **options: Any) -> Tensor:
 def _lazy_targets(
     input: Any, target: LazyLogits, weight: Tensor | None, reduction: str, smoothing: float
 ) -> Any:
-    """Cross-entropy with lazy target probabilities: -Σ t log p, by its definition."""
+    """Compute the cross-entropy with lazy target probabilities: -Σ t log p, by its definition."""
     if input.dim() != 2 or target.shape != input.shape:
         raise NotRecorded
     wanted: Any = target
@@ -165,7 +165,7 @@ def nll_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Any:
-    """F.nll_loss: of lazy log-probabilities, the cross-entropy of their logits."""
+    """Compute F.nll_loss: of lazy log-probabilities, the cross-entropy of their logits."""
     reduction = _legacy(reduction, size_average, reduce)
     found = routing.form(input.part) if isinstance(input, LazyLogits) else None
     if found is not None and found.kind == "log_probs" and not found.terms:
@@ -193,7 +193,7 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Any:
-    """F.kl_div: KL(target ‖ input) of two distributions, recognised; else by its definition."""
+    """Compute F.kl_div: KL(target ‖ input) if both are distributions, else its definition."""
     reduction = _legacy(reduction, size_average, reduce)
     rows = None if reduction == "none" else _kl_rows(input, target, log_target=log_target)
     if rows is None:

@@ -380,7 +380,7 @@ def columns(logits: LazyLogits, ids: Tensor) -> Tensor:
 
 
 def extreme(name: str, logits: LazyLogits, *args: Any, **kw: Any) -> Any:
-    """torch.max and torch.min: of everything, over a dimension, or of two tensors."""
+    """Compute torch.max and torch.min: of everything, over a dimension, or of two tensors."""
     other = args[0] if args else kw.get("other")
     if isinstance(other, Tensor):
         return record(torch.maximum if name == "max" else torch.minimum, (logits, other), {})

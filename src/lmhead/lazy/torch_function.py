@@ -195,7 +195,7 @@ def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _check_gradients(logits: LazyLogits) -> None:
-    """A change that autograd must not see is made on the tensor."""
+    """Build the tensor before an in-place change under no_grad, which autograd must not see."""
     if logits.requires_grad and not torch.is_grad_enabled():
         with torch.enable_grad():
             become_dense(logits, "an in-place operation under no_grad")
@@ -423,7 +423,7 @@ def _view_as(logits: Any, other: Any) -> Any:
 
 
 def _like(name: str) -> Callable[..., Any]:
-    """zeros_like and the like: of the shape of the logits, without their entries."""
+    """Return `torch.NAME`, such as zeros_like, for lazy logits: only their shape is used."""
     function = getattr(torch, name)
 
     def made(logits: Any, *args: Any, **kwargs: Any) -> Any:
@@ -439,7 +439,7 @@ def _like(name: str) -> Callable[..., Any]:
 
 
 def _new(name: str) -> Callable[..., Any]:
-    """new_zeros and the like: a tensor of the dtype and device of the logits."""
+    """Return the method NAME, such as new_zeros: only dtype and device are used."""
 
     def made(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
         like = torch.empty(0, dtype=logits.dtype, device=logits.device)

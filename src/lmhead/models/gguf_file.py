@@ -82,7 +82,7 @@ class GgufFile:
         for _ in range(fields):
             name = self._string()
             if name in found:
-                raise self._corrupt(f"the field {name!r} is there twice")
+                raise self._corrupt(f"the field {name!r} occurs twice")
             found[name] = self._value(self._number("I"))
         self.metadata = Fields(self.path, found)
         self._check_count("tensors", tensors, 32)
@@ -117,7 +117,7 @@ class GgufFile:
                 raise self._corrupt(f"{name!r} must have 1 to 4 dimensions; got {dimensions}")
             sizes = [self._number("Q") for _ in range(dimensions)]
             if name in found:
-                raise self._corrupt(f"the tensor {name!r} is there twice")
+                raise self._corrupt(f"the tensor {name!r} occurs twice")
             found[name] = tuple(reversed(sizes)), self._number("I"), self._number("Q")
         step = self.metadata.integer("general.alignment", 32, low=1, high=2**20)
         begin = -(-self._offset // step) * step

@@ -64,7 +64,7 @@ class JsonTokenizer:
         self._token_bytes = _TokenBytes(state)
 
     def __len__(self) -> int:
-        """The number of ids."""
+        """Return the number of ids."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:

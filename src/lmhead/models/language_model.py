@@ -36,7 +36,7 @@ class TextTokenizer(Tokenizer, Protocol):
         ...
 
     def __len__(self) -> int:
-        """The number of ids."""
+        """Return the number of ids."""
         ...
 
 

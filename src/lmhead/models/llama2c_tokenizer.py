@@ -65,7 +65,7 @@ class Llama2cTokenizer:
             )
 
     def __len__(self) -> int:
-        """The number of ids."""
+        """Return the number of ids."""
         return len(self._bytes)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:

@@ -65,7 +65,7 @@ def log_prob_backward(grad: ArrayLike, logits: ArrayLike, ids: ArrayLike) -> Arr
 
 
 def entropy(logits: ArrayLike) -> Array:
-    """Indecision: H = -Σ_v p[v] log p[v], in nats.
+    """Entropy: H = -Σ_v p[v] log p[v], in nats.
 
     0 when one word is certain, log V when all are alike.
 
@@ -196,7 +196,7 @@ def _has_order(z: Array) -> NDArray[np.bool_]:
 
 
 def kl(logits_p: ArrayLike, logits_q: ArrayLike) -> Array:
-    """Distance of q from p: KL(p‖q) = Σ_v p[v] (log p[v] - log q[v]), in nats.
+    """KL divergence of q from p: KL(p‖q) = Σ_v p[v] (log p[v] - log q[v]), in nats.
 
     What it costs to believe q when p is true: 0 if they are equal, never negative. A word that p
     allows and q forbids costs +inf; a word that p forbids costs nothing.

@@ -236,7 +236,7 @@ def xtc_filter(
 
 
 def _back_to_ids(in_order: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """What was said of the words in some order, said of them by id."""
+    """Reorder values from the given order of the words to the order of their ids."""
     by_id = np.zeros_like(in_order)
     np.put_along_axis(by_id, order, in_order, axis=-1)
     return by_id

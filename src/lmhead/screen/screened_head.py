@@ -323,7 +323,7 @@ class ScreenedHead:
         """Return approximate logits with bounds, for hidden states (B, D)."""
         source = self._source(hidden)
         if not (self.fits(source) and bool(usable(self.copy, source.hiddens[0]).all())):
-            raise ValueError("hidden must be finite and moderate in size, and the map must grow")
+            raise ValueError("hidden must be finite, norm below 1e30; scale must be above 0")
         return Candidates(self.copy, source, self.bias64(source.bias))
 
     def verify(self, hidden: Tensor, k: int = 1) -> Verification:

@@ -108,7 +108,7 @@ class Advice:
             f"{_time(h.argmax_seconds):>10s}"
             for h in self.heads
         ]
-        lines.append(f"Take: {self.recommendation}")
+        lines.append(f"Recommended: {self.recommendation}")
         for reason in self.reasons:
             lines += wrap(reason, 94, initial_indent="  - ", subsequent_indent="    ")
         return "\n".join(lines)

@@ -96,9 +96,6 @@ def same(ours: Tensor, theirs: Tensor, nudged: Tensor, what: str) -> None:
 )
 @given(program=programs())
 @pytest.mark.timeout(1800)
-@pytest.mark.xfail(
-    strict=False, reason="a few combinations of views, writes and masks still differ from torch"
-)
 def test_random_programs(program: Program) -> None:
     note(str(program))
     grad = True

@@ -18,7 +18,7 @@ from lmhead.lazy.logits import LazyLogits, View, assign, derived, put_rows, toke
 from lmhead.lazy.program import Node, Operand
 from lmhead.lazy.recording import NotRecorded, call, record
 from lmhead.lazy.reductions import columns, gather
-from lmhead.lazy.views import copied, lead_view
+from lmhead.lazy.views import lead_view
 
 
 def getitem(logits: LazyLogits, index: Any) -> Any:
@@ -30,9 +30,8 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
     if isinstance(token, slice):
         chosen = logits
         if any(not _is_everything(i) for i in rows):
-            chosen = lead_view(logits, lambda t: t[(*rows, slice(None))])
-            if any(isinstance(i, Tensor | list) for i in rows):
-                chosen = copied(chosen)  # advanced indexing copies
+            advanced = any(isinstance(i, Tensor | list) for i in rows)
+            chosen = lead_view(logits, lambda t: t[(*rows, slice(None))], copies=advanced)
         return chosen if _is_everything(token) else _tokens(chosen, token)
     if all(i is None or isinstance(i, slice | int) for i in rows):
         chosen = logits
@@ -44,7 +43,7 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
         return Column.of(found, logits, full) if isinstance(token, int) else found
     if _pairs(rows, token):
         places = torch.broadcast_tensors(*map(torch.as_tensor, (*rows, token)))  # type: ignore[no-untyped-call]
-        chosen = lead_view(logits, lambda t: t[places[:-1]])
+        chosen = lead_view(logits, lambda t: t[places[:-1]], copies=True)
         ids = _from_the_end(places[-1], logits.shape[-1])
         return gather(chosen, -1, ids[..., None])[..., 0]
     raise NotRecorded
@@ -55,7 +54,8 @@ def _tokens(logits: LazyLogits, tokens: slice) -> LazyLogits:
     node = token_range(logits.part, tokens)
     view = View(lambda t: t[..., tokens], tokens=tokens)
     shape = (*logits.shape[:-1], node.width)
-    return derived(logits, node, shape, logits.dtype, view=view)
+    strides = (*logits.stride()[:-1], logits.stride(-1) * (tokens.step or 1))
+    return derived(logits, node, shape, logits.dtype, view=view, strides=strides)
 
 
 def setitem(logits: LazyLogits, index: Any, value: Any) -> None:

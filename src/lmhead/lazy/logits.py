@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lmhead import errors
 from lmhead.checks import eager
@@ -310,11 +311,17 @@ def wrap(
     max_bytes: int | None,
     *,
     vdim: int | None = None,
+    strides: tuple[int, ...] | None = None,
     base: Base | None = None,
     chain: tuple[View, ...] = (),
 ) -> LazyLogits:
-    """Return an object for a program, without a place in the autograd graph."""
-    made = Tensor._make_wrapper_subclass(LazyLogits, shape, dtype=dtype, device=device)
+    """Return an object for a program, without a place in the autograd graph.
+
+    `strides` are those of the tensor it stands for; None if that is contiguous.
+    """
+    made = Tensor._make_wrapper_subclass(
+        LazyLogits, shape, strides=strides, dtype=dtype, device=device
+    )
     made._chain, made.max_bytes = chain, max_bytes
     made._vdim = len(shape) - 1 if vdim is None else vdim
     made._shared = Base(node, made.lead) if base is None else base
@@ -331,6 +338,7 @@ def derived(
     *,
     vdim: int | None = None,
     view: View | None = None,
+    strides: tuple[int, ...] | None = None,
 ) -> LazyLogits:
     """Return the object for a program made from `like`; a view of it if `view` is given."""
     device, max_bytes = _plain(like, "device"), like.max_bytes
@@ -349,12 +357,45 @@ def derived(
         base, chain = like._shared, (*like._chain, view)
 
     def make() -> LazyLogits:
-        return wrap(node, shape, dtype, device, max_bytes, vdim=vdim, base=base, chain=chain)
+        return wrap(
+            node,
+            shape,
+            dtype,
+            device,
+            max_bytes,
+            vdim=vdim,
+            strides=strides,
+            base=base,
+            chain=chain,
+        )
 
     made = routing.record(node, make) if dtype.is_floating_point else make()
     assert isinstance(made, LazyLogits)
     made._live = None if live is None else (made._shared.version, live)
     return made
+
+
+def lead_layout(logits: LazyLogits) -> Tensor:
+    """Return a tensor (*lead, 1) without memory, with the strides of the leading dimensions."""
+    shape, strides = [], []
+    for d, (size, stride) in enumerate(zip(logits.shape, logits.stride(), strict=True)):
+        if d != logits._vdim:
+            shape.append(size)
+            strides.append(stride)
+    return torch.empty_strided((*shape, 1), (*strides, 1), device="meta")
+
+
+def like_strided(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> tuple[int, ...]:
+    """Return the strides of a pointwise function's result, from those of its arguments."""
+
+    def layout(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+    with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
+        made = function(*map(layout, args), **{k: layout(v) for k, v in kwargs.items()})
+        return tuple(made.stride())
 
 
 def assign(logits: LazyLogits, node: Node) -> LazyLogits:

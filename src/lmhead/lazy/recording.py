@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmhead.lazy.logits import LazyLogits, assign, derived
+from lmhead.lazy.logits import LazyLogits, assign, derived, like_strided
 from lmhead.lazy.program import Call, Env, Leaf, Node, Operand
 from lmhead.sweep import SweptScores
 
@@ -210,7 +210,8 @@ class Frame:
 
     def __init__(self, values: list[Any]) -> None:
         tensors = [v for v in values if isinstance(v, Tensor)]
-        self.lazy = next(v for v in tensors if isinstance(v, LazyLogits))
+        self.lazies = [v for v in tensors if isinstance(v, LazyLogits)]
+        self.lazy = self.lazies[0]
         try:
             self.shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -282,7 +283,10 @@ def record(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         )
     if inplace:
         return assign(args[0], node)
-    return derived(frame.lazy, node, frame.shape, probe.dtype, vdim=frame.vdim)
+    strides = None
+    if not all(z.is_contiguous() for z in frame.lazies):
+        strides = like_strided(func, *args, **kwargs)
+    return derived(frame.lazy, node, frame.shape, probe.dtype, vdim=frame.vdim, strides=strides)
 
 
 def call(

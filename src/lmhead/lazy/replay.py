@@ -1,8 +1,10 @@
-"""Evaluation of programs on a few rows at a time, forward and backward, in bounded memory.
+"""Evaluation of programs in bounded memory, forward and backward.
 
-The backward pass computes each group of rows again, with autograd, so nothing of the size of the
-logits is kept. Products with the weight are differentiated by `Scores.tile`, which adds up the
-weight's gradient in place.
+Two sizes of row groups: products with the weight are made for a *window* of many rows, because a
+product of few rows only waits for the weight; recorded operations run on a *block* of a few rows of
+it, which stays in the cache. The backward pass computes each window again and differentiates each
+block by autograd, so nothing of the size of the logits is kept. `Scores.tile` adds up the
+gradients of the head's tensors in place, once per window.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from lmhead.sweep import DEFAULT_MAX_BYTES, accumulation_dtype
 
 RowFunction = Callable[[Sequence[Tensor], int, int], tuple[Tensor, ...]]
 """From tiles (B, V) of each program, and the range [first, last) of rows, to results (B, ...)."""
+
+# A tensor of one block takes about this much, so that the few a pointwise operation reads and
+# writes are in the cache.
+BLOCK_BYTES = 2**20
 
 
 def replay(
@@ -44,7 +50,7 @@ def replay(
     job = _Job(nodes, function, env, max_bytes, sums, extra)
     tensors = [*job.leaf_tensors, *job.tensors]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    if wanted and torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active():
         return job.densely(env)
     if not wanted:
         with torch.no_grad():
@@ -83,8 +89,7 @@ class _Job:
                 if behind is not None:
                     self._find(behind, env.scope(part.root))
                     continue
-                scores = part.bound(env)
-                self.leaves.setdefault((id(env), part.key()), (part, env, scores))
+                self.leaves.setdefault(_product(part, env), (part, env, part.bound(env)))
             elif isinstance(part, Operand):
                 self._keep(env.tensor(part.tensor))
 
@@ -92,23 +97,34 @@ class _Job:
         if t.is_floating_point() and not any(t is other for other in self.tensors):
             self.tensors.append(t)
 
-    def ranges(self, *, grad: bool) -> list[tuple[int, int]]:
-        """Return row ranges [first, last) that fit into memory; no range has all of many rows."""
-        n = self.nodes[0].n_rows
-        width = max(node.width for node in self.nodes)
+    def sizes(self, *, grad: bool) -> tuple[int, int]:
+        """Return the rows of a block and of a window; neither has all of many rows."""
+        n, half = self.nodes[0].n_rows, -(-self.nodes[0].n_rows // 2)
         itemsize = 8 if any(s.dtype == torch.float64 for _, _, s in self.leaves.values()) else 4
-        live = live_tensors(self.nodes) + 2.0
-        each = max(1.0, width * itemsize * live * (2.5 if grad else 1.0))
-        size = max(1, min(int(self.max_bytes / each), -(-n // 2)))
+        row = max(1, max(node.width for node in self.nodes) * itemsize)
+        # In the backward pass: values, what autograd keeps of them, and their gradients.
+        live = (live_tensors(self.nodes) + 2.0) * (2.5 if grad else 1.0)
+        block = min(max(1, BLOCK_BYTES // row), int(self.max_bytes / (2 * row * live)))
+        block = max(1, min(block, half))
+        held = max(1, len(self.leaves)) * (3 if grad else 2)  # logits, their map, gradients
+        window = int((self.max_bytes - block * row * live) / (row * held))
+        return block, max(block, min(window, half if n > 1 else 1))
+
+    def blocks(self, size: int) -> list[tuple[int, int]]:
+        """Return row ranges [first, last)."""
+        n = self.nodes[0].n_rows
         return [(i, min(i + size, n)) for i in range(0, n, size)] or [(0, 0)]
 
     def forward(self) -> tuple[Tensor, ...]:
         """Evaluate all rows."""
         parts: list[tuple[Tensor, ...]] = []
-        for first, last in self.ranges(grad=False):
-            self.env.start()
+        block, window = self.sizes(grad=False)
+        inputs = _Inputs(self, window, grad=False)
+        for first, last in self.blocks(block):
+            self.env.start(inputs)
             tiles = [node.dense(self.env, first, last) for node in self.nodes]
             made = self.function(tiles, first, last)
+            inputs.end_block()
             if self.sums and parts:
                 parts = [tuple(a + b for a, b in zip(parts[0], made, strict=True))]
             else:
@@ -128,24 +144,18 @@ class _Job:
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of leaf tensors and operands, from those of the outputs."""
-        into: dict[Any, list[Tensor | None]] = {
-            key: [None] * len(scores.tensors()) for key, (_, _, scores) in self.leaves.items()
-        }
-        to_tensors: list[Tensor | None] = [None] * len(self.tensors)
-        for first, last in self.ranges(grad=True):
-            self._backward_rows(first, last, grads, into, to_tensors)
-        return [*(g for found in into.values() for g in found), *to_tensors]
+        block, window = self.sizes(grad=True)
+        inputs = _Inputs(self, window, grad=True)
+        for first, last in self.blocks(block):
+            self._backward_block(first, last, grads, inputs)
+        inputs.finish()
+        self.env.start()
+        return [*(g for found in inputs.into.values() for g in found), *inputs.to_tensors]
 
-    def _backward_rows(
-        self,
-        first: int,
-        last: int,
-        grads: Sequence[Tensor | None],
-        into: dict[Any, list[Tensor | None]],
-        to_tensors: list[Tensor | None],
+    def _backward_block(
+        self, first: int, last: int, grads: Sequence[Tensor | None], inputs: _Inputs
     ) -> None:
-        watch = _Watch(self.leaves, self.tensors)
-        self.env.start(watch)
+        self.env.start(inputs)
         with torch.enable_grad():
             tiles = [node.dense(self.env, first, last) for node in self.nodes]
             outputs = self.function(tiles, first, last)
@@ -154,87 +164,182 @@ class _Job:
                 for o, g in zip(outputs, grads, strict=True)
                 if g is not None and o.requires_grad
             ]
-        inputs = watch.inputs()
-        if pairs and inputs:
+        found: Sequence[Tensor | None] = ()
+        if pairs and inputs.block:
             found = torch.autograd.grad(
                 [o for o, _ in pairs],
-                inputs,
+                [t for t, _ in inputs.block],
                 [g.to(o.dtype) for o, g in pairs],
                 allow_unused=True,
             )
-            del tiles, outputs, pairs
-            watch.add(found, into, to_tensors, self.tensors)
-        self.env.start()
+        del tiles, outputs, pairs
+        self.env.start(inputs)
+        inputs.end_block(found)
 
 
-class _Watch:
-    """Makes tiles of scores and rows of operands the inputs of a piece of autograd graph."""
+def _product(leaf: Leaf, env: Env) -> Any:
+    """Return what identifies the logits of a leaf before they are cast to its dtype."""
+    root, _, steps = leaf.key()
+    return id(env), root, steps
 
-    def __init__(
-        self, leaves: dict[Any, tuple[Leaf, Env, Scores]], tensors: Sequence[Tensor]
-    ) -> None:
-        self.leaves, self.places = leaves, {id(t): i for i, t in enumerate(tensors)}
-        self.tiles: dict[Any, tuple[Rows, Tile]] = {}
-        self.pieces: dict[Any, tuple[int, Any, Tensor]] = {}
+
+class _Window:
+    """Rows [first, last) of one leaf, and the gradient of their values as blocks report it."""
+
+    def __init__(self, scores: Scores, first: int, last: int, *, grad: bool) -> None:
+        self.first, self.last = first, last
+        self.tile: Tile | None = scores.tile(slice(first, last)) if grad else None
+        if self.tile is None:
+            self.value = scores.select(slice(first, last)).dense()
+        else:
+            self.value = self.tile.value.detach()
+        self.wants = self.tile is not None and bool(self.tile.inputs)
+        self._grad: Tensor | None = None
+        self._written = first  # rows before this one have a gradient already
+
+    def put(self, first: int, last: int, grad: Tensor) -> None:
+        """Add the gradient of rows [first, last)."""
+        if self._grad is None:
+            self._grad = torch.zeros_like(self.value)
+        rows = self._grad[first - self.first : last - self.first]
+        if first >= self._written:
+            rows.copy_(grad)
+            self._written = last
+        else:
+            rows.add_(grad)
+
+    def flush(self, into: list[Tensor | None]) -> None:
+        """Add the gradients of the head's tensors."""
+        if self.tile is None or self._grad is None:
+            return
+        inputs = self.tile.inputs
+        if len(inputs) == 1 and inputs[0] is self.tile.value:
+            found: Sequence[Tensor | None] = (self._grad,)
+        else:
+            found = torch.autograd.grad(self.tile.value, inputs, self._grad, allow_unused=True)
+        self.tile.add(found, into)
+
+
+class _Inputs:
+    """Provides tiles of scores and rows of operands, as inputs of an autograd graph per block.
+
+    Attributes:
+        block: the inputs of this block's graph, each with what takes its gradient.
+        into: gradients of the tensors of each leaf.
+        to_tensors: gradients of the operands.
+    """
+
+    def __init__(self, job: _Job, window: int, *, grad: bool) -> None:
+        self.leaves, self.rows_at_once, self.grad = job.leaves, window, grad
+        self.tensors = job.tensors
+        self.places = {id(t): i for i, t in enumerate(job.tensors)}
+        self.windows: dict[Any, _Window] = {}
+        self.replaced: list[tuple[Any, _Window]] = []
+        self.given: dict[Any, tuple[Any, Tensor]] = {}
+        self.block: list[tuple[Tensor, Callable[[Tensor], None]]] = []
+        self.into: dict[Any, list[Tensor | None]] = {
+            key: [None] * len(scores.tensors()) for key, (_, _, scores) in job.leaves.items()
+        }
+        self.to_tensors: list[Tensor | None] = [None] * len(job.tensors)
 
     def tile(self, leaf: Leaf, env: Env, first: int, last: int) -> Tensor:
         """Return rows of a leaf; rows taken while computing belong to the leaf they come from."""
         rows: Rows = slice(first, last)
-        while (id(env), leaf.key()) not in self.leaves:
+        while _product(leaf, env) not in self.leaves:
             (name, taken), steps = leaf.steps[-1], leaf.steps[:-1]
             assert name == "select", "a leaf that the program does not have"
             leaf = Leaf(leaf.root, leaf.dtype, steps)
             rows = index_of(taken, leaf.n_rows)[rows]
-        key = (id(env), leaf.key())
+        origin, frozen = leaf.root.origin, leaf.root.origin is not leaf.root
+        key = _product(leaf, env)
+        if frozen and (id(env), id(origin), key[2]) in self.leaves:
+            key = (id(env), id(origin), key[2])  # constants share the product
         place = (key, (first, last) if isinstance(rows, slice) else id(rows))
-        if place not in self.tiles:
-            self.tiles[place] = (rows, self.leaves[key][2].tile(rows))
-        return self.tiles[place][1].value
+        if place not in self.given:
+            made = self._window_rows(key, first, last) if isinstance(rows, slice) else None
+            made = self._direct(key, rows) if made is None else made
+            self.given[place] = (rows, made)  # keeps `rows`, whose id is in the key
+        value = self.given[place][1]
+        return value.detach() if frozen else value
+
+    def _window_rows(self, key: Any, first: int, last: int) -> Tensor | None:
+        """Return rows of the leaf's window; None if they are not next to those asked for before."""
+        window = self.windows.get(key)
+        if window is None or not window.first <= first <= last <= window.last:
+            if window is not None and first != window.last:
+                return None
+            scores = self.leaves[key][2]
+            end = min(first + max(self.rows_at_once, last - first), scores.n_rows)
+            if window is not None:
+                self.replaced.append((key, window))
+            window = self.windows[key] = _Window(scores, first, end, grad=self.grad)
+        rows = window.value[first - window.first : last - window.first]
+        if window.wants:
+            rows = rows.detach().requires_grad_()
+            put = window.put
+            self.block.append((rows, lambda g: put(first, last, g)))
+        return rows
+
+    def _direct(self, key: Any, rows: Rows) -> Tensor:
+        """Return any rows of a leaf, by a product of their own."""
+        scores = self.leaves[key][2]
+        if not self.grad:
+            return scores.select(rows).dense()
+        tile = scores.tile(rows)
+        if not tile.inputs:
+            return tile.value.detach()
+        value = tile.value.detach().requires_grad_()
+
+        def put(grad: Tensor) -> None:
+            found = torch.autograd.grad(tile.value, tile.inputs, grad, allow_unused=True)
+            tile.add(found, self.into[key])
+
+        self.block.append((value, put))
+        return value
 
     def rows(self, tensor: Tensor, flat: Tensor, rows: Any) -> Tensor:
-        """Return flat[rows] of a tensor."""
+        """Return flat[rows] of an operand."""
         place = self.places.get(id(tensor))
-        if place is None or not tensor.requires_grad:
+        if not self.grad or place is None or not tensor.requires_grad:
             return flat if rows is None else flat[rows]
         key = (place, flat.shape, (rows.start, rows.stop) if isinstance(rows, slice) else id(rows))
-        if key not in self.pieces:
+        if key not in self.given:
             with torch.no_grad():
                 piece = flat.detach() if rows is None else flat[rows].detach()
-            self.pieces[key] = (place, rows, piece.requires_grad_())
-        return self.pieces[key][2]
+            piece.requires_grad_()
+            self.block.append((piece, lambda g: self._put_rows(place, rows, g)))
+            self.given[key] = (rows, piece)
+        return self.given[key][1]
 
-    def inputs(self) -> list[Tensor]:
-        """Return the inputs of the graph that require a gradient."""
-        made = [t for _, tile in self.tiles.values() for t in tile.inputs]
-        return [*made, *(piece for _, _, piece in self.pieces.values())]
+    def _put_rows(self, place: int, rows: Any, grad: Tensor) -> None:
+        total = self.to_tensors[place]
+        if total is None:
+            like = self.tensors[place]
+            dtype = accumulation_dtype(like.dtype)
+            total = torch.zeros(like.shape, dtype=dtype, device=grad.device)
+            self.to_tensors[place] = total
+        if rows is None:
+            total.add_(grad.reshape(total.shape))
+        elif isinstance(rows, slice):
+            total.view(-1, total.shape[-1])[rows] += grad
+        else:
+            total.view(-1, total.shape[-1]).index_add_(0, rows, grad.to(total.dtype))
 
-    def add(
-        self,
-        grads: Sequence[Tensor | None],
-        into: dict[Any, list[Tensor | None]],
-        to_tensors: list[Tensor | None],
-        tensors: Sequence[Tensor],
-    ) -> None:
-        """Add the gradients of the inputs to those of leaf tensors and operands."""
-        given = iter(grads)
-        for (key, _), (_, tile) in self.tiles.items():
-            tile.add([next(given) for _ in tile.inputs], into[key])
-        for place, rows, _ in self.pieces.values():
-            grad = next(given)
-            if grad is None:
-                continue
-            total = to_tensors[place]
-            if total is None:
-                dtype = accumulation_dtype(tensors[place].dtype)
-                total = to_tensors[place] = torch.zeros(
-                    tensors[place].shape, dtype=dtype, device=grad.device
-                )
-            if rows is None:
-                total.add_(grad.reshape(total.shape))
-            elif isinstance(rows, slice):
-                total.view(-1, total.shape[-1])[rows] += grad
-            else:
-                total.view(-1, total.shape[-1]).index_add_(0, rows, grad.to(total.dtype))
+    def end_block(self, grads: Sequence[Tensor | None] = ()) -> None:
+        """Take the gradients of this block's inputs; let go of windows that are done."""
+        for (_, put), grad in zip(self.block, grads, strict=False):
+            if grad is not None:
+                put(grad)
+        self.block, self.given = [], {}
+        for key, window in self.replaced:
+            window.flush(self.into[key])
+        self.replaced = []
+
+    def finish(self) -> None:
+        """Take the gradients of the last windows."""
+        for key, window in self.windows.items():
+            window.flush(self.into[key])
+        self.windows = {}
 
 
 class _Replay(torch.autograd.Function):

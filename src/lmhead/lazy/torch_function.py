@@ -540,7 +540,7 @@ _add(reductions.take_along_dim, "take_along_dim")
 _add(reductions.multinomial, "multinomial")
 
 for _name, _view in (
-    ("view", views.reshape), ("reshape", views.reshape), ("flatten", views.flatten),
+    ("view", views.view), ("reshape", views.reshape), ("flatten", views.flatten),
     ("unflatten", views.unflatten), ("unsqueeze", views.unsqueeze), ("squeeze", views.squeeze),
     ("permute", views.permute), ("transpose", views.transpose), ("swapaxes", views.transpose),
     ("swapdims", views.transpose), ("movedim", views.movedim), ("moveaxis", views.movedim),
@@ -549,14 +549,15 @@ for _name, _view in (
     ("narrow", views.narrow), ("index_select", views.index_select), ("flip", views.flip),
     ("roll", views.roll), ("split", views.split), ("split_with_sizes", views.split),
     ("chunk", views.chunk), ("tensor_split", views.tensor_split), ("unbind", views.unbind),
-    ("clone", lambda z, **_: views.copied(z)), ("detach", views.detach), ("to", views.to),
+    ("clone", views.copied), ("contiguous", views.contiguous),
+    ("detach", views.detach), ("to", views.to),
 ):  # fmt: skip
     _add(_view, _name)
 _add(views.cat, "cat", "concat", "concatenate", modules=(torch,))
 _add(views.stack, "stack", modules=(torch,))
 _add(_view_as, "view_as", "reshape_as")
 _add(lambda t, other: t.expand(tuple(other.shape)), "expand_as")
-_add(_same_lazy, "contiguous", "cpu", "resolve_conj", "resolve_neg")
+_add(_same_lazy, "cpu", "resolve_conj", "resolve_neg")
 _add(_type_as, "type_as")
 for _name, _dtype in (
     ("float", torch.float32), ("double", torch.float64), ("half", torch.float16),
@@ -638,6 +639,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 first.device,
                 first.max_bytes,
                 vdim=first._vdim,
+                strides=first.stride(),
                 base=base,
                 chain=chain,
             )

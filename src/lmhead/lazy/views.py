@@ -13,27 +13,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.lazy.logits import LazyLogits, View, derived
+from lmhead.lazy.logits import LazyLogits, View, derived, lead_layout, like_strided
 from lmhead.lazy.program import Concat, Dense, Leaf, Node
 from lmhead.lazy.recording import NotRecorded, call
 
 
 def lead_view(
-    logits: LazyLogits, change: Callable[[Tensor], Tensor], *, vdim: int | None = None
+    logits: LazyLogits,
+    change: Callable[[Tensor], Tensor],
+    *,
+    vdim: int | None = None,
+    copies: bool = False,
 ) -> LazyLogits:
-    """Return a view; `change` acts on tensors (*lead, X), `vdim` is the vocabulary's new place."""
+    """Return the logits after a change of their leading dimensions.
+
+    Args:
+        logits: to take rows of.
+        change: a torch function of tensors (*lead, X).
+        vdim: the vocabulary's new place; None for the last.
+        copies: torch gives the result memory of its own. Otherwise it is a view where torch can
+            make one, which for `reshape` depends on the strides.
+    """
     lead, node = logits.lead, logits.part
-    rows = change(torch.arange(lead.numel()).view(*lead, 1))[..., 0]
+    n = lead.numel()
+    rows = change(torch.arange(n).view(*lead, 1))[..., 0]
     index: Tensor | None = rows.reshape(-1)
-    if len(rows.reshape(-1)) == lead.numel() and torch.equal(
-        rows.reshape(-1), torch.arange(lead.numel())
-    ):
+    if rows.numel() == n and torch.equal(rows.reshape(-1), torch.arange(n)):
         index = None
     place = rows.dim() if vdim is None else vdim
     shape = (*rows.shape[:place], node.width, *rows.shape[place:])
-    view = View(change, rows=index)
     made = node if index is None else node.take(index)
-    return derived(logits, made, shape, logits.dtype, vdim=place, view=view)
+    view, strides = None, None
+    if not copies:
+        before = lead_layout(logits)
+        after = change(before)
+        if after.untyped_storage()._cdata == before.untyped_storage()._cdata:
+            outer = after.stride()[:-1]
+            strides = (*outer[:place], logits.stride(logits._vdim), *outer[place:])
+            view = View(change, rows=index)
+    return derived(logits, made, shape, logits.dtype, vdim=place, view=view, strides=strides)
 
 
 def _last(logits: LazyLogits) -> bool:
@@ -43,6 +61,17 @@ def _last(logits: LazyLogits) -> bool:
 def _sizes(shape: tuple[Any, ...]) -> list[int]:
     given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     return [int(n) for n in given]
+
+
+def view(logits: LazyLogits, *shape: Any, **kwargs: Any) -> Any:
+    """Reshape leading dimensions, if the strides allow a view."""
+    made = reshape(logits, *shape, **kwargs)
+    if made._shared is not logits._shared:
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one "
+            "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
+        )
+    return made
 
 
 def reshape(logits: LazyLogits, *shape: Any, **kwargs: Any) -> Any:
@@ -147,7 +176,7 @@ def repeat(logits: LazyLogits, *sizes: Any) -> Any:
     times = _sizes(sizes)
     if not _last(logits) or times[-1] != 1:
         raise NotRecorded
-    return copied(lead_view(logits, lambda t: t.repeat(*times)))
+    return lead_view(logits, lambda t: t.repeat(*times), copies=True)
 
 
 def repeat_interleave(logits: LazyLogits, repeats: Any, dim: int | None = None, **kw: Any) -> Any:
@@ -155,7 +184,9 @@ def repeat_interleave(logits: LazyLogits, repeats: Any, dim: int | None = None, 
     if dim is None or kw or dim % logits.dim() == logits._vdim:
         raise NotRecorded
     place = _lead_dim(logits, dim)
-    return copied(lead_view(logits, lambda t: t.repeat_interleave(repeats, place), **_same(logits)))
+    return lead_view(
+        logits, lambda t: t.repeat_interleave(repeats, place), vdim=logits._vdim, copies=True
+    )
 
 
 def _lead_dim(logits: LazyLogits, dim: int) -> int:
@@ -164,10 +195,6 @@ def _lead_dim(logits: LazyLogits, dim: int) -> int:
     if place == logits._vdim:
         raise NotRecorded
     return place - (place > logits._vdim)
-
-
-def _same(logits: LazyLogits) -> dict[str, int]:
-    return {"vdim": logits._vdim}
 
 
 def select(logits: LazyLogits, dim: int, index: int) -> Any:
@@ -191,13 +218,13 @@ def index_select(logits: LazyLogits, dim: int, index: Tensor) -> Any:
     if dim % logits.dim() == logits._vdim:
         return logits[(slice(None),) * logits._vdim + (index,)]
     place = _lead_dim(logits, dim)
-    return copied(lead_view(logits, lambda t: t.index_select(place, index), **_same(logits)))
+    return lead_view(logits, lambda t: t.index_select(place, index), vdim=logits._vdim, copies=True)
 
 
 def flip(logits: LazyLogits, *dims: Any) -> Any:
     """Reverse leading dimensions."""
     places = [_lead_dim(logits, d) for d in _sizes(dims)]
-    return copied(lead_view(logits, lambda t: t.flip(places), **_same(logits)))
+    return lead_view(logits, lambda t: t.flip(places), vdim=logits._vdim, copies=True)
 
 
 def roll(logits: LazyLogits, shifts: Any, dims: Any = None) -> Any:
@@ -205,7 +232,7 @@ def roll(logits: LazyLogits, shifts: Any, dims: Any = None) -> Any:
     if dims is None:
         raise NotRecorded
     places = [_lead_dim(logits, d) for d in ((dims,) if isinstance(dims, int) else dims)]
-    return copied(lead_view(logits, lambda t: t.roll(shifts, places), **_same(logits)))
+    return lead_view(logits, lambda t: t.roll(shifts, places), vdim=logits._vdim, copies=True)
 
 
 def split(logits: LazyLogits, split_size: Any, dim: int = 0) -> Any:
@@ -292,17 +319,39 @@ def stack(tensors: Any, dim: int = 0) -> Any:
     return cat(parts, dim % parts[0].dim())
 
 
-def copied(logits: LazyLogits) -> LazyLogits:
+def copied(
+    logits: LazyLogits, *, memory_format: torch.memory_format = torch.preserve_format
+) -> LazyLogits:
     """Return the same values with memory of their own."""
-    return derived(logits, logits.part, logits.shape, logits.dtype, vdim=logits._vdim)
+    strides = None
+    if not logits.is_contiguous():
+        strides = like_strided(torch.empty_like, logits, memory_format=memory_format)
+    node, vdim = logits.part, logits._vdim
+    return derived(logits, node, logits.shape, logits.dtype, vdim=vdim, strides=strides)
+
+
+def contiguous(
+    logits: LazyLogits, memory_format: torch.memory_format = torch.contiguous_format
+) -> LazyLogits:
+    """Return the logits, or a copy if their memory is not in order."""
+    if memory_format is not torch.contiguous_format:
+        raise NotRecorded
+    if logits.is_contiguous():
+        return logits
+    return copied(logits, memory_format=memory_format)
 
 
 def detach(logits: LazyLogits) -> LazyLogits:
     """Return the same values, cut from the graph."""
     with torch.no_grad():
-        view = View(lambda t: t)
         return derived(
-            logits, logits.part, logits.shape, logits.dtype, vdim=logits._vdim, view=view
+            logits,
+            logits.part,
+            logits.shape,
+            logits.dtype,
+            vdim=logits._vdim,
+            view=View(lambda t: t),
+            strides=logits.stride(),
         )
 
 
@@ -321,4 +370,6 @@ def to(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
 
 def cast(logits: LazyLogits, dtype: torch.dtype) -> LazyLogits:
     """Convert to another dtype."""
-    return derived(logits, _cast(logits.part, dtype), logits.shape, dtype, vdim=logits._vdim)
+    strides = None if logits.is_contiguous() else like_strided(torch.empty_like, logits)
+    node, vdim = _cast(logits.part, dtype), logits._vdim
+    return derived(logits, node, logits.shape, dtype, vdim=vdim, strides=strides)

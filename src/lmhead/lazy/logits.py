@@ -7,6 +7,7 @@ in-place changes, as views of one tensor do. What torch is asked to do with the 
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 import weakref
@@ -375,14 +376,12 @@ def derived(
     return made
 
 
-def lead_layout(logits: LazyLogits) -> Tensor:
-    """Return a tensor (*lead, 1) without memory, with the strides of the leading dimensions."""
-    shape, strides = [], []
-    for d, (size, stride) in enumerate(zip(logits.shape, logits.stride(), strict=True)):
-        if d != logits._vdim:
-            shape.append(size)
-            strides.append(stride)
-    return torch.empty_strided((*shape, 1), (*strides, 1), device="meta")
+def lead_layout(logits: LazyLogits) -> tuple[Tensor, int]:
+    """Return a tensor (*lead, 1) without memory, and the unit its strides are counted in."""
+    lead = [d for d in range(logits.dim()) if d != logits._vdim]
+    unit = max(1, math.gcd(*(logits.stride(d) for d in lead)))
+    strides = [logits.stride(d) // unit for d in lead]
+    return torch.empty_strided((*logits.lead, 1), (*strides, 1), device="meta"), unit
 
 
 def like_strided(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> tuple[int, ...]:

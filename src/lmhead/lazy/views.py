@@ -45,10 +45,10 @@ def lead_view(
     made = node if index is None else node.take(index)
     view, strides = None, None
     if not copies:
-        before = lead_layout(logits)
+        before, unit = lead_layout(logits)
         after = change(before)
         if after.untyped_storage()._cdata == before.untyped_storage()._cdata:
-            outer = after.stride()[:-1]
+            outer = [unit * stride for stride in after.stride()[:-1]]
             strides = (*outer[:place], logits.stride(logits._vdim), *outer[place:])
             view = View(change, rows=index)
     return derived(logits, made, shape, logits.dtype, vdim=place, view=view, strides=strides)

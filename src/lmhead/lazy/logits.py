@@ -318,7 +318,7 @@ def wrap(
 ) -> LazyLogits:
     """Return an object for a program, without a place in the autograd graph.
 
-    `strides` are those of the tensor it stands for; None if that is contiguous.
+    `strides` are those the tensor would have; None if it would be contiguous.
     """
     made = Tensor._make_wrapper_subclass(
         LazyLogits, shape, strides=strides, dtype=dtype, device=device

@@ -99,7 +99,7 @@ class _Job:
 
     def sizes(self, *, grad: bool) -> tuple[int, int]:
         """Return the rows of a block and of a window; neither has all of many rows."""
-        n, half = self.nodes[0].n_rows, -(-self.nodes[0].n_rows // 2)
+        half = max(1, -(-self.nodes[0].n_rows // 2))
         itemsize = 8 if any(s.dtype == torch.float64 for _, _, s in self.leaves.values()) else 4
         row = max(1, max(node.width for node in self.nodes) * itemsize)
         # In the backward pass: values, what autograd keeps of them, and their gradients.
@@ -107,8 +107,8 @@ class _Job:
         block = min(max(1, BLOCK_BYTES // row), int(self.max_bytes / (2 * row * live)))
         block = max(1, min(block, half))
         held = max(1, len(self.leaves)) * (3 if grad else 2)  # logits, their map, gradients
-        window = int((self.max_bytes - block * row * live) / (row * held))
-        return block, max(block, min(window, half if n > 1 else 1))
+        window = min(int((self.max_bytes - block * row * live) / (row * held)), half)
+        return block, max(1, window // block) * block
 
     def blocks(self, size: int) -> list[tuple[int, int]]:
         """Return row ranges [first, last)."""
@@ -263,10 +263,10 @@ class _Inputs:
         return value.detach() if frozen else value
 
     def _window_rows(self, key: Any, first: int, last: int) -> Tensor | None:
-        """Return rows of the leaf's window; None if they are not next to those asked for before."""
+        """Return rows of the leaf's window; None if they do not follow those asked for before."""
         window = self.windows.get(key)
         if window is None or not window.first <= first <= last <= window.last:
-            if window is not None and first != window.last:
+            if window is not None and not window.first <= first <= window.last:
                 return None
             scores = self.leaves[key][2]
             end = min(first + max(self.rows_at_once, last - first), scores.n_rows)

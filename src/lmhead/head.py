@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
+from lmhead.parallel.linear import is_dtensor, sharded_scores
+from lmhead.scores import Scores
 from lmhead.screen import ScreenedHead
 from lmhead.screen.screened_scores import Screen, ScreenedScores
 from lmhead.sweep import (
@@ -207,14 +209,30 @@ class LMHead(nn.Linear):
     @eager
     def forward(self, hidden: Tensor) -> LazyLogits:
         """Return logits of shape (..., V) that compute nothing until they are queried."""
-        scores = self.scores(hidden)
-        dtype = scores.source.hiddens[0].dtype
+        scores, lead, dtype = self._scores(hidden)
         if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined, no-untyped-call]
-            return scores.dense().reshape(*hidden.shape[:-1], -1).to(dtype)  # type: ignore[return-value]
-        return LazyLogits.of(scores, hidden.shape[:-1], dtype)
+            return scores.dense().reshape(*lead, -1).to(dtype)  # type: ignore[return-value]
+        return LazyLogits.of(scores, lead, dtype)
 
-    def scores(self, hidden: Tensor) -> SweptScores:
+    def scores(self, hidden: Tensor) -> Scores:
         """Return the scores of hidden states (..., D), as rows."""
+        return self._scores(hidden)[0]
+
+    def _scores(self, hidden: Tensor) -> tuple[Scores, torch.Size, torch.dtype]:
+        """Return scores, the leading shape of the hidden states, and the dtype of the logits."""
+        if is_dtensor(self.weight):
+            low_rank = self.low_rank_a is not None and self.low_rank_b is not None
+            scores, plain = sharded_scores(
+                hidden,
+                (self.weight, self.low_rank_b) if low_rank else (self.weight,),  # type: ignore[arg-type]
+                (self.low_rank_a,) if low_rank else (),  # type: ignore[arg-type]
+                self.bias,
+                Pointwise.of(softcap=self.softcap, scale=self.scale),
+                grad_filter=self.grad_filter,
+                max_bytes=self.max_bytes,
+                screen=self.screened,
+            )
+            return scores, plain.shape[:-1], autocast(plain)[0].dtype
         taken = autocast(hidden, self.weight)
         checks.check_hidden_and_weight(*taken)
         for name in ("bias", "low_rank_a", "low_rank_b"):
@@ -230,9 +248,11 @@ class LMHead(nn.Linear):
             self.bias,
             Pointwise.of(softcap=self.softcap, scale=self.scale),
         ).keep_masked()
+        lead, dtype = hidden.shape[:-1], hiddens[0].dtype
         if self.screened is not None:
-            return ScreenedScores(source, self.grad_filter, self.max_bytes, self.screened)
-        return SweptScores(source, self.grad_filter, self.max_bytes)
+            screened = ScreenedScores(source, self.grad_filter, self.max_bytes, self.screened)
+            return screened, lead, dtype
+        return SweptScores(source, self.grad_filter, self.max_bytes), lead, dtype
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows between the brackets."""

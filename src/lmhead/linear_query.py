@@ -10,8 +10,9 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
+from lmhead.parallel.linear import LinearScores, linear_scores
 from lmhead.scores.answers import Answers, Asked, Ids
-from lmhead.sweep import Pointwise, SweptScores, accumulation_dtype, linear_scores
+from lmhead.sweep import Pointwise, accumulation_dtype
 
 
 @eager
@@ -78,8 +79,8 @@ def query(
     checks.check_map(softcap, scale)
     checks.check_max_bytes(max_bytes)
     pointwise = Pointwise.of(softcap=softcap, scale=scale)
-    scores = linear_scores(hidden, weight, bias, pointwise, max_bytes=max_bytes)
-    lead = hidden.shape[:-1]
+    scores, plain = linear_scores(hidden, weight, bias, pointwise, max_bytes=max_bytes)
+    lead = plain.shape[:-1]
     questions: dict[str, Any] = {
         "log_prob": log_prob,
         "rank": rank,
@@ -92,8 +93,8 @@ def query(
         "top1_match": top1_match,
     }
     kl = kl_to is not None
-    asked = Asked.checked(lead, scores.vocab_size, hidden.device, kl=kl, **questions)
-    _check_temperature(temperature, hidden)
+    asked = Asked.checked(lead, scores.vocab_size, plain.device, kl=kl, **questions)
+    _check_temperature(temperature, plain)
     dtype = accumulation_dtype(hidden.dtype)
     if isinstance(kl_to, LazyLogits):
         _check_shape((*lead, scores.vocab_size), tuple(kl_to.shape))
@@ -110,7 +111,7 @@ def query(
     return asked.answers(asked.compute(scores.divided(temperature), other), dtype)
 
 
-def _pair(pair: Any, scores: SweptScores, lead: torch.Size) -> SweptScores:
+def _pair(pair: Any, scores: LinearScores, lead: torch.Size) -> LinearScores:
     """Return the scores of kl_to=(hidden, weight)."""
     if not isinstance(pair, tuple):
         raise TypeError(
@@ -119,8 +120,8 @@ def _pair(pair: Any, scores: SweptScores, lead: torch.Size) -> SweptScores:
     if len(pair) != 2:
         raise ValueError(f"kl_to must be a pair (hidden, weight); got {len(pair)} entries")
     names = ("kl_to hidden", "kl_to weight")
-    other = linear_scores(*pair, None, Pointwise(), names=names, max_bytes=scores.max_bytes)
-    _check_shape((*lead, scores.vocab_size), (*pair[0].shape[:-1], other.vocab_size))
+    other, plain = linear_scores(*pair, None, Pointwise(), names=names, max_bytes=scores.max_bytes)
+    _check_shape((*lead, scores.vocab_size), (*plain.shape[:-1], other.vocab_size))
     if other.dtype != scores.dtype:
         raise TypeError(f"kl_to must be computed in {scores.dtype}; got {other.dtype}")
     return other

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.checks import eager
+from lmhead.parallel.linear import linear_scores
 from lmhead.scores.row_loss import CrossEntropy
-from lmhead.sweep import GradFilter, Pointwise, accumulation_dtype, as_filter, linear_scores
+from lmhead.sweep import GradFilter, Pointwise, accumulation_dtype, as_filter
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -74,7 +75,7 @@ def linear_cross_entropy(
     """
     checks.check_map(softcap, scale)
     checks.check_max_bytes(max_bytes)
-    scores = linear_scores(
+    scores, plain = linear_scores(
         hidden,
         weight,
         bias,
@@ -82,11 +83,11 @@ def linear_cross_entropy(
         grad_filter=as_filter(grad_filter),
         max_bytes=max_bytes,
     )
-    lead = hidden.shape[:-1]
+    lead = plain.shape[:-1]
     loss = CrossEntropy.checked(
         lead,
         scores.vocab_size,
-        hidden,
+        plain,
         targets,
         class_weight=class_weight,
         ignore_index=ignore_index,

@@ -26,7 +26,8 @@ class LogProbAndEntropy(NamedTuple):
 class Implementation(ABC):
     """One way to compute; `can` names the options and promises it has beyond the common ones.
 
-    "map" is scale and soft-capping; "rows" that rows of the weight are used as they are given, so
+    "map" is scale and soft-capping; "transforms" are `torch.func`, `torch.compile`, second
+    derivatives and checkpoints; "rows" that rows of the weight are used as they are given, so
     that half precision rounds them no further.
     """
 
@@ -50,7 +51,7 @@ class Functional(Implementation):
     def __init__(self, name: str, max_bytes: int | None = None) -> None:
         self.name = name
         self.max_bytes = max_bytes
-        self.can = frozenset({"z_loss", "num_items", "map", "rows"})
+        self.can = frozenset({"z_loss", "num_items", "map", "rows", "transforms"})
         if max_bytes is None:
             self.can |= {"size", "three products"}
 
@@ -71,11 +72,48 @@ class Functional(Implementation):
         return LogProbAndEntropy(answers.log_prob, answers.entropy)
 
 
+class Sharded(Functional):
+    """`Functional` on weights and biases that are split over the ranks of this process group.
+
+    One rank here; tests/parallel runs the suite on more of them.
+    """
+
+    def __init__(self, name: str, max_bytes: int | None = None) -> None:
+        super().__init__(name, max_bytes)
+        self.can -= {"transforms", "size", "three products"}
+
+    def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        return super().loss(hidden, self._split(weight), targets, **self._options(options))
+
+    def log_prob_and_entropy(
+        self, hidden: Tensor, weight: Tensor, ids: Tensor, **options: Any
+    ) -> LogProbAndEntropy:
+        split, options = self._split(weight), self._options(options)
+        return super().log_prob_and_entropy(hidden, split, ids, **options)
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        bias = options.get("bias")
+        return options if bias is None else {**options, "bias": self._split(bias)}
+
+    @staticmethod
+    def _split(tensor: Tensor) -> Tensor:
+        """A slice of the tensor per rank; every rank gets the whole gradient."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        if not torch.distributed.is_initialized():
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+            torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        whole = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+        return whole.redistribute(placements=[Shard(0)])
+
+
 class Lazy(Implementation):
     """Torch's own functions on what `LMHead` returns."""
 
     name = "lazy"
-    can = frozenset({"size", "three products", "map", "rows"})
+    can = frozenset({"size", "three products", "map", "rows", "transforms"})
 
     def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
         logits = self._logits(hidden, weight, options)
@@ -110,7 +148,7 @@ class Factored(Lazy):
     """An adaptive head without clusters, whose one softmax is that of a linear layer."""
 
     name = "factored"
-    can = frozenset({"three products", "rows"})
+    can = frozenset({"three products", "rows", "transforms"})
 
     @staticmethod
     def _logits(hidden: Tensor, weight: Tensor, options: dict[str, Any]) -> Any:
@@ -130,7 +168,7 @@ class OneFork(Lazy):
     """
 
     name = "one-fork"
-    can = frozenset()
+    can = frozenset({"transforms"})
 
     @staticmethod
     def _logits(hidden: Tensor, weight: Tensor, options: dict[str, Any]) -> Any:
@@ -151,7 +189,7 @@ class Plain(Implementation):
     """`F.linear`, then `F.cross_entropy` or `Categorical`, and the options written out."""
 
     name = "torch"
-    can = frozenset({"z_loss", "num_items", "three products", "map", "rows"})
+    can = frozenset({"z_loss", "num_items", "three products", "map", "rows", "transforms"})
 
     def loss(
         self,
@@ -220,6 +258,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     # So little memory that even the smallest test takes many tiles and many chunks; the logits are
     # then computed once more for the gradients, and billions of them would take all day.
     Functional("functional-in-tiles", max_bytes=512),
+    Sharded("sharded"),
+    Sharded("sharded-in-tiles", max_bytes=512),
     Lazy(),
     Factored(),
     OneFork(),

@@ -132,7 +132,7 @@ def test_each_answer_alone_has_its_gradient(implementation: Implementation, aske
         assert_close(leaf.grad, true, rtol=1e-9, atol=1e-12)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_second_derivatives_of_both(implementation: Implementation) -> None:
     hidden, weight, bias, targets = inputs(3, vocab=6, dim=2)
 

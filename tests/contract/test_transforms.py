@@ -48,7 +48,7 @@ def small() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_gradcheck_and_gradgradcheck(implementation: Implementation, options: Options) -> None:
     hidden, weight, bias, targets = small()
     tensors = tuple(t.clone().requires_grad_() for t in (hidden, weight, bias))
@@ -58,12 +58,12 @@ def test_gradcheck_and_gradgradcheck(implementation: Implementation, options: Op
 
 
 @pytest.mark.parametrize("options", MAPPED, ids="-".join)
-@every_implementation(needs={"map"})
+@every_implementation(needs={"map", "transforms"})
 def test_gradcheck_with_scale_and_softcap(implementation: Implementation, options: Options) -> None:
     test_gradcheck_and_gradgradcheck(implementation, options)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_gradgradcheck_of_soft_targets(implementation: Implementation) -> None:
     hidden, weight, bias, _ = small()
     tensors = tuple(t.clone().requires_grad_() for t in (hidden, weight, bias))
@@ -72,7 +72,7 @@ def test_gradgradcheck_of_soft_targets(implementation: Implementation) -> None:
     assert torch.autograd.gradgradcheck(loss, tensors)
 
 
-@every_implementation(needs={"z_loss"})
+@every_implementation(needs={"z_loss", "transforms"})
 def test_gradgradcheck_of_z_loss(implementation: Implementation) -> None:
     hidden, weight, bias, targets = small()
     tensors = tuple(t.clone().requires_grad_() for t in (hidden, weight, bias))
@@ -81,7 +81,7 @@ def test_gradgradcheck_of_z_loss(implementation: Implementation) -> None:
     assert torch.autograd.gradgradcheck(loss, tensors)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_create_graph_gives_a_gradient_penalty(implementation: Implementation) -> None:
     """|∂loss/∂hidden|² as a loss: its gradient, beside torch's."""
     penalties, gradients = [], []
@@ -102,7 +102,7 @@ def test_create_graph_gives_a_gradient_penalty(implementation: Implementation) -
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_two_backwards_through_one_graph(implementation: Implementation, reduction: str) -> None:
     """`retain_graph`, with another upstream gradient the second time."""
     hidden, weight, bias, targets = inputs()
@@ -119,7 +119,7 @@ def test_two_backwards_through_one_graph(implementation: Implementation, reducti
             assert_close(ours, torchs, rtol=1e-10, atol=1e-12)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_a_second_backward_without_retain_graph_is_refused(implementation: Implementation) -> None:
     hidden, weight, _, targets = inputs()
     loss = implementation.loss(hidden.requires_grad_(), weight, targets)
@@ -128,7 +128,7 @@ def test_a_second_backward_without_retain_graph_is_refused(implementation: Imple
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_a_weight_changed_before_backward_is_noticed(implementation: Implementation) -> None:
     """An optimizer step between forward and backward must raise, never mix old and new."""
     hidden, weight, _, targets = inputs()
@@ -147,7 +147,7 @@ def test_a_weight_changed_before_backward_is_noticed(implementation: Implementat
         assert_close(state.grad, before.grads.hidden, rtol=1e-10, atol=1e-12)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_func_grad(implementation: Implementation) -> None:
     hidden, weight, bias, targets = inputs()
     grads = torch.func.grad(loss_of(implementation, targets), argnums=(0, 1, 2))(
@@ -158,7 +158,7 @@ def test_func_grad(implementation: Implementation) -> None:
         assert_close(ours, torchs, rtol=1e-10, atol=1e-12)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_func_grad_of_grad(implementation: Implementation) -> None:
     hidden, weight, bias, targets = small()
 
@@ -174,7 +174,7 @@ def test_func_grad_of_grad(implementation: Implementation) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_vmap_over_the_batch(implementation: Implementation, reduction: str) -> None:
     hidden, weight, bias, targets = inputs(3, 4)
 
@@ -191,7 +191,7 @@ def test_vmap_over_the_batch(implementation: Implementation, reduction: str) -> 
     assert_close(mapped, looped, rtol=1e-11)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_vmap_over_an_ensemble_of_heads(implementation: Implementation) -> None:
     hidden, _, _, targets = inputs()
     weights = torch.stack([inputs(seed=seed).weight for seed in range(3)])
@@ -200,7 +200,7 @@ def test_vmap_over_an_ensemble_of_heads(implementation: Implementation) -> None:
     assert_close(mapped, looped, rtol=1e-11)
 
 
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_gradients_per_sample(implementation: Implementation) -> None:
     """vmap(grad(loss)): one gradient of the weight for each sequence."""
     hidden, weight, _, targets = inputs(3, 4)
@@ -222,7 +222,7 @@ def test_gradients_per_sample(implementation: Implementation) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_compile_keeps_the_numbers(
     implementation: Implementation, reduction: str, backend: str
 ) -> None:
@@ -248,7 +248,7 @@ def test_compile_keeps_the_numbers(
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@every_implementation()
+@every_implementation(needs={"transforms"})
 def test_checkpointing_keeps_the_gradients(
     implementation: Implementation, use_reentrant: bool
 ) -> None:

@@ -231,7 +231,7 @@ def zero_redundancy_optimizer_with_ddp() -> None:
 
 @case(2)
 def accelerate_on_two_processes() -> None:
-    import accelerate  # type: ignore[import-untyped]
+    import accelerate
 
     rank = str(dist.get_rank())
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")

@@ -65,7 +65,7 @@ class Root:
                 )
 
     def _states(self, scores: Scores) -> list[Any]:
-        pairs = zip(scores.tensors(), self._sharded, strict=True)
+        pairs = zip(scores.watched(), self._sharded, strict=True)
         return [_state(t) if s is None else (version(t), version(s)) for t, s in pairs]
 
     def gathered(self) -> tuple[Tensor, ...] | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lmhead.lazy.logits import LazyLogits, assign, derived, like_strided
 from lmhead.lazy.program import Call, Env, Leaf, Node, Operand
+from lmhead.parallel.sharded_scores import ShardedScores
 from lmhead.sweep import SweptScores
 
 _NAMES = [
@@ -319,7 +320,7 @@ class Comparison(Call):
         place = next(i for i, a in enumerate(self.args) if isinstance(a, Leaf))
         leaf, z, other = self.args[place], tiles[place], tiles[1 - place]
         scores = leaf.scores(env)
-        if isinstance(scores, SweptScores) and z.device.type != "meta":
+        if isinstance(scores, SweptScores | ShardedScores) and z.device.type != "meta":
             tiles[place] = scores.select(slice(first, last)).settled(z.detach(), other.detach())
         return self.function(*tiles).expand(last - first, self.width)
 

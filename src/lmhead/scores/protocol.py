@@ -115,6 +115,10 @@ class Scores(ABC):
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`, for error messages."""
 
+    def watched(self) -> tuple[Tensor, ...]:
+        """Return what in-place changes of each of `tensors()` are counted on."""
+        return self.tensors()
+
     @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """Return the same scores on other tensors, in the order of `tensors()`."""

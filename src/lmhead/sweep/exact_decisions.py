@@ -109,11 +109,14 @@ class Rank(_Tracker):
         hiddens: tuple[Tensor, ...],
         max_bytes: int,
         ids: Tensor,
+        values: Tensor | None = None,
     ) -> None:
         super().__init__(source, rows, hiddens, max_bytes)
         self.ids = ids.T.contiguous()  # (K, rows), as all that follows
-        in_chunk = torch.arange(len(rows), device=ids.device).expand_as(self.ids)
-        self.exact = self.logits(in_chunk.reshape(-1), self.ids.reshape(-1)).view_as(self.ids)
+        if values is None:
+            in_chunk = torch.arange(len(rows), device=ids.device).expand_as(self.ids)
+            values = self.logits(in_chunk.reshape(-1), self.ids.reshape(-1)).view_as(self.ids).T
+        self.exact = values.T.contiguous()
         self.score = self.exact.to(source.dtype)
         self.slack = 2 * (self.relative * self.score.abs() + self.absolute)
         self.counts = torch.zeros_like(self.ids)
@@ -210,7 +213,9 @@ def mend_infinite(q: Questions, rows: Tensor, sums: RowSums) -> RowSums:
         if sums.entropy is not None:
             sums.entropy[at] = _entropy(z, sums.lse[at])
         if sums.picked is not None and q.ids is not None:
-            sums.picked[at] = z[q.ids[rows[at]]]
+            ids = q.ids[rows[at]]  # with a shard, 0 for those of other slices
+            inside = (ids >= 0) & (ids < source.vocab)
+            sums.picked[at] = torch.where(inside, z[ids.clamp(0, source.vocab - 1)], 0.0)
     return sums
 
 
@@ -222,7 +227,7 @@ def _entropy(z: Tensor, lse: Tensor) -> Tensor:
 def _supports(q: Questions) -> bool:
     """Return whether it is one row, without gradients, that the compiled core can compute."""
     source = q.source
-    if source.rows != 1 or q.active is not None or q.top_k > _MOST:
+    if source.rows != 1 or q.active is not None or q.top_k > _MOST or q.shard is not None:
         return False
     if q.other is not None or q.mix is not None or q.soft is not None or q.log_sum_sq:
         return False

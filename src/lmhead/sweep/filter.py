@@ -150,7 +150,10 @@ def _picks(chunk: Chunk, answers: RowSums, upstream: RowSums) -> Picks | None:
         slope = torch.full_like(answers.picked, pointwise.scale)
     value = (upstream.picked * slope).to(dtype)
     row = torch.arange(chunk.n_rows, device=value.device)[:, None].expand_as(value)
-    return chunk.ids.reshape(-1), row.reshape(-1), value.reshape(-1)
+    if chunk.questions.shard is None:
+        return chunk.ids.reshape(-1), row.reshape(-1), value.reshape(-1)
+    inside = (chunk.ids >= 0) & (chunk.ids < chunk.questions.source.vocab)
+    return chunk.ids[inside], row[inside], value[inside]
 
 
 def _add_picks(block: Tensor, tokens: Tensor, picks: Picks) -> None:

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from lmhead import checks
+from lmhead.scores.row_loss import RowSums
 from lmhead.sweep.source import Source
 
 DEFAULT_MAX_BYTES = 128 * 2**20
@@ -281,11 +282,29 @@ class Decisions(NamedTuple):
     ranks: Any = None  # (N, K)
 
 
+class Shard(Protocol):
+    """A slice of the vocabulary, whose other slices other processes hold."""
+
+    @property
+    def most(self) -> int:
+        """Tokens of the largest slice: all processes must cut their sweeps alike."""
+        ...
+
+    def combine(
+        self, sums: RowSums, decisions: Decisions | None = None, top_k: int = 0
+    ) -> tuple[RowSums, Decisions]:
+        """Return the answers about the whole vocabulary, from those about each slice."""
+        ...
+
+
 @dataclass(frozen=True)
 class Questions:
     """A source and the questions about it.
 
     `active` (N,) leaves rows out: their answers are 0, their gradients 0, at no cost.
+
+    With a `shard` the source has the tokens of one slice; ids are counted from its first token, and
+    those of other slices are outside of [0, V).
     """
 
     source: Source
@@ -300,7 +319,9 @@ class Questions:
     soft: Tensor | None = None  # (N, V)
     soft_weight: Tensor | None = None  # (V,)
     rank_ids: Tensor | None = None  # (N, K)
+    rank_values: Tensor | None = None  # (N, K), float64 logits at `rank_ids`, if known
     active: Tensor | None = None  # (N,) bool
+    shard: Shard | None = None
 
     @property
     def rows(self) -> int:
@@ -315,9 +336,9 @@ class Questions:
         `rows` is how many rows are still to be seen; None for all.
         """
         source = self.source
-        return make_plan(
+        plan = make_plan(
             self.rows if rows is None else rows,
-            source.vocab,
+            source.vocab if self.shard is None else self.shard.most,
             source.hidden_size,
             itemsize=source.dtype.itemsize,
             converts=source.converts,
@@ -326,6 +347,7 @@ class Questions:
             sources=1 if self.other is None else 2,
             filtered=filtered and self.filters,
         )
+        return replace(plan, vocab=source.vocab)
 
     @property
     def filters(self) -> bool:
@@ -348,6 +370,7 @@ class Questions:
             self.soft,
             self.soft_weight,
             self.rank_ids,
+            self.rank_values,
             self.active,
             self.source.row_scale,
             None if self.other is None else self.other.row_scale,
@@ -360,7 +383,7 @@ class Questions:
         other = None
         if self.other is not None:
             other, rest = _rebuild(self.other, rest, other_scale)
-        ids, mix, soft, soft_weight, rank_ids, active = rest
+        ids, mix, soft, soft_weight, rank_ids, rank_values, active = rest
         return replace(
             self,
             source=source,
@@ -370,6 +393,7 @@ class Questions:
             soft=soft,
             soft_weight=soft_weight,
             rank_ids=rank_ids,
+            rank_values=rank_values,
             active=active,
         )
 

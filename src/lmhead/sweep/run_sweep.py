@@ -285,12 +285,15 @@ def answer(questions: Questions) -> tuple[RowSums, Decisions]:
         top, rank = _decision_trackers(questions, rows, numbers, chunk)
         given = exact_decisions.mend_infinite(questions, numbers, chunk.forward(top, rank))
         answers.put(rows, given)
-        values, ids = (None, None) if top is None else top.answer(given.lse)
-        ranks = None if rank is None else rank.answer(given.lse)
+        # Whether a row has an order is known when all slices of the vocabulary are.
+        lse = given.lse if questions.shard is None else torch.zeros_like(given.lse)
+        values, ids = (None, None) if top is None else top.answer(lse)
+        ranks = None if rank is None else rank.answer(lse)
         decisions.put(rows, Decisions(values, ids, ranks))
     if not answers.parts:
         return _empty_answers(questions), _empty_decisions(questions)
-    return RowSums(*answers.parts), Decisions(*decisions.parts)
+    found = RowSums(*answers.parts), Decisions(*decisions.parts)
+    return found if questions.shard is None else questions.shard.combine(*found, questions.top_k)
 
 
 @in_own_precision
@@ -305,6 +308,8 @@ def answer_and_differentiate(
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
     for rows, chunk in chunks(questions, retain=True, filtered=True):
         answers = chunk.forward()
+        if questions.shard is not None:
+            answers, _ = questions.shard.combine(answers)
         chunk_loss = loss.at(rows)
         total += chunk_loss.rows(answers).sum()
         _backward(chunk, answers, chunk_loss.gradients(answers), into, other_into)
@@ -356,7 +361,7 @@ def chunks(
             rows: Rows = here if active is None else active[here]
             chunk = Chunk(questions, plan, buffers, rows)
             yield rows, chunk
-            if chunk.flat:
+            if chunk.flat and questions.shard is None:  # other processes may see another chunk
                 break
         buffers.free()
         done, filtered = here.stop, False
@@ -378,9 +383,11 @@ def _decision_trackers(
     max_bytes = DEFAULT_MAX_BYTES if questions.max_bytes is None else questions.max_bytes
     top = rank = None
     if questions.top_k:
-        top = TopK(source, numbers, chunk.hiddens, max_bytes, questions.top_k)
+        k = min(questions.top_k, source.vocab)
+        top = TopK(source, numbers, chunk.hiddens, max_bytes, k)
     if questions.rank_ids is not None:
-        rank = Rank(source, numbers, chunk.hiddens, max_bytes, questions.rank_ids[rows])
+        values = None if questions.rank_values is None else questions.rank_values[rows]
+        rank = Rank(source, numbers, chunk.hiddens, max_bytes, questions.rank_ids[rows], values)
     return top, rank
 
 
@@ -457,6 +464,8 @@ def small_plan(questions: Questions) -> Plan | None:
     """
     q, source = questions, questions.source
     if q.ids is None or q.other is not None or q.soft is not None or q.grad_filter is not None:
+        return None
+    if q.shard is not None:
         return None
     tensors = (*source.hiddens, *source.weights, source.bias)
     if kernels.core is None or source.row_scale is not None:

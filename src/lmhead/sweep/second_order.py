@@ -18,6 +18,11 @@ Tensors = tuple[Tensor | None, ...]
 
 def dense_answers(questions: Questions) -> RowSums:
     """Return every differentiable answer by its definition, on dense logits: (N, V) memory."""
+    if questions.shard is not None:
+        raise NotImplementedError(
+            "second derivatives of a vocabulary-parallel head are not supported; build its logits "
+            "by logits.materialize() and differentiate those"
+        )
     with without_autocast(questions.source.device):
         return _dense_answers(questions)
 

@@ -202,7 +202,7 @@ class Source:
 
     def weight_ranges(self) -> list[tuple[int, int]]:
         """Return vocabulary ranges whose rows of the weight may be converted at once."""
-        step = max(1, 2**22 // self.hidden_size) if self.converts else self.vocab
+        step = max(1, 2**22 // self.hidden_size) if self.converts else max(1, self.vocab)
         return [(lo, min(lo + step, self.vocab)) for lo in range(0, self.vocab, step)]
 
     def linear_rows(self, rows: Rows) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmhead import checks
 from lmhead.head import LMHead
 from lmhead.scores.row_loss import CrossEntropy
-from lmhead.sweep import DEFAULT_MAX_BYTES, Source, accumulation_dtype
+from lmhead.sweep import DEFAULT_MAX_BYTES, Source, SweptScores, accumulation_dtype
 from lmhead.sweep.source import without_autocast
 from lmhead.vocab.factors import again
 from lmhead.vocab.proposals import draw_negatives, log_proposal
@@ -120,6 +120,11 @@ class SampledLoss(nn.Module):
         self.step += 1
         # Tokens that do not count are left out altogether: a NaN there must not reach the weight.
         keep = (ids != ignore_index).nonzero()[:, 0]
+        if not isinstance(scores, SweptScores):
+            raise TypeError(
+                "head must have its whole weight on this rank for a sampled loss; it is "
+                "vocabulary-parallel, where the full loss costs each rank a part"
+            )
         rows = self.rows(scores.select(keep).source, ids[keep], negatives)
         if reduction == "none":
             return rows.new_zeros(len(ids)).index_copy(0, keep, rows).reshape(lead)

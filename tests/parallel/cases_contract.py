@@ -1,0 +1,20 @@
+"""The contract of all implementations (tests/contract) on the ranks of one process group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallel.ranks import case
+
+CONTRACT = Path(__file__).parent.parent / "contract"
+FILES = ("test_answers.py", "test_corners.py", "test_gradients.py", "test_ignored_rows.py")
+MORE = ("test_masked_words.py", "test_precision.py")
+
+
+@case(2, 3, 4)
+def contract() -> None:
+    files = [str(CONTRACT / name) for name in (*FILES, *MORE)]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-k", "sharded and not tiles"]
+    assert pytest.main([*options, *files]) == 0

@@ -1,0 +1,314 @@
+"""Vocabulary-parallel scores: the answers of one process, on every rank, for any number of ranks.
+
+Vocabularies do not divide evenly; with 5 tokens on 4 ranks the last rank has none at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import lmhead
+from lmhead import LMHead
+from parallel.ranks import case
+
+WORLDS = (1, 2, 3, 4)
+VOCABS = (5, 37)
+
+
+class Problem(NamedTuple):
+    hidden: Tensor  # (7, 6)
+    weight: Tensor  # (V, 6)
+    bias: Tensor  # (V,)
+    ids: Tensor  # (7,)
+
+
+def problem(vocab: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Problem:
+    random = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(7, 6, generator=random, dtype=torch.float64)
+    hidden *= torch.linspace(0.2, 3.0, 7).view(7, 1)
+    drawn = torch.randn(vocab, 7, generator=random, dtype=torch.float64)
+    weight, bias = torch.split(drawn, [6, 1], 1)
+    ids = torch.randint(vocab, (7,), generator=random)
+    return Problem(hidden.to(dtype), weight.to(dtype).contiguous(), bias[:, 0].to(dtype), ids)
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def sharded(tensor: Tensor, over: DeviceMesh | None = None) -> Any:
+    return distribute_tensor(tensor.detach(), over or mesh(), [Shard(0)])
+
+
+def full(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_close(ours: Any, theirs: Tensor, what: object, rtol: float = 1e-10) -> None:
+    found = full(ours)
+    message = f"{what}: {found} is not {theirs}"
+    torch.testing.assert_close(
+        found, theirs, rtol=rtol, atol=rtol / 100, equal_nan=True, msg=message
+    )
+
+
+def assert_everywhere(found: Tensor, what: object) -> None:
+    """Every rank has the very same numbers."""
+    every = [torch.empty_like(found) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, found.contiguous())
+    assert all(torch.equal(x, found) for x in every), (what, every)
+
+
+def losses() -> Iterator[dict[str, Any]]:
+    yield {}
+    yield {"reduction": "none"}
+    yield {"label_smoothing": 0.1, "reduction": "sum"}
+    yield {"label_smoothing": 0.2, "class_weight": True}
+    yield {"z_loss": 1e-2, "softcap": 2.0, "scale": 0.7}
+    yield {"ignore": True, "num_items": 11}
+    yield {"soft": True, "label_smoothing": 0.1, "class_weight": True}
+    yield {"max_bytes": 512, "label_smoothing": 0.1}
+    yield {"mask": True, "label_smoothing": 0.1}
+
+
+@case(*WORLDS)
+def the_loss_and_its_gradients() -> None:
+    for vocab, options in itertools.product(VOCABS, losses()):
+        made = problem(vocab)
+        targets, asked, bias = made.ids.clone(), dict(options), made.bias.clone()
+        if asked.pop("ignore", False):
+            targets[2:4] = -100
+        if asked.pop("mask", False):
+            bias[targets.max() - 1] = -math.inf
+            targets[:] = targets.max()
+        if asked.pop("soft", False):
+            targets = torch.randn(7, vocab, generator=torch.Generator().manual_seed(3)).softmax(-1)
+            targets = targets.double()
+        if asked.pop("class_weight", False):
+            asked["class_weight"] = torch.linspace(0.5, 2.0, vocab, dtype=torch.float64)
+        found: list[list[Any]] = []
+        for split in (True, False):
+            tensors = [made.weight, bias]
+            weight, own = [sharded(t) if split else t.clone() for t in tensors]
+            leaves = [t.requires_grad_() for t in (made.hidden.clone(), weight, own)]
+            loss = lmhead.linear_cross_entropy(
+                leaves[0], leaves[1], targets, bias=leaves[2], **asked
+            )
+            loss.sum().backward()  # type: ignore[no-untyped-call]
+            found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
+        for name, ours, theirs in zip(("loss", "hidden", "weight", "bias"), *found, strict=True):
+            assert_close(ours, theirs, (vocab, options, name))
+        assert_everywhere(found[0][0], options)
+
+
+@case(*WORLDS)
+def every_answer_and_its_gradient() -> None:
+    for vocab, masked in itertools.product(VOCABS, (False, True)):
+        made, other = problem(vocab), problem(vocab, seed=1)
+        bias = made.bias.clone()
+        if masked:
+            bias[: vocab - 2] = -math.inf  # all but the last two tokens: whole slices are masked
+        ids = torch.stack([made.ids, (made.ids + 1) % vocab], 1)
+        found = []
+        for split in (True, False):
+            weight, own, second = [
+                sharded(t) if split else t.clone() for t in (made.weight, bias, other.weight)
+            ]
+            leaves = [t.requires_grad_() for t in (made.hidden.clone(), weight, second)]
+            said = lmhead.query(
+                leaves[0],
+                leaves[1],
+                bias=own,
+                softcap=9.0,
+                log_prob=ids,
+                rank=ids,
+                entropy=True,
+                logsumexp=True,
+                log_sum_sq=True,
+                mean_logit=True,
+                temperature=torch.linspace(0.5, 2.0, 7, dtype=torch.float64),
+                argmax=True,
+                top_k=min(vocab, 4),
+                kl_to=(other.hidden, leaves[2]),
+            )
+            total = said.entropy.sum() + said.logsumexp.sum() + said.kl.sum()
+            total = total + said.log_sum_sq.sum() + said.mean_logit.sum()
+            if not masked:
+                total = total + (said.log_prob * torch.arange(14).view(7, 2)).sum()
+            total.backward()
+            values = {
+                "log_prob": said.log_prob,
+                "rank": said.rank,
+                "entropy": said.entropy,
+                "logsumexp": said.logsumexp,
+                "log_sum_sq": said.log_sum_sq,
+                "mean_logit": said.mean_logit,
+                "argmax": said.argmax,
+                "ids": said.top_k.indices,
+                "values": said.top_k.values,
+                "kl": said.kl,
+            }
+            values |= {f"gradient {i}": leaf.grad for i, leaf in enumerate(leaves)}
+            found.append({name: value.detach() for name, value in values.items()})
+        for name, theirs in found[1].items():
+            assert_close(found[0][name], theirs, (vocab, masked, name))
+            if theirs.dtype == torch.int64:
+                assert torch.equal(found[0][name], theirs), (vocab, masked, name)
+        assert_everywhere(found[0]["entropy"], "entropy")
+
+
+@case(*WORLDS)
+def decisions_in_float32_with_ties() -> None:
+    """Equal and nearly equal rows of the weight on different ranks, a NaN, a row of -inf."""
+    torch.manual_seed(0)
+    weight = torch.randn(41, 16)
+    weight[30] = weight[3]
+    weight[20] = weight[3] * (1 + 1e-7)
+    hidden = torch.randn(9, 16)
+    hidden[0] = weight[3] * 4
+    hidden[1] = math.nan
+    bias = torch.zeros(41)
+    bias[[5, 40]] = -math.inf
+    ids = torch.tensor([[3, 30, 20]] * 9)
+    for own in (None, bias, torch.full((41,), -math.inf)):
+        asked: Any = {"rank": ids, "argmax": True, "top_k": 41}
+        ours = lmhead.query(
+            hidden, sharded(weight), bias=None if own is None else sharded(own), **asked
+        )
+        theirs = lmhead.query(hidden, weight, bias=own, **asked)
+        assert torch.equal(ours.rank, theirs.rank)
+        assert torch.equal(ours.argmax, theirs.argmax)
+        assert torch.equal(ours.top_k.indices, theirs.top_k.indices)
+        torch.testing.assert_close(
+            ours.top_k.values, theirs.top_k.values, rtol=0, atol=0, equal_nan=True
+        )
+
+
+def heads(vocab: int, **options: Any) -> tuple[LMHead, LMHead]:
+    """The same head twice: sharded, and whole."""
+    made = problem(vocab)
+    pair = []
+    for split in (True, False):
+        head = LMHead(6, vocab, bias=True, dtype=torch.float64, **options)
+        with torch.no_grad():
+            head.weight.copy_(made.weight)
+            head.bias.copy_(made.bias)  # type: ignore[union-attr]
+        if split:
+            head.weight = nn.Parameter(sharded(head.weight))
+            head.bias = nn.Parameter(sharded(head.bias))  # type: ignore[arg-type]
+        pair.append(head)
+    return pair[0], pair[1]
+
+
+PROGRAMS: dict[str, Any] = {
+    "cross_entropy": lambda z, _y: F.cross_entropy(z, _y, label_smoothing=0.1),
+    "log_softmax": lambda z, _y: z.log_softmax(-1).gather(-1, _y[:, None]),
+    "categorical": lambda z, _y: torch.distributions.Categorical(logits=z).entropy(),  # type: ignore[no-untyped-call]
+    "temperature": lambda z, _y: F.cross_entropy(z / 0.7, _y),
+    "bias": lambda z, _y: (z + torch.linspace(0, 1, z.shape[-1]).double()).logsumexp(-1),
+    "mask": lambda z, _y: z.masked_fill(torch.arange(z.shape[-1]) == 1, -math.inf).logsumexp(-1),
+    "row factor": lambda z, _y: (z * torch.linspace(1, 2, 7).double()[:, None]).logsumexp(-1),
+    "recorded": lambda z, _y: (z.sigmoid() * z.softmax(-1)).sum(-1),
+    "comparison": lambda z, _y: (z >= z.topk(2, -1).values[:, -1:]).sum(-1),
+    "columns": lambda z, _y: z[:, [1, 3]],
+    "range": lambda z, _y: z[:, 1:4].logsumexp(-1),
+    "rows": lambda z, _y: z[2:5].logsumexp(-1),
+    "top": lambda z, _y: z.topk(3, -1).values,
+    "argmax": lambda z, _y: z.argmax(-1),
+    "kl": lambda z, _y: F.kl_div(
+        (z * 0.5).log_softmax(-1), z.log_softmax(-1), log_target=True, reduction="batchmean"
+    ),
+    "two questions": lambda z, _y: z.logsumexp(-1) + z.max(-1).values,
+}
+
+
+@case(*WORLDS)
+def recorded_programs() -> None:
+    for vocab in VOCABS:
+        made = problem(vocab)
+        for name, program in PROGRAMS.items():
+            found = []
+            for head in heads(vocab, softcap=5.0):
+                hidden = made.hidden.clone().requires_grad_()
+                answer = program(head(hidden), made.ids)
+                values = {"answer": answer.detach()}
+                if answer.is_floating_point():
+                    answer.sum().backward()
+                    values |= {
+                        "hidden": hidden.grad,
+                        **{n: p.grad for n, p in head.named_parameters()},
+                    }
+                found.append(values)
+            for key, theirs in found[1].items():
+                assert_close(found[0][key], theirs, (vocab, name, key), rtol=1e-9)
+
+
+@case(2, 4)
+def an_optimizer_step_is_noticed() -> None:
+    head, _ = heads(37)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1)
+    logits = head(problem(37).hidden)
+    logits.logsumexp(-1).sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="was modified in place after the head was called"):
+        logits.argmax(-1)
+
+
+@case(2, 4)
+def few_collectives() -> None:
+    """One for all sums and candidates, one more for ranks; one for the hidden gradient."""
+    made = problem(37, torch.float32)
+    weight, ids = sharded(made.weight).requires_grad_(), made.ids
+
+    def count(work: Any) -> int:
+        with CommDebugMode() as counted:  # type: ignore[no-untyped-call]
+            work()
+        return counted.get_total_counts()  # type: ignore[no-any-return]
+
+    def forward_and_backward() -> None:
+        hidden = made.hidden.clone().requires_grad_()
+        loss = lmhead.linear_cross_entropy(hidden, weight, ids, label_smoothing=0.1, z_loss=0.1)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    with torch.no_grad():
+        asked: Any = {
+            "log_prob": ids,
+            "entropy": True,
+            "logsumexp": True,
+            "argmax": True,
+            "top_k": 5,
+        }
+        assert count(lambda: lmhead.query(made.hidden, weight, **asked)) == 1
+        assert count(lambda: lmhead.query(made.hidden, weight, rank=ids, **asked)) == 2
+        assert count(lambda: lmhead.linear_cross_entropy(made.hidden, weight, ids)) == 1
+    assert count(forward_and_backward) == 2
+
+
+@case(2)
+def wrong_weights_are_refused() -> None:
+    made = problem(37)
+    over = mesh()
+    columns = distribute_tensor(made.weight, over, [Shard(1)])
+    with pytest.raises(
+        ValueError, match=r"weight must be sharded over the vocabulary, .*Shard\(dim=1\)"
+    ):
+        lmhead.query(made.hidden, columns, argmax=True)
+    with pytest.raises(ValueError, match=r"hidden must have shape \(..., 6\)"):
+        lmhead.query(made.hidden[:, :5], sharded(made.weight, over), argmax=True)
+    whole = distribute_tensor(made.weight, over, [Replicate()])
+    assert torch.equal(
+        lmhead.query(made.hidden, whole, argmax=True).argmax,
+        lmhead.query(made.hidden, made.weight, argmax=True).argmax,
+    )

@@ -20,6 +20,7 @@ SIGNATURES = {
     "z_loss=0.0, num_items=None, grad_filter=None, max_bytes=None)",
     "query": "(hidden, weight, *, bias=None, softcap=None, scale=1.0, log_prob=None, rank=None, "
     "entropy=False, logsumexp=False, argmax=False, top_k=0, kl_to=None, max_bytes=None)",
+    "divergence": "(p, q, *, kind='kl', beta=0.5, temperature=1.0, top_k=None, mask=None)",
 }
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmhead.integrations.transformers import replace_head as replace_head
     from lmhead.integrations.transformers import restore_head as restore_head
     from lmhead.lazy import LazyLogits as LazyLogits
+    from lmhead.linear_divergence import divergence as divergence
     from lmhead.linear_query import query as query
     from lmhead.loss import linear_cross_entropy as linear_cross_entropy
     from lmhead.models import LanguageModel as LanguageModel
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _names, _load, __dir__ = lazy_exports(
     __name__,
     {
+        "lmhead.linear_divergence": ["divergence"],
         "lmhead.errors": ["PerformanceWarning"],
         "lmhead.head": ["LMHead"],
         "lmhead.integrations.transformers": ["replace_head", "restore_head"],

@@ -22,6 +22,7 @@ the chapters in this order; the public names of each are in its `__all__`:
     16. `philox`           random numbers that can be looked up
     17. `adaptive`         frequent words in full width, rare ones in clusters
     18. `sampled_softmax`  learning from the target and a few random words
+    19. `divergences`      how far two models are apart: KL, Jensen-Shannon, total variation
 
 >>> from lmhead import reference as ref
 >>> logits = ref.head_logits([1.0, 2.0], weight=[[1, 0], [0, 1], [1, 1]])
@@ -40,6 +41,7 @@ from lmhead.reference.classifier import *
 from lmhead.reference.constraints import *
 from lmhead.reference.cross_entropy import *
 from lmhead.reference.decoding import *
+from lmhead.reference.divergences import *
 from lmhead.reference.feed_forward import *
 from lmhead.reference.hierarchical import *
 from lmhead.reference.linear import *

@@ -112,7 +112,7 @@ def log_sum_sq_backward(grad: ArrayLike, logits: ArrayLike) -> Array:
     """
     p = softmax(logits)
     share = np.square(p) / np.square(p).sum(axis=-1, keepdims=True)
-    return 2 * floats(grad)[..., None] * (share - p)
+    return floats(2 * floats(grad)[..., None] * (share - p))
 
 
 def mean_logit(logits: ArrayLike) -> Array:
@@ -133,7 +133,7 @@ def mean_logit_backward(grad: ArrayLike, logits: ArrayLike) -> Array:
     array([0.5, 0.5, 0. ])
     """
     allowed = ~np.isneginf(floats(logits))
-    return floats(grad)[..., None] * allowed / allowed.sum(axis=-1, keepdims=True)
+    return floats(floats(grad)[..., None] * allowed / allowed.sum(axis=-1, keepdims=True))
 
 
 def descending_order(logits: ArrayLike) -> Ids:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lmhead.scores.protocol import Scores
+if TYPE_CHECKING:
+    from lmhead.scores.protocol import Scores
 
 DEFAULT_MAX_BYTES = 128 * 2**20
 
 
 def kl_by_rows(p: Scores, q: Scores) -> Tensor:
     """Return KL(p ‖ q) of each row, (N,) in float64, from dense rows."""
+    return by_rows(lambda z_p, z_q: divergence_of(z_p, z_q, "kl"), p, q)
 
-    def kl(z_p: Tensor, z_q: Tensor) -> Tensor:
-        log_p, log_q = z_p.log_softmax(1), z_q.log_softmax(1)
-        mass = log_p.exp()
-        return (mass * (log_p - log_q)).masked_fill(mass == 0, 0.0).sum(1)
 
-    return by_rows(kl, p, q)
+def divergence_of(z_p: Tensor, z_q: Tensor, kind: str, beta: float = 0.5) -> Tensor:
+    """Return a divergence of each row of two tensors of logits (N, V), by its definition: (N,).
+
+    kl: Σ p log(p/q); reverse_kl: Σ q log(q/p); tvd: Σ |p - q| / 2;
+    jsd: β KL(p ‖ m) + (1-β) KL(q ‖ m), with m = β p + (1-β) q.
+    """
+    if kind == "reverse_kl":
+        return divergence_of(z_q, z_p, "kl")
+    log_p, log_q = z_p.log_softmax(1), z_q.log_softmax(1)
+    if kind == "kl":
+        return _kl(log_p, log_q)
+    if kind == "tvd":
+        return (log_p.exp() - log_q.exp()).abs().sum(1) / 2
+    log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+    return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    none = log_p == -math.inf  # 0 log 0 = 0; filled before the difference, for its gradient
+    log_p = log_p.masked_fill(none, 0.0)
+    gap = log_p - log_q.masked_fill(none, 0.0)
+    return (log_p.exp().masked_fill(none, 0.0) * gap).sum(1)
 
 
 def by_rows(function: Callable[..., Tensor], *scores: Scores) -> Tensor:

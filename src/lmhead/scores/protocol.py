@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lmhead.scores.by_rows import by_rows, divergence_of
+
 if TYPE_CHECKING:
     from lmhead.scores.row_loss import CrossEntropy
 
@@ -158,6 +160,16 @@ class Scores(ABC):
             log_sum_sq: log Σ p² of each row.
             mean_logit: mean of each row's logits, without those that are -inf.
         """
+
+    def divergence(self, other: Scores, kind: str, beta: float = 0.5) -> Tensor:
+        """Return a divergence of each row from that of other scores: (N,) in float64.
+
+        Args:
+            other: q; the scores themselves are p.
+            kind: "kl" (p ‖ q), "reverse_kl", "jsd" or "tvd".
+            beta: weight of p in the mixture of "jsd".
+        """
+        return by_rows(lambda p, q: divergence_of(p, q, kind, beta), self, other)
 
     @abstractmethod
     def cross_entropy(self, loss: CrossEntropy) -> Tensor:

@@ -225,7 +225,7 @@ class Buffers:
         self.tiles, self.scratch = [], []
 
 
-class _Inputs:
+class Inputs:
     """The hidden states of some rows as the product takes them: (D_i, B) each.
 
     A factor per row is part of them where the map allows it; else `unscaled` is that factor.
@@ -249,9 +249,9 @@ class Chunk:
         self.hiddens = questions.source.take(rows)
         self.n_rows = self.hiddens[0].shape[0]
         self.other_hiddens = () if questions.other is None else questions.other.take(rows)
-        self._inputs = _Inputs(questions.source, rows, self.hiddens)
+        self._inputs = Inputs(questions.source, rows, self.hiddens)
         if questions.other is not None:
-            self._other_inputs = _Inputs(questions.other, rows, self.other_hiddens)
+            self._other_inputs = Inputs(questions.other, rows, self.other_hiddens)
         self.ids = None if questions.ids is None else questions.ids[rows]
         self._made = False
         self.flat = False  # whether the filter found nothing to set aside

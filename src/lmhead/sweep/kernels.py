@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import ModuleType
@@ -270,6 +270,18 @@ class Softmax(NamedTuple):
         return self.s.log() - self.t / self.s
 
 
+class DivergenceKind(Protocol):
+    """Which divergence: see `divergences.Kind`."""
+
+    @property
+    def name(self) -> str:
+        """One of kl, reverse_kl, jsd and tvd."""
+
+    @property
+    def beta(self) -> float:
+        """The weight of p in the mixture of jsd."""
+
+
 class TopTracker(Protocol):
     """A tracker that keeps the largest logits: see `exact_decisions.TopK`."""
 
@@ -428,6 +440,70 @@ def _rebase(old_m: Tensor, new_m: Tensor) -> tuple[Tensor, Tensor]:
     """Return the new origin, and the factor exp(old - new) for sums from the old one."""
     shift = torch.where(new_m == -math.inf, 0.0, new_m)
     return shift, (old_m - shift).exp()
+
+
+BLOCK = 2**16
+"""Entries of a tile that torch's operations on two tiles handle at a time, to stay in the cache."""
+
+
+def add_divergence_(
+    z_p: Tensor, z_q: Tensor, lse_p: Tensor, lse_q: Tensor, kind: DivergenceKind, sums: Tensor
+) -> None:
+    """Add the sums A_p and A_q of two tiles over their tokens to sums (2, rows), in float64.
+
+    For A see `divergences`.
+    """
+    for p_block, q_block in _blocks(z_p, z_q):
+        _, _, a_p, a_q = _divergence_terms(p_block.clone(), q_block.clone(), lse_p, lse_q, kind)
+        sums[0] += a_p.sum(0)
+        sums[1] += a_q.sum(0)
+
+
+def divergence_gradient_(
+    z_p: Tensor,
+    z_q: Tensor,
+    lse_p: Tensor,
+    lse_q: Tensor,
+    kind: DivergenceKind,
+    sums: tuple[Tensor, Tensor],
+    upstream: Tensor,
+    wanted: tuple[bool, bool],
+) -> None:
+    """Replace the logits of two tiles by upstream · (A - S · softmax), where wanted."""
+    sum_p, sum_q, by = (t.to(z_p.dtype) for t in (*sums, upstream))
+    for p_block, q_block in _blocks(z_p, z_q):
+        p, q, a_p, a_q = _divergence_terms(p_block.clone(), q_block.clone(), lse_p, lse_q, kind)
+        if wanted[0]:
+            torch.mul(a_p.sub_(p.mul_(sum_p)), by, out=p_block)
+        if wanted[1]:
+            torch.mul(a_q.sub_(q.mul_(sum_q)), by, out=q_block)
+
+
+def _divergence_terms(
+    z_p: Tensor, z_q: Tensor, lse_p: Tensor, lse_q: Tensor, kind: DivergenceKind
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return p, q, A_p, A_q of two blocks, which are overwritten."""
+    log_p, log_q = subtract_(z_p, lse_p), subtract_(z_q, lse_q)
+    p, q = log_p.exp(), log_q.exp()
+    if kind.name == "kl":
+        return p, q, log_p.sub_(log_q).mul_(p).masked_fill_(p == 0, 0.0), -p
+    if kind.name == "reverse_kl":
+        return p, q, -q, log_q.sub_(log_p).mul_(q).masked_fill_(q == 0, 0.0)
+    if kind.name == "tvd":
+        sign = torch.sub(p, q, out=log_p).sign_().mul_(0.5)
+        return p, q, p * sign, torch.mul(q, sign, out=log_q).neg_()
+    m = torch.mul(p, kind.beta, out=log_p).add_(q, alpha=1 - kind.beta)
+    m.clamp_(min=torch.finfo(m.dtype).tiny)
+    a_p = torch.xlogy(p, p / m).mul_(kind.beta)
+    return p, q, a_p, torch.xlogy(q, q / m).mul_(1 - kind.beta)
+
+
+def _blocks(*tiles: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same few tokens of each tile."""
+    tokens, rows = tiles[0].shape
+    step = max(1, BLOCK // max(1, rows))
+    for lo in range(0, tokens, step):
+        yield tuple(t[lo : lo + step] for t in tiles)
 
 
 def softmax_gradient_(

@@ -143,7 +143,7 @@ def make_plan(
         per_row = vocab + 4 * tile_tokens + row_cost
         chunk_rows = max(1, min(_FILTERED_ROWS, -(-rows // 2), (budget - fixed) // per_row))
         if chunk_rows >= min(_MIN_RETAINED, -(-rows // 2)):
-            chunk_rows = _balanced(rows, chunk_rows)
+            chunk_rows = balanced(rows, chunk_rows)
             used = (fixed + chunk_rows * per_row) * itemsize
             return Plan(
                 rows, vocab, chunk_rows, tile_tokens, retained=True, bytes=used, filtered=True
@@ -157,14 +157,14 @@ def make_plan(
             chunk_rows >= min(_MIN_RETAINED, rows_or_one)
             and cost(chunk_rows, tile_tokens, vocab) <= budget
         ):
-            chunk_rows = _balanced(rows_or_one, chunk_rows)
+            chunk_rows = balanced(rows_or_one, chunk_rows)
             used = cost(chunk_rows, tile_tokens, vocab) * itemsize
             return Plan(rows, vocab, chunk_rows, tile_tokens, retained=True, bytes=used)
     chunk_rows = min(_CHUNK_ROWS, rows_or_one)
     tile_tokens = fit_tokens(chunk_rows)
     if cost(chunk_rows, tile_tokens, tile_tokens) > budget:
         chunk_rows = fit_rows(tile_tokens, tile_tokens, chunk_rows)
-    chunk_rows = _balanced(rows_or_one, chunk_rows)
+    chunk_rows = balanced(rows_or_one, chunk_rows)
     used = cost(chunk_rows, tile_tokens, tile_tokens) * itemsize
     return Plan(rows, vocab, chunk_rows, tile_tokens, retained=False, bytes=used)
 
@@ -190,7 +190,7 @@ def make_small_plan(
     return Plan(rows, vocab, chunk_rows, vocab, retained=True, bytes=used)
 
 
-def _balanced(rows: int, chunk_rows: int) -> int:
+def balanced(rows: int, chunk_rows: int) -> int:
     """Return chunks of equal size, a multiple of 16 where that fits: no small last chunk."""
     n_chunks = -(-rows // chunk_rows)
     even = -(-rows // n_chunks)
@@ -414,7 +414,5 @@ def _source_tensors(source: Source) -> tuple[Tensor | None, ...]:
 def _rebuild(
     source: Source, tensors: Sequence[Tensor | None], row_scale: Tensor | None
 ) -> tuple[Source, Sequence[Tensor | None]]:
-    n = len(source.hiddens)
-    hiddens, weights, bias = tuple(tensors[:n]), tuple(tensors[n : 2 * n]), tensors[2 * n]
-    rebuilt = Source(hiddens, weights, bias, source.pointwise, row_scale)  # type: ignore[arg-type]
-    return rebuilt, tensors[2 * n + 1 :]
+    end = 2 * len(source.hiddens) + 1
+    return replace(source.on(tensors[:end]), row_scale=row_scale), tensors[end:]

@@ -10,7 +10,7 @@ so nothing is lost there either, and sums still run in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -164,6 +164,16 @@ class Source:
         """Return the source of some rows."""
         scale = None if self.row_scale is None else self.row_scale[rows]
         return replace(self, hiddens=tuple(h[rows] for h in self.hiddens), row_scale=scale)
+
+    def form(self) -> Source:
+        """Return the source without differentiable tensors, to keep beside saved ones."""
+        return self.on((None,) * (2 * len(self.hiddens) + 1))
+
+    def on(self, tensors: Sequence[Tensor | None]) -> Source:
+        """Return the same source on other hidden states, weights and bias, in this order."""
+        n = len(self.hiddens)
+        hiddens, weights, bias = tuple(tensors[:n]), tuple(tensors[n : 2 * n]), tensors[2 * n]
+        return Source(hiddens, weights, bias, self.pointwise, self.row_scale)  # type: ignore[arg-type]
 
     def weight_tile(self, term: int, lo: int, hi: int) -> Tensor:
         """Return rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i).

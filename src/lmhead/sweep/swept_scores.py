@@ -16,6 +16,7 @@ from lmhead.scores.by_rows import kl_by_rows
 from lmhead.scores.protocol import Tile
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import run_sweep
+from lmhead.sweep.divergences import Kind, swept_divergence
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import GradFilter, Plan, Questions
 from lmhead.sweep.source import Source, without_autocast
@@ -126,6 +127,16 @@ class SweptScores(Scores):
             top_ids=decisions.top_ids,
             ranks=decisions.ranks,
         )
+
+    def divergence(self, other: Scores, kind: str, beta: float = 0.5) -> Tensor:
+        """Return a divergence of each row: two products, and two more for each gradient."""
+        if (
+            not isinstance(other, SweptScores)
+            or other.dtype != self.dtype
+            or torch._C._are_functorch_transforms_active()
+        ):
+            return super().divergence(other, kind, beta)
+        return swept_divergence(self.source, other.source, Kind(kind, beta), self.max_bytes)
 
     def _mean_weights(self) -> Tensor:
         """Return the weights of a mean over the tokens that are not masked: (V,)."""

@@ -1,0 +1,291 @@
+"""Divergences between the rows of two linear layers, with their gradients.
+
+D = Σ_v F(p_v, q_v) of two softmaxes. With A_p = p ∂F/∂p and A_q = q ∂F/∂q (without constants, which
+cancel) and S their sums over the vocabulary,
+
+    dD / dz_p = A_p - p S_p        dD / dz_q = A_q - q S_q
+
+    kind          A_p                A_q                   D
+    kl            p log(p/q)         -p                    S_p
+    reverse_kl    -q                 q log(q/p)            S_q
+    jsd           β p log(p/m)       (1-β) q log(q/m)      S_p + S_q, with m = β p + (1-β) q
+    tvd           p sign(p-q) / 2    q sign(q-p) / 2       S_p + S_q
+
+A chunk of rows is seen three times: for the log-sum-exp of both, for the sums, for the gradients.
+The logits of a chunk are kept in between if memory allows; else they are made again.
+
+In:  two sources of one shape. Out: D of each row, differentiable in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.scores.by_rows import divergence_of
+from lmhead.sweep import kernels
+from lmhead.sweep.chunk import Gradients, Inputs, Needs
+from lmhead.sweep.kernels import Pointwise, Softmax
+from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Plan, balanced
+from lmhead.sweep.source import Source
+
+_TILE_TOKENS = 8192
+_CHUNK_ROWS = 512
+# With fewer rows, reading and writing the weight gradient for each chunk costs more than products.
+_MIN_RETAINED = 32
+# Tiles of scratch memory that a step may use beside the tiles of both sides.
+_SCRATCH = 6
+
+Tensors = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which divergence."""
+
+    name: str
+    beta: float = 0.5
+
+    def value(self, sum_p: Tensor, sum_q: Tensor) -> Tensor:
+        """Return D from the sums over the vocabulary."""
+        if self.name == "kl":
+            return sum_p
+        return sum_q if self.name == "reverse_kl" else sum_p + sum_q
+
+
+def swept_divergence(p: Source, q: Source, kind: Kind, max_bytes: int | None) -> Tensor:
+    """Return D of each row, (N,) in float64."""
+    made: Tensor = _Divergence.apply(p, q, kind, max_bytes, _Made(), *_tensors(p), *_tensors(q))  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Made:
+    """Gradients computed in the forward pass, as if the gradient of every row's D were 1."""
+
+    gradients: Tensors | None = None
+
+
+class _Divergence(torch.autograd.Function):
+    """Two products; with gradients two more for each side that needs them.
+
+    The gradients are made in the forward pass. They are what the backward pass needs if the
+    gradient of D is the same in every row, as after a sum or a mean; if not, and a weight or a bias
+    needs a gradient, they are made again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        p: Source,
+        q: Source,
+        kind: Kind,
+        max_bytes: int | None,
+        made: _Made,
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        ctx.forms, ctx.kind, ctx.max_bytes, ctx.made = (p.form(), q.form()), kind, max_bytes, made
+        ctx.save_for_backward(*tensors)
+        sweep = _Sweep(p, q, kind, max_bytes)
+        flags = ctx.needs_input_grad[5:]
+        values, made.gradients = sweep.run(flags if any(flags) else None)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        tensors = ctx.saved_tensors
+        flags = ctx.needs_input_grad[5:]
+        p, q = _sources(ctx.forms, tensors)
+        if torch.is_grad_enabled():  # double backward: by the definition
+            wanted = [t for t, f in zip(tensors, flags, strict=True) if f]
+            z_p, z_q = (s.dense().double() for s in (p, q))
+            values = divergence_of(z_p, z_q, ctx.kind.name, ctx.kind.beta)
+            found = iter(torch.autograd.grad(values, wanted, grad, create_graph=True))
+            return (*(None,) * 5, *(next(found) if f else None for f in flags))
+        gradients, ctx.made.gradients = ctx.made.gradients, None
+        rows_alone = not any(
+            f for s, fs in zip((p, q), _split(p, flags), strict=True) for f in fs[len(s.hiddens) :]
+        )
+        even = grad.numel() == 0 or bool((grad == grad[0]).all())
+        if gradients is None or not (even or rows_alone):
+            sweep = _Sweep(p, q, ctx.kind, ctx.max_bytes)
+            _, gradients = sweep.run(flags, upstream=grad)
+        elif even:
+            for g in gradients:
+                if g is not None and grad.numel():
+                    g.mul_(grad[0].to(g.dtype))
+        else:
+            for g in gradients:
+                if g is not None:
+                    g.mul_(grad[:, None].to(g.dtype))
+        typed = (
+            None if g is None or t is None else g.to(t.dtype)
+            for g, t in zip(gradients, tensors, strict=True)
+        )
+        return (*(None,) * 5, *typed)
+
+
+class _Sweep:
+    """The three passes over all chunks."""
+
+    def __init__(self, p: Source, q: Source, kind: Kind, max_bytes: int | None) -> None:
+        self.sources, self.kind = (p, q), kind
+        self.plan = _plan(p, q, DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+
+    @torch.no_grad()
+    def run(
+        self, flags: tuple[bool, ...] | None, upstream: Tensor | None = None
+    ) -> tuple[Tensor, Tensors | None]:
+        """Return D (N,), and the gradients of the flagged tensors times `upstream` (N,)."""
+        p = self.sources[0]
+        values = torch.zeros(p.rows, dtype=torch.float64, device=p.device)
+        split = (None, None) if flags is None else _split(p, flags)
+        into = [
+            None if f is None else Gradients(s, Needs.of(s, f))
+            for s, f in zip(self.sources, split, strict=True)
+        ]
+        with p.products():
+            buffers = [_buffers(s, self.plan) for s in self.sources]
+            for start, stop in self.plan.chunks():
+                rows = slice(start, stop)
+                sides = [
+                    _Side(s, self.plan, b, rows) for s, b in zip(self.sources, buffers, strict=True)
+                ]
+                sums = self._sums(sides)
+                values[rows] = self.kind.value(*sums)
+                scale = torch.ones_like(sums[0]) if upstream is None else upstream[rows]
+                self._differentiate(sides, sums, scale, into)
+            grads = [g.result() for g in into if g is not None]
+        return values, tuple(g for part in grads for g in part) if grads else None
+
+    def _sums(self, sides: list[_Side]) -> tuple[Tensor, Tensor]:
+        """Return S_p and S_q of a chunk."""
+        for side in sides:
+            side.make()
+        lses = (sides[0].lse, sides[1].lse)
+        sums = torch.zeros(2, sides[0].n_rows, dtype=torch.float64, device=sides[0].lse.device)
+        for (_, _, z_p), (_, _, z_q) in zip(*(side.logits() for side in sides), strict=True):
+            kernels.add_divergence_(z_p, z_q, *lses, self.kind, sums)
+        return sums[0], sums[1]
+
+    def _differentiate(
+        self,
+        sides: list[_Side],
+        sums: tuple[Tensor, Tensor],
+        upstream: Tensor,
+        into: list[Gradients | None],
+    ) -> None:
+        wanted = [g if g is not None and g.wanted else None for g in into]
+        if not any(wanted):
+            return
+        for side, to in zip(sides, wanted, strict=True):
+            if to is not None:
+                to.start(side.rows, side.hiddens)
+        flags = (wanted[0] is not None, wanted[1] is not None)
+        lses = (sides[0].lse, sides[1].lse)
+        for (lo, hi, z_p), (_, _, z_q) in zip(*(side.logits() for side in sides), strict=True):
+            slopes = [
+                s.slope(z) if f else None for s, z, f in zip(sides, (z_p, z_q), flags, strict=True)
+            ]
+            kernels.divergence_gradient_(z_p, z_q, *lses, self.kind, sums, upstream, flags)
+            for z, slope, to in zip((z_p, z_q), slopes, wanted, strict=True):
+                if to is not None:
+                    to.add(lo, hi, z if slope is None else z.mul_(slope))
+        for to in wanted:
+            if to is not None:
+                to.finish()
+
+
+class _Side:
+    """One of the two distributions, for a chunk of rows."""
+
+    def __init__(self, source: Source, plan: Plan, buffers: list[Tensor], rows: slice) -> None:
+        self.source, self.plan, self.buffers, self.rows = source, plan, buffers, rows
+        self.hiddens = source.take(rows)
+        self.n_rows = self.hiddens[0].shape[0]
+        self._inputs = Inputs(source, rows, self.hiddens)
+
+    def _tiles(self) -> Iterator[tuple[int, int, Tensor]]:
+        for number, (lo, hi) in enumerate(self.plan.tiles()):
+            flat = self.buffers[number if self.plan.retained else 0]
+            yield lo, hi, flat[: (hi - lo) * self.n_rows].view(hi - lo, self.n_rows)
+
+    def make(self) -> None:
+        """Compute the log-sum-exp; the logits too, if they are kept."""
+        source, inputs = self.source, self._inputs
+        running = Softmax.start(self.n_rows, entropy=False, like=self.buffers[0])
+        for lo, hi, z in self._tiles():
+            source.linear_tile(inputs.transposed, lo, hi, z)
+            bias, pointwise = source.bias_tile(lo, hi), source.pointwise
+            if inputs.unscaled is not None:
+                kernels.finish_(z, bias, pointwise, inputs.unscaled)
+                bias, pointwise = None, Pointwise()
+            scratch = torch.empty_like(z) if kernels.for_tile(z, bias) is None else z
+            kernels.update_answers_(z, lo, bias, pointwise, running, (scratch, scratch), None, None)
+        self.lse = running.lse
+
+    def logits(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield all tiles of logits, (tokens, rows)."""
+        for lo, hi, z in self._tiles():
+            if not self.plan.retained:
+                self.source.linear_tile(self._inputs.transposed, lo, hi, z)
+                bias, scale = self.source.bias_tile(lo, hi), self._inputs.unscaled
+                kernels.finish_(z, bias, self.source.pointwise, scale)
+            yield lo, hi, z
+
+    def slope(self, z: Tensor) -> Tensor | None:
+        """Return dz / d(linear layer) of a tile; None for 1."""
+        pointwise, scale = self.source.pointwise, self._inputs.row_scale
+        if not pointwise.bounded:
+            if scale is not None:
+                return scale * pointwise.scale
+            return None if pointwise.scale == 1.0 else z.new_tensor(pointwise.scale)
+        steep = z.clone() if scale is None else z / scale
+        pointwise.slope(steep, out=steep)
+        return steep if scale is None else steep.mul_(scale)
+
+
+def _plan(p: Source, q: Source, max_bytes: int) -> Plan:
+    """Return chunks of rows whose logits are kept, if that fits; else tiles that fit."""
+    rows, vocab = max(1, p.rows), p.vocab
+    budget = max_bytes // p.dtype.itemsize
+    width = p.hidden_size + q.hidden_size
+    tokens = max(1, min(_TILE_TOKENS, -(-vocab // 2)))
+    while tokens > 512 and tokens * width > budget // 4:
+        tokens //= 2
+    fixed = tokens * width if p.converts or q.converts else 0
+    per_row = 2 * vocab + 4 * width + 32
+    # Scratch memory is that of a block: see `kernels.add_divergence_`.
+    chunk = (budget - fixed - _SCRATCH * kernels.BLOCK) // per_row
+    if chunk >= min(_MIN_RETAINED, rows):
+        chunk = balanced(rows, min(chunk, _CHUNK_ROWS))
+        return Plan(p.rows, vocab, chunk, tokens, retained=True, bytes=0)
+    chunk = min(_CHUNK_ROWS, rows)
+    while tokens > min(8, vocab) and tokens * (_SCRATCH * chunk + width) > budget:
+        tokens //= 2
+    chunk = max(1, min(chunk, (budget - tokens * width) // (_SCRATCH * tokens + 4 * width)))
+    return Plan(p.rows, vocab, chunk, tokens, retained=False, bytes=0)
+
+
+def _buffers(source: Source, plan: Plan) -> list[Tensor]:
+    size = plan.chunk_rows * plan.tile_tokens
+    n = plan.n_tiles if plan.retained else 1
+    return [torch.empty(size, dtype=source.dtype, device=source.device) for _ in range(n)]
+
+
+def _tensors(source: Source) -> Tensors:
+    return (*source.hiddens, *source.weights, source.bias)
+
+
+def _split(p: Source, flags: tuple[bool, ...]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    n = 2 * len(p.hiddens) + 1
+    return flags[:n], flags[n:]
+
+
+def _sources(forms: tuple[Source, Source], tensors: Tensors) -> tuple[Source, Source]:
+    p, q = forms
+    n = 2 * len(p.hiddens) + 1
+    return p.on(tensors[:n]), q.on(tensors[n:])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from compare import Array, assert_close, float64
-from guard import no_tensor_of
 from torch import Tensor
+from torch_watch import no_tensor_of
 
 import lmhead
 from lmhead import reference
@@ -219,7 +219,7 @@ def test_masked_tokens_have_probability_zero(kind: str) -> None:
 
 def test_a_side_without_gradient_costs_none() -> None:
     """No gradient product is made for the teacher."""
-    from guard import Products
+    from torch_watch import Products
 
     h_p, w_p, h_q, w_q = heads(64, 500, torch.float32)
     one = 2 * 64 * 500  # of width 1

@@ -28,12 +28,16 @@ export interface NextRow {
   readonly logits: Float32Array;
 }
 
+/** Continuations by name. */
+export type Paths = Readonly<Record<Path["name"], Path | undefined>>;
+
 /** A continuation by one decoding method. */
 export interface Path {
   readonly name: "greedy" | "sampler" | "beam";
   readonly tokens: readonly {
     readonly id: number;
-    readonly log_prob: number;
+    /** Null while beam search runs. */
+    readonly log_prob: number | null;
     readonly sampler_log_prob: number | null;
   }[];
   readonly log_prob: number;
@@ -149,8 +153,63 @@ export async function fetchRun<T>(last: { end: number; mark: string } | undefine
   return (await (await request(`/api/run${query}`, { signal })).json()) as T;
 }
 
-export async function fetchPaths(question: object, signal: AbortSignal): Promise<readonly Path[]> {
-  return ((await (await post("/api/paths", question, signal)).json()) as { paths: Path[] }).paths;
+/** How much of a streamed response has arrived. */
+export interface Progress {
+  readonly done: number;
+  readonly all: number;
+}
+
+/**
+ * Send a JSON body and read the response line by line; `partial` takes what has arrived so far. Lists of a line are
+ * appended to those of the lines before, everything else replaces.
+ */
+export async function postStream<T>(
+  path: string,
+  question: object,
+  signal: AbortSignal,
+  partial: (data: T, progress: Progress | undefined) => void,
+): Promise<T> {
+  const response = await post(path, { ...question, stream: true }, signal);
+  let [document, progress]: [Record<string, unknown>, Progress | undefined] = [{}, undefined];
+  const add = (line: string): void => {
+    const { error, progress: now, ...fields } = JSON.parse(line) as Line;
+    if (error) throw toError(error, "");
+    if (now) progress = { done: now[0], all: now[1] };
+    const joined = Object.entries(fields).map(([name, value]): [string, unknown] => {
+      const before = document[name];
+      return [
+        name,
+        Array.isArray(value) && Array.isArray(before) ? [...(before as unknown[]), ...(value as unknown[])] : value,
+      ];
+    });
+    document = { ...document, ...Object.fromEntries(joined) };
+  };
+  const decoder = new TextDecoder();
+  let rest = "";
+  const reader = response.body?.getReader();
+  for (let part = await read(reader, signal); part; part = await read(reader, signal)) {
+    const lines = (rest + decoder.decode(part, { stream: true })).split("\n");
+    rest = lines.pop() ?? "";
+    lines.forEach(add);
+    if (lines.length) partial(document as T, progress);
+  }
+  return document as T;
+}
+
+interface Line {
+  readonly error?: ErrorBody;
+  readonly progress?: readonly [number, number];
+}
+
+async function read(
+  reader: ReadableStreamDefaultReader<Uint8Array> | undefined,
+  signal: AbortSignal,
+): Promise<Uint8Array | undefined> {
+  const { value } = (await reader?.read().catch((error: Error) => {
+    if (signal.aborted) throw error;
+    throw new ServerError(error.message, "offline");
+  })) ?? { value: undefined };
+  return value;
 }
 
 /** Send a JSON body; throws `ServerError` for an error response. */
@@ -166,7 +225,15 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
     throw new ServerError(error.message, "offline");
   });
   if (response.ok) return response;
-  const body = (await response.json().catch(() => null)) as { error?: { message: string; code: string } } | null;
-  const { message = response.statusText, code = "", ...facts } = body?.error ?? {};
-  throw new ServerError(message, code, facts);
+  const body = (await response.json().catch(() => null)) as { error?: ErrorBody } | null;
+  throw toError(body?.error ?? {}, response.statusText);
+}
+
+interface ErrorBody {
+  readonly message?: string;
+  readonly code?: string;
+}
+
+function toError({ message, code = "", ...facts }: ErrorBody, otherwise: string): ServerError {
+  return new ServerError(message ?? otherwise, code, facts);
 }

@@ -2,10 +2,10 @@
 // retried while the server is busy, and on a button after an error.
 //
 // Responses are kept while the tab is open, so that going back to a page shows its results at once. A
-// streamed response arrives in parts; if it is stopped or fails, the parts that have arrived stay.
+// streamed response arrives in parts; if it is stopped, fails or is left, the parts that have arrived stay.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { fetchVocabulary, ServerError } from "./api";
+import { fetchVocabulary, ServerError, type Progress } from "./api";
 
 export interface RequestState<T> {
   /** The last response: to this request if `current`, else to an earlier one. */
@@ -14,6 +14,10 @@ export interface RequestState<T> {
   /** Whether all of it has arrived. */
   readonly complete: boolean;
   readonly loading: boolean;
+  /** How much of a streamed response has arrived. */
+  readonly progress: Progress | undefined;
+  /** Seconds until all of it will have arrived, by the pace so far. */
+  readonly secondsLeft: number | undefined;
   readonly error: ServerError | undefined;
   /** Send the same request again. */
   retry(): void;
@@ -22,7 +26,8 @@ export interface RequestState<T> {
 }
 
 /** `partial` takes what has arrived so far. */
-export type Send<T> = (signal: AbortSignal, partial: (data: T) => void) => Promise<T>;
+export type Send<T> = (signal: AbortSignal, partial: Partial<T>) => Promise<T>;
+type Partial<T> = (data: T, progress: Progress | undefined) => void;
 
 interface State<T> {
   /** The request that ended last: attempt and key. */
@@ -31,17 +36,35 @@ interface State<T> {
   readonly key: string | undefined;
   readonly data: T | undefined;
   readonly complete: boolean;
+  readonly progress: Progress | undefined;
+  /** When the first part arrived, in ms. */
+  readonly since: number;
 }
 
+const EMPTY = {
+  ended: "",
+  error: undefined,
+  key: undefined,
+  data: undefined,
+  complete: false,
+  progress: undefined,
+  since: 0,
+};
 const RETRIES = 5; // when the server is busy
 const MAX_WAIT_SECONDS = 10; // between two retries
 const KEPT = 24; // responses
 
-const responses = new Map<string, unknown>();
+interface Kept {
+  readonly data: unknown;
+  readonly complete: boolean;
+  readonly progress: Progress | undefined;
+}
 
-function keep(key: string, data: unknown): void {
+const responses = new Map<string, Kept>();
+
+function keep(key: string, response: Kept): void {
   responses.delete(key);
-  responses.set(key, data);
+  responses.set(key, response);
   for (const old of [...responses.keys()].slice(0, -KEPT)) responses.delete(old);
 }
 
@@ -49,32 +72,39 @@ function keep(key: string, data: unknown): void {
 export function useRequest<T>(key: string | undefined, send: Send<T>, rest = 0): RequestState<T> {
   const [turn, setTurn] = useState(0);
   const attempt = `${turn} ${key}`;
-  const [state, setState] = useState<State<T>>({
-    ended: "",
-    error: undefined,
-    key: undefined,
-    data: undefined,
-    complete: false,
-  });
+  const [state, setState] = useState<State<T>>(EMPTY);
   const abort = useRef<AbortController | undefined>(undefined);
-  const kept = key === undefined || turn ? undefined : (responses.get(key) as T | undefined);
+  const kept = key === undefined || turn ? undefined : responses.get(key);
+  const restored: State<T> | undefined = kept && {
+    ...EMPTY,
+    ...(kept as Kept & { data: T }),
+    ended: attempt,
+    error: kept.complete ? undefined : new ServerError("", "stopped"),
+    key,
+  };
 
   useEffect(() => {
     if (key === undefined) return;
-    if (kept !== undefined) {
-      setState({ ended: attempt, error: undefined, key, data: kept, complete: true });
+    if (restored) {
+      setState(restored);
       return;
     }
     const stop = new AbortController();
     abort.current = stop;
-    const arrived = (data: T, complete: boolean): void => {
+    let latest: Kept | undefined;
+    const arrived = (data: T, complete: boolean, progress: Progress | undefined): void => {
       if (stop.signal.aborted) return;
-      setState((old) => ({ ended: complete ? attempt : old.ended, error: undefined, key, data, complete }));
-      if (complete) keep(key, data);
+      latest = { data, complete, progress };
+      if (complete) keep(key, latest);
+      setState((old) => {
+        const first = old.key !== key || old.complete || old.data === undefined;
+        const since = first ? performance.now() : old.since;
+        return { ended: complete ? attempt : "", error: undefined, key, data, complete, progress, since };
+      });
     };
     const timer = window.setTimeout(() => {
-      withRetries(send, stop.signal, (data) => arrived(data, false), RETRIES).then(
-        (data) => arrived(data, true),
+      withRetries(send, stop.signal, (data, progress) => arrived(data, false, progress), RETRIES).then(
+        (data) => arrived(data, true, undefined),
         (error: unknown) =>
           stop.signal.aborted || setState((old) => ({ ...old, ended: attempt, error: toServerError(error) })),
       );
@@ -82,16 +112,22 @@ export function useRequest<T>(key: string | undefined, send: Send<T>, rest = 0):
     return () => {
       clearTimeout(timer);
       stop.abort();
+      if (latest?.progress?.done) keep(key, latest); // to be found again when the page is
     };
   }, [attempt]);
 
-  const shown = kept === undefined ? state : { ended: attempt, error: undefined, key, data: kept, complete: true };
+  const shown = restored ?? state;
   const ended = shown.ended === attempt;
+  const loading = key !== undefined && !ended;
+  const { progress } = shown;
+  const seconds = (performance.now() - shown.since) / 1000;
   return {
     data: shown.data,
     current: key !== undefined && shown.key === key && shown.data !== undefined,
     complete: shown.key === key && shown.complete,
-    loading: key !== undefined && !ended,
+    loading,
+    progress: shown.key === key ? progress : undefined,
+    secondsLeft: loading && progress?.done ? (seconds * (progress.all - progress.done)) / progress.done : undefined,
     error: ended && key !== undefined ? shown.error : undefined,
     retry: () => setTurn(turn + 1),
     stop: () => {
@@ -106,12 +142,7 @@ export function useVocabulary(model: string | undefined): RequestState<readonly 
   return useRequest(model && `vocabulary ${model}`, () => fetchVocabulary(model ?? ""));
 }
 
-async function withRetries<T>(
-  send: Send<T>,
-  signal: AbortSignal,
-  partial: (data: T) => void,
-  left: number,
-): Promise<T> {
+async function withRetries<T>(send: Send<T>, signal: AbortSignal, partial: Partial<T>, left: number): Promise<T> {
   try {
     return await send(signal, partial);
   } catch (error) {

@@ -29,6 +29,7 @@ const lens: Lens = {
     { layer: 0, cells: [cell(7.3)] },
     { layer: 1, cells: [cell(0)] },
   ],
+  rows: 2,
 };
 const scale = scaleOf(lens, 1000);
 
@@ -42,6 +43,12 @@ test("the stronger the colour, the nearer to the answer", () => {
     expect(middle, measure).toBeGreaterThan(0);
     expect(middle, measure).toBeLessThan(1);
   }
+});
+
+test("KL has a log scale: a factor of ten is the same step of colour everywhere", () => {
+  const [a, b, c] = [0.02, 0.2, 2].map((kl) => shareOf(kl, "kl", scale)) as [number, number, number];
+  expect(a - b).toBeCloseTo(b - c, 12);
+  expect(legendOf("kl", scale).map(({ text }) => text)).toEqual(["8.00", "1.00", "0.10", "0.01"]);
 });
 
 test("a legend goes from far to near, and says what it colours", () => {

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tiny_models import tiny, write_model
 
 from lmhead.analysis import VocabularyMismatch, compare_models, compare_samplers
+from lmhead.analysis.comparison import stream_compare_models
 from lmhead.models import LanguageModel, open_model
 from lmhead.sampling import Sampler
 
@@ -130,14 +131,15 @@ def test_every_place_can_be_had(pair: tuple[LanguageModel, LanguageModel]) -> No
     assert math.fsum(d.kl for d in found.differences) == pytest.approx(found.kl * found.positions)
 
 
-def test_it_can_be_given_up(pair: tuple[LanguageModel, LanguageModel]) -> None:
-    def between() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        compare_models(*pair, TEXT, on_step=between)
-    with pytest.raises(InterruptedError):
-        compare_samplers(pair[0], Sampler(), Sampler(), TEXT, on_step=between)
+def test_a_comparison_grows_window_by_window(pair: tuple[LanguageModel, LanguageModel]) -> None:
+    parts = [step.result() for step in stream_compare_models(*pair, TEXT, window=4, worst=1000)]
+    want = compare_models(*pair, TEXT, window=4, worst=1000)
+    assert [part.positions for part in parts][:2] == [4, 8]
+    assert parts[-1] == want
+    first = [d for d in want.differences if d.position <= 4]
+    assert sorted(parts[0].differences, key=lambda d: d.position) == sorted(
+        first, key=lambda d: d.position
+    )
 
 
 def test_too_short_a_text(pair: tuple[LanguageModel, LanguageModel]) -> None:

@@ -7,6 +7,7 @@ import torch
 from tiny_models import tiny
 
 from lmhead.analysis import logit_lens, next_tokens
+from lmhead.analysis.lens import stream_lens
 from lmhead.analysis.token_text import find_token
 from lmhead.models import LanguageModel
 
@@ -79,19 +80,13 @@ def test_json(model: LanguageModel) -> None:
     assert math.isfinite(cell["entropy"])
 
 
-def test_it_can_be_given_up_between_layers(model: LanguageModel) -> None:
-    calls = 0
-
-    def between() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        logit_lens(model, "hello", on_step=between)
-    assert calls == 2
-    logit_lens(model, "hello", on_step=lambda: None)
+def test_rows_come_one_by_one(model: LanguageModel) -> None:
+    want = logit_lens(model, "hello", top=2)
+    found = list(stream_lens(model, "hello", top=2))
+    assert [len(lens.cells) for lens, _ in found] == list(range(len(want.cells) + 1))
+    assert {count for _, count in found} == {len(want.cells)}
+    assert found[-1][0] == want
+    assert found[0][0].targets == want.targets
 
 
 def test_a_word_is_the_token_that_a_text_is_cut_into(model: LanguageModel) -> None:

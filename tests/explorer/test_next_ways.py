@@ -87,7 +87,7 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     opened(here, f"{address}/next?prompt=hello&t=1.2&k=40&seed=4&n=9&beams=3")
     assert here.locator("[data-path]").count() == 0
     here.get_by_role("button", name="Generate").click()
-    expect(here.locator("[data-path]")).to_have_count(3)
+    expect(here.locator(".paths [aria-busy=false]")).to_have_count(1)
     sampler = Sampler(temperature=1.2, top_k=40, seed=4)
     assert model.tokenizer is not None
     ids = model.tokenizer.encode("hello")
@@ -109,13 +109,14 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     # A slider asks nobody; what is shown says that it was made otherwise.
     heard = asked(here)
     here.locator('input[name="t"]').fill("0.3")
-    expect(here.locator(".paths [role=status]")).to_contain_text("settings have changed")
+    outdated = here.locator('[data-chart="outdated"]')
+    expect(outdated).to_contain_text("settings have changed")
     assert heard == []
     here.get_by_role("button", name="Generate again").click()
-    expect(here.locator(".paths [role=status]")).to_have_text("")
+    expect(outdated).to_have_text("")
     # A reload shows them again; a click on the third word of one goes on up to there.
     here.reload()
-    expect(here.locator("[data-path]")).to_have_count(3)
+    expect(here.locator(".paths [aria-busy=false]")).to_have_count(1)
     here.locator('[data-path="beam"] summary').click()
     here.locator('[data-path="beam"] button.token-button').nth(2).click()
     expect(pieces(here)).to_have_count(len(ids) + 3)

@@ -9,7 +9,7 @@ from compare import assert_close
 from huggingface_models import FAMILIES, Wrapped, random_model, transformers
 from torch import Tensor
 
-from lmhead.sampling.beam import Beams, beam_search
+from lmhead.sampling.beam import Beams, beam_search, stream_beam_search
 
 PROMPT = torch.tensor([[5, 6, 7, 8], [41, 9, 17, 33], [12, 50, 3, 29]])
 UNEVEN = [[5, 6, 7, 8, 11], [41, 9], [12, 50, 3]]
@@ -204,3 +204,14 @@ def test_prompts_that_are_done_leave_the_batch() -> None:
     assert model.rows[:2] == [3, 9]
     assert model.rows == [3, *sorted(model.rows[1:], reverse=True)]
     assert model.rows[-1] < 9
+
+
+def test_the_steps_of_a_search_end_with_its_result() -> None:
+    model = random_model("llama")
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6, "eos_token_id": SEVERAL_ENDS}
+    steps = list(stream_beam_search(Wrapped(model), UNEVEN, **options))
+    assert steps[-1] == beam_search(Wrapped(model), UNEVEN, **options)
+    assert [step.steps for step in steps] == list(range(1, len(steps) + 1))
+    for number, step in enumerate(steps, 1):
+        assert all(len(found) == 1 <= len(found[0]) <= number for found in step.sequences)
+        assert all(score < 0 for scores in step.scores for score in scores)

@@ -1,8 +1,6 @@
-"""POST /api/lens: the library's own numbers, bounds, and work that ends when nobody waits."""
+"""POST /api/lens: the library's own numbers and bounds."""
 
-import asyncio
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,7 @@ from llama2c_files import tiny_model
 from lmhead.analysis import logit_lens
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
-from lmhead.server.endpoints import api_lens as lens
-from lmhead.server.worker import Cancelled
-from server.serve_tiny import ask, finish, make_app, write_page
+from server.serve_tiny import ask, make_app, write_page
 
 
 @pytest.fixture(scope="module")
@@ -97,57 +93,3 @@ def test_a_model_without_layers_says_so(page: Path, model: LanguageModel) -> Non
     answer = ask(app, "POST", "/api/lens", json={"model": "closed", "prompt": "a"})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "no_layers"
-
-
-def test_who_leaves_stops_the_work_between_two_layers(
-    page: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client goes when the first layer has been read; the second is never begun."""
-    reached, left, ended = threading.Event(), threading.Event(), threading.Event()
-    layers = 0
-
-    def watched(*args: Any, on_step: Any, **options: Any) -> Any:
-        def look() -> None:
-            nonlocal layers
-            on_step()
-            layers += 1
-            reached.set()
-            left.wait(5)
-
-        try:
-            return logit_lens(*args, on_step=look, **options)
-        except Cancelled:
-            ended.set()
-            raise
-
-    monkeypatch.setattr(lens, "logit_lens", watched)
-    app = make_app(page, models={"tiny": model})
-
-    async def main() -> None:
-        body = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
-        sent = False
-
-        async def receive() -> dict[str, Any]:
-            nonlocal sent
-            if not sent:
-                sent = True
-                return {"type": "http.request", "body": body, "more_body": False}
-            await asyncio.to_thread(reached.wait, 5)
-            return {"type": "http.disconnect"}
-
-        async def send(_: Any) -> None:
-            left.set()
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/api/lens",
-            "raw_path": b"/api/lens",
-            "query_string": b"",
-            "headers": [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json")],
-        }
-        await app(scope, receive, send)
-        assert await asyncio.to_thread(ended.wait, 5)
-
-    finish(main())
-    assert layers == 1

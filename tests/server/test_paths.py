@@ -33,9 +33,11 @@ def app(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def paths(app: Any, **asked: Any) -> dict[str, dict[str, Any]]:
     answer = ask(app, "POST", "/api/paths", json={"model": "tiny", **asked})
     assert answer.status_code == 200, answer.text
-    found = answer.json()["paths"]
-    assert [path["name"] for path in found] == ["greedy", "sampler", "beam"]
-    return {path["name"]: path for path in found}
+    found: dict[str, dict[str, Any]] = answer.json()
+    assert {name: path["name"] for name, path in found.items()} == {
+        name: name for name in ("greedy", "sampler", "beam")
+    }
+    return found
 
 
 def ids(path: dict[str, Any]) -> list[int]:
@@ -138,7 +140,7 @@ def test_the_stages_of_a_sampler_can_come_in_any_order(app: Any, model: Language
     options = {"temperature": 0.5, "top_p": 0.7, "seed": 3}
     stages = ["top_p", "temperature"]
     asked = {"model": "tiny", "ids": [1, 5], "tokens": 8, "sampler": {**options, "stages": stages}}
-    found = ask(app, "POST", "/api/paths", json=asked).json()["paths"][1]
+    found = ask(app, "POST", "/api/paths", json=asked).json()["sampler"]
     sampler = Sampler(stages=[TopP(0.7), Temperature(0.5)], seed=3)
     want = [event.token for event in stream_generate(model, [1, 5], sampler, max_new_tokens=8)]
     assert [token["id"] for token in found["tokens"]] == want

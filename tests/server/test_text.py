@@ -1,10 +1,9 @@
-"""A text's score over HTTP: the library's numbers, bounds, and work that ends when nobody waits."""
+"""A text's score over HTTP: the library's numbers and bounds."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama2c_files import tiny_model
@@ -12,9 +11,6 @@ from llama2c_files import tiny_model
 from lmhead.analysis import score
 from lmhead.models import LanguageModel
 from lmhead.server import Limits
-from lmhead.server.api_context import ApiContext
-from lmhead.server.endpoints.api_text import _scored
-from lmhead.server.worker import Cancellation, Cancelled, Worker
 from server.serve_tiny import ask, make_app, write_page
 
 
@@ -84,27 +80,6 @@ def test_no_text_breaks_it(app: Any, text: str) -> None:
         said = answer.json()
         bytes_ = [b for token in said["tokens"] for b in token["bytes"]]
         assert bytes(bytes_).removeprefix(b" ").decode() == text.removeprefix(" ")
-
-
-def test_a_client_who_leaves_stops_the_work(model: LanguageModel) -> None:
-    """The first window is read, the second is not."""
-    limits = Limits()
-    cancellation = Cancellation(60)
-    windows: list[int] = []
-
-    class Watched:
-        head, tokenizer, max_length, name = model.head, model.tokenizer, 16, "watched"
-        eos_token_ids = model.eos_token_ids
-
-        def hidden(self, ids: torch.Tensor) -> Any:
-            windows.append(ids.shape[-1])
-            cancellation.cancel()
-            return model.hidden(ids)
-
-    api = ApiContext({}, Worker(limits), limits)
-    with pytest.raises(Cancelled):
-        _scored(api, Watched(), "ab" * 100, cancellation)  # type: ignore[arg-type]
-    assert windows == [16]
 
 
 def test_a_model_without_a_tokenizer_is_refused(model: LanguageModel, page: Path) -> None:

@@ -50,7 +50,7 @@ export function ComparePage(): JSX.Element {
     : { a, b, text: field.text };
   const walked = useTextComparison(onText && field.text !== undefined ? question : undefined);
   const asked = onText ? walked : rows;
-  const found = asked.error || field.text === undefined ? undefined : asked.data;
+  const found = (asked.error && !asked.current) || field.text === undefined ? undefined : asked.data;
   const [modelA, modelB] = [a, other].map((name) => models.find((model) => model.name === name));
   const sides: Sides | undefined = modelA &&
     modelB && { models: [modelA, modelB], samplers: samplers ? [one, two] : undefined };
@@ -136,10 +136,10 @@ export function ComparePage(): JSX.Element {
       {found?.comparable === false ? <DifferentVocabularies different={found} /> : null}
       <div class={asked.current && !draft.edited ? "" : "stale"}>
         {sides && found?.comparable && "rows" in found && found.models.join() === [a, other].join() ? (
-          <PromptResult found={found} sides={sides} said={field.text ?? ""} settled={asked.current} />
+          <PromptResult found={found} sides={sides} said={field.text ?? ""} settled={asked.current && !asked.loading} />
         ) : null}
         {sides && found?.comparable && "places" in found ? (
-          <TextResult found={found} sides={sides} said={field} settled={asked.current} />
+          <TextResult found={found} sides={sides} said={field} settled={asked.current && !asked.loading} />
         ) : null}
       </div>
     </div>

@@ -1,7 +1,7 @@
 // Request rows of logits for a prompt, or a comparison on a text.
 
-import { request, fetchNext, post, type Token } from "../api";
-import { useRequest, type RequestState } from "../useRequest";
+import { request, fetchNext, postStream, type Token } from "../api";
+import { useRequest, type RequestState, type Send } from "../useRequest";
 import { Row } from "../sampler/row";
 
 /** Two models with different vocabularies: the first difference. */
@@ -56,10 +56,8 @@ export function useRows(on: boolean, a: string, b: string, prompt: string): Requ
 
 /** For a text: requested when a slider pauses. */
 export function useTextComparison(question: object | undefined): RequestState<TextComparison | Different> {
-  const ask = async (signal: AbortSignal): Promise<TextComparison | Different> => {
-    const response = await post("/api/compare", question ?? {}, signal);
-    return (await response.json()) as TextComparison | Different;
-  };
+  const ask: Send<TextComparison | Different> = (signal, partial) =>
+    postStream("/api/compare", question ?? {}, signal, partial);
   return useRequest(question && `compare ${JSON.stringify(question)}`, ask, REST_MS);
 }
 

@@ -24,7 +24,7 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
   const most = cell.best[0]?.p ?? 1;
   return (
     <aside class="panel cell" data-chart="cell" data-at={`${row}.${column}`} aria-label={s.chosen} aria-live="polite">
-      <h2>{layerName(row, lens.layers.length - 1, s)}</h2>
+      <h2>{layerName(row, lens.rows - 1, s)}</h2>
       <p class="note">
         {s.behind} <TokenText text={lens.prompt[column]?.text ?? ""} /> · {s.target} <TokenText text={target.text} />
       </p>

@@ -19,15 +19,15 @@ interface GridProps {
   readonly measure: Measure;
   readonly figures: boolean;
   readonly chosen: At;
-  /** Whether to scroll to the selected cell at first, too. */
-  readonly scrollFirst: boolean;
+  /** Whether the user selected it. */
+  readonly picked: boolean;
   onChoose(at: At): void;
 }
 
-export function Grid({ lens, scale, measure, figures, chosen, scrollFirst, onChoose }: GridProps): JSX.Element {
+export function Grid({ lens, scale, measure, figures, chosen, picked, onChoose }: GridProps): JSX.Element {
   const { lens: s } = useStrings();
   const box = useRef<HTMLDivElement>(null);
-  const last = lens.layers.length - 1;
+  const last = lens.rows - 1;
   const [layer, position] = chosen;
 
   const choose = (event: Event): void => {
@@ -37,7 +37,10 @@ export function Grid({ lens, scale, measure, figures, chosen, scrollFirst, onCho
   const move = (event: KeyboardEvent): void => {
     const at = placeOf(event.target);
     if (!at) return;
-    const next = stepFrom(at, event.key, event.ctrlKey || event.metaKey, [last, lens.prompt.length - 1]);
+    const next = stepFrom(at, event.key, event.ctrlKey || event.metaKey, [
+      lens.layers.length - 1,
+      lens.prompt.length - 1,
+    ]);
     if (next) box.current?.querySelector<HTMLElement>(`[data-at="${next.join(".")}"]`)?.focus();
     else if (event.key === "Enter" || event.key === " ") onChoose(at);
     else return;
@@ -45,12 +48,9 @@ export function Grid({ lens, scale, measure, figures, chosen, scrollFirst, onCho
   };
 
   // Scroll the selected cell into view, without scrolling the page; the grid opens at the left.
-  const shown = useRef(false);
   useEffect(() => {
     const cell = box.current?.querySelector<HTMLElement>(`[data-at="${layer}.${position}"]`);
-    const first = !shown.current;
-    shown.current = true;
-    if (!box.current || !cell || (first && !scrollFirst)) return;
+    if (!box.current || !cell || !picked) return;
     const names = box.current.querySelector("th")?.offsetWidth ?? 0;
     const [from, to] = [box.current.scrollLeft + names, box.current.scrollLeft + box.current.clientWidth];
     if (cell.offsetLeft < from) box.current.scrollLeft = cell.offsetLeft - names;
@@ -145,7 +145,7 @@ function Told({ lens, at }: { lens: Lens; at: string }): JSX.Element | null {
   return (
     <>
       <p>
-        {layerName(row, lens.layers.length - 1, s)} · <TokenText text={cell.best[0]?.text ?? ""} />
+        {layerName(row, lens.rows - 1, s)} · <TokenText text={cell.best[0]?.text ?? ""} />
       </p>
       <dl>
         {MEASURES.map((measure) => (

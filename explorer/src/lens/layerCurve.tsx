@@ -19,7 +19,7 @@ interface ClimbProps {
 
 export function LayerCurve({ lens, scale, measure, at: [row, column] }: ClimbProps): JSX.Element {
   const { lens: s } = useStrings();
-  const last = lens.layers.length - 1;
+  const last = lens.rows - 1;
   const x = scaleLinear([0, Math.max(last, 1)], [LEFT, WIDTH - RIGHT]);
   const y = scaleLinear([0, 1], [HEIGHT - BOTTOM, TOP]);
   const shares = lens.layers.map(({ cells }) => {

@@ -8,7 +8,8 @@ import type { Lens } from "./lensMeasures";
 import { TOP } from "./useLens";
 
 export function lensDocument({ name, vocab_size, hidden_size, max_length }: Model, lens: Lens): object {
-  return { model: { name, vocab_size, hidden_size, max_length }, ...lens };
+  const { prompt, targets, layers } = lens;
+  return { model: { name, vocab_size, hidden_size, max_length }, prompt, targets, layers };
 }
 
 /** One row per cell. */

@@ -26,7 +26,12 @@ export interface Lens {
   readonly prompt: readonly Token[];
   readonly targets: readonly Token[];
   readonly layers: readonly { readonly layer: number; readonly cells: readonly Cell[] }[];
+  /** How many layers there will be when all have arrived. */
+  readonly rows: number;
 }
+
+/** Smaller divergences have the strongest color. */
+const LEAST_KL = 0.01;
 
 /** What the color scale needs to know about the whole grid. */
 export interface Scale {
@@ -53,7 +58,8 @@ export function shareOf(value: number, measure: Measure, scale: Scale): number {
     case "entropy":
       return 1 - value / Math.log(Math.max(scale.vocabSize, 2));
     case "kl":
-      return 1 - Math.log1p(value) / Math.log1p(scale.mostKl); // large values of early layers would hide the rest
+      // A log scale from LEAST_KL: large values of early layers would hide the rest.
+      return value <= LEAST_KL ? 1 : 1 - Math.log(value / LEAST_KL) / Math.log(scale.mostKl / LEAST_KL);
   }
 }
 
@@ -79,7 +85,7 @@ export function legendOf(measure: Measure, scale: Scale): Step[] {
       .filter((rank) => rank < scale.vocabSize)
       .reverse(),
     entropy: [most, most * 0.75, most / 2, most / 4, 0],
-    kl: [1, 0.75, 0.5, 0.25, 0].map((part) => Math.expm1(part * Math.log1p(scale.mostKl))),
+    kl: [...new Set([scale.mostKl, 10, 1, 0.1, LEAST_KL])].filter((kl) => kl <= scale.mostKl),
   }[measure];
   return values.map((value) => ({ text: brief(value, measure), share: shareOf(value, measure, scale) }));
 }

@@ -49,7 +49,7 @@ export function LensPage(): JSX.Element {
   const [cell] = useParam("cell", place);
   const fixedTarget = target < 0 ? null : target;
   const asked = useLens(name, prompt, fixedTarget);
-  const lens = asked.error ? undefined : asked.data;
+  const lens = asked.error && !asked.current ? undefined : asked.data;
   const vocabSize = model?.vocab_size ?? 2;
   const scale = useMemo(() => (lens ? scaleOf(lens, vocabSize) : undefined), [lens, vocabSize]);
   const corner: At = [(lens?.layers.length ?? 1) - 1, (lens?.prompt.length ?? 1) - 1];
@@ -104,7 +104,7 @@ export function LensPage(): JSX.Element {
                 measure={measure}
                 figures={figures}
                 chosen={at}
-                scrollFirst={inside}
+                picked={inside}
                 onChoose={choose}
               />
               <p class="note">{fill(s.size, { layers: lens.layers.length, positions: grouped(lens.prompt.length) })}</p>
@@ -113,7 +113,7 @@ export function LensPage(): JSX.Element {
             </div>
             <CellPanel lens={lens} scale={scale} measure={measure} at={at} onSeek={seek} />
           </div>
-          {model && prompt !== undefined && asked.current ? (
+          {model && prompt !== undefined && asked.current && !asked.loading ? (
             <div onClickCapture={wholeInView}>
               <ExportPanel
                 name="lens"

@@ -10,7 +10,7 @@ import { exact, valueOf, type Lens, type Measure } from "./lensMeasures";
 export function Numbers({ lens, measure }: { lens: Lens; measure: Measure }): JSX.Element {
   const { lens: s, common } = useStrings();
   const [open, setOpen] = useState(false);
-  const last = lens.layers.length - 1;
+  const last = lens.rows - 1;
   return (
     <details data-chart="numbers" onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>{common.numbers}</summary>

@@ -4,15 +4,18 @@
 // them as outdated.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { fetchPaths, type Path, type ServerError } from "../api";
+import { useState } from "preact/hooks";
+import { postStream, type Path, type Paths as Ways } from "../api";
 import { fill, useStrings } from "../i18n/strings";
 import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
-import { errorText } from "../ui/requestStatus";
+import { Status } from "../ui/requestStatus";
 import { flag, integer, useParam } from "../url";
+import { useRequest } from "../useRequest";
 import { TokenText, joined, visible } from "../ui/tokenText";
 import type { LibraryOptions } from "../sampler/options";
+
+const NAMES = ["greedy", "sampler", "beam"] as const;
 
 interface PathsProps {
   readonly model: string;
@@ -24,44 +27,25 @@ interface PathsProps {
   onTake(ids: readonly number[]): void;
 }
 
-interface Found {
-  readonly key: string;
-  readonly beams: number;
-  readonly paths: readonly Path[];
-}
-
 export function Paths({ model, prompt, output, options, say, onTake }: PathsProps): JSX.Element {
-  const { next: s, errors } = useStrings();
+  const { next: s } = useStrings();
   const [wanted, setWanted] = useParam("paths", flag(false));
   const [tokens, setTokens] = useParam("n", integer(16, 1, 64));
   const [beams, setBeams] = useParam("beams", integer(4, 2, 8));
-  const [again, setAgain] = useState(0);
-  const [found, setFound] = useState<Found>();
-  const [failed, setFailed] = useState<ServerError>();
-  const [waiting, setWaiting] = useState(false);
-  const text = JSON.stringify([model, prompt, output]);
-  const question = { tokens: tokens, beams: beams, sampler: options };
-  const key = JSON.stringify(question);
-
-  useEffect(() => {
-    setFound(undefined);
-    setFailed(undefined);
-    setWaiting(wanted);
-    if (!wanted) return;
-    const stop = new AbortController();
-    fetchPaths({ model, ids: prompt, more: output, ...question }, stop.signal).then(
-      (answer) => {
-        setFound({ key, beams: question.beams, paths: answer });
-        setWaiting(false);
-      },
-      (error: ServerError) => {
-        if (stop.signal.aborted) return;
-        setFailed(error);
-        setWaiting(false);
-      },
-    );
-    return () => stop.abort();
-  }, [wanted, text, again]); // not the settings, which take effect on the button
+  const settings = { tokens, beams, sampler: options };
+  // The settings that the shown continuations were made with; others take effect on the button.
+  const [used, setUsed] = useState(settings);
+  const question = { model, ids: prompt, more: output, ...used };
+  const asked = useRequest<Ways>(wanted ? `paths ${JSON.stringify(question)}` : undefined, (signal, partial) =>
+    postStream("/api/paths", question, signal, partial),
+  );
+  const found = asked.current ? asked.data : undefined;
+  const outdated = JSON.stringify(used) !== JSON.stringify(settings);
+  const generate = (): void => {
+    setUsed(settings);
+    if (!wanted) setWanted(true);
+    else if (!outdated) asked.retry();
+  };
 
   return (
     <section class="paths" aria-label={s.paths.title}>
@@ -88,29 +72,19 @@ export function Paths({ model, prompt, output, options, say, onTake }: PathsProp
         />
       </div>
       <div class="controls buttons">
-        <button
-          type="button"
-          data-do="paths"
-          disabled={waiting}
-          onClick={() => (wanted ? setAgain(again + 1) : setWanted(true))}
-        >
+        <button type="button" data-do="paths" disabled={asked.loading} onClick={generate}>
           {wanted ? s.paths.again : s.paths.ask}
         </button>
-        <span class={failed ? "note alarm" : "note"} role="status">
-          {failed
-            ? errorText(failed, errors)
-            : waiting
-              ? s.paths.waiting
-              : found && found.key !== key
-                ? s.paths.stale
-                : ""}
+        <span class="note" role="status" data-chart="outdated">
+          {outdated && found ? s.paths.stale : ""}
         </span>
       </div>
+      {wanted ? <Status asked={asked} waiting={s.paths.waiting} /> : null}
       {found ? (
         <div class="ways" data-chart="paths">
-          {found.paths.map((one) => (
-            <Way key={one.name} path={one} beams={found.beams} say={say} onTake={onTake} />
-          ))}
+          {NAMES.map((name) =>
+            found[name] ? <Way key={name} path={found[name]} beams={used.beams} say={say} onTake={onTake} /> : null,
+          )}
         </div>
       ) : null}
     </section>
@@ -167,7 +141,7 @@ function Way({ path, beams, say, onTake }: WayProps): JSX.Element {
                     <TokenText text={say(token.id)} />
                   </button>
                 </th>
-                <td>{fixed(token.log_prob, 3)}</td>
+                <td>{token.log_prob === null ? "…" : fixed(token.log_prob, 3)}</td>
                 {name === "sampler" ? <td>{fixed(token.sampler_log_prob ?? 0, 3)}</td> : null}
               </tr>
             ))}

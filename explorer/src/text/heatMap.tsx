@@ -64,7 +64,7 @@ export function Heat({ score, by, numbers, open, onOpen }: HeatProps): JSX.Eleme
     return drawn;
   }, [spelled, score, by, numbers, s]);
 
-  useEffect(() => setActive(0), [score]);
+  useEffect(() => setActive(0), [score.first]); // the same object while the parts of a text arrive
   useEffect(() => mark(box.current, "data-active", active), [active, cells]);
   useEffect(() => mark(box.current, "aria-selected", open), [open, cells]);
 

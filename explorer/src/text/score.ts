@@ -1,6 +1,6 @@
 // Request the score of a text when the text changes.
 
-import { post, type Token } from "../api";
+import { postStream, type Token } from "../api";
 import { useRequest, type RequestState } from "../useRequest";
 
 /** A scored token, see docs/json.md; null means infinite. */
@@ -38,7 +38,15 @@ export interface Score extends Sums {
 
 export function useScore(model: string, text: string | undefined): RequestState<Score> {
   const key = text === undefined ? undefined : `score ${JSON.stringify([model, text])}`;
-  return useRequest(key, async (signal) => (await (await post("/api/score", { model, text }, signal)).json()) as Score);
+  return useRequest(key, (signal, partial) =>
+    // The first line has no totals yet.
+    postStream<Score>(
+      "/api/score",
+      { model, text },
+      signal,
+      (score, progress) => progress?.done && partial(score, progress),
+    ),
+  );
 }
 
 /** All tokens, including the first. */

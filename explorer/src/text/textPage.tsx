@@ -38,7 +38,7 @@ export function TextPage(): JSX.Element {
   const [problem, setProblem] = useState("");
   const input = useRef<HTMLInputElement>(null);
   const asked = useScore(name, text);
-  const score = asked.error || text === undefined ? undefined : asked.data;
+  const score = (asked.error && !asked.current) || text === undefined ? undefined : asked.data;
   const open = score && at <= score.tokens.length ? at : 0;
   const setAt = (position: number): void => change({ ...to(text ?? ""), at: position ? String(position) : null });
 
@@ -143,7 +143,7 @@ export function TextPage(): JSX.Element {
               <p class="note">{fill(s.window, { window: grouped(score.window), stride: grouped(score.stride) })}</p>
             ) : null}
           </section>
-          {asked.current ? (
+          {asked.current && !asked.loading ? (
             <ExportPanel
               name="score"
               title={s.title}

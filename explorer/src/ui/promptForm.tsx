@@ -84,7 +84,12 @@ export function PromptForm({ name, label, button, rows = 2, draft, children, onS
         submit();
       }}
     >
-      <label for="prompt">{label}</label>
+      <div class="prompt-head">
+        <label for="prompt">{label}</label>
+        <span class="note edited" role="status">
+          {draft.edited ? common.edited : ""}
+        </span>
+      </div>
       <textarea
         id="prompt"
         name={name}
@@ -104,9 +109,6 @@ export function PromptForm({ name, label, button, rows = 2, draft, children, onS
         </button>
         {children}
       </div>
-      <span class="note edited" role="status">
-        {draft.edited ? common.edited : ""}
-      </span>
     </form>
   );
 }

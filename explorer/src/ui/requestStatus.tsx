@@ -2,7 +2,7 @@
 // in the page's language, from the server's code and numbers.
 
 import type { JSX } from "preact";
-import { ServerError } from "../api";
+import type { Progress, ServerError } from "../api";
 import type { RequestState } from "../useRequest";
 import { fill, useStrings, type Strings } from "../i18n/strings";
 import { grouped } from "./format";
@@ -19,8 +19,9 @@ export function Status({ asked, waiting }: StatusProps): JSX.Element {
   return (
     <div class="status">
       <p class={failed ? "note alarm" : "note"} role="status" aria-busy={asked.loading}>
-        {failed ? errorText(failed, s) : asked.loading ? waiting : ""}
+        {failed ? errorText(failed, s, asked.progress) : asked.loading ? waiting : ""}
       </p>
+      {asked.loading && asked.progress ? <ProgressBar asked={asked} /> : null}
       {asked.loading ? (
         <button type="button" class="quiet" data-do="stop" onClick={asked.stop}>
           {s.stop}
@@ -34,11 +35,26 @@ export function Status({ asked, waiting }: StatusProps): JSX.Element {
   );
 }
 
-/** An error in the page's language. */
-export function errorText({ code, message, facts }: ServerError, s: Strings["errors"]): string {
+/** How much has arrived, and how long the rest will take. */
+function ProgressBar({ asked }: { readonly asked: RequestState<unknown> }): JSX.Element {
+  const { errors: s } = useStrings();
+  const { done = 0, all = 1 } = asked.progress ?? {};
+  const text = fill(s.progress, { done: grouped(done), all: grouped(all) });
+  const seconds = asked.secondsLeft;
+  return (
+    <span class="note progress" data-chart="progress" data-done={done} data-all={all}>
+      <progress value={done} max={all} aria-label={text} /> {text}
+      {seconds === undefined ? "" : ` · ${fill(s.left, { seconds: grouped(Math.max(1, Math.round(seconds))) })}`}
+    </span>
+  );
+}
+
+/** An error in the page's language, and how much had arrived before it. */
+export function errorText({ code, message, facts }: ServerError, s: Strings["errors"], progress?: Progress): string {
+  const kept = progress?.done ? ` ${fill(s.kept, { done: grouped(progress.done), all: grouped(progress.all) })}` : "";
   const said: Record<string, string> = s.codes;
   const numbers = Object.fromEntries(
     Object.entries(facts).flatMap(([name, value]) => (typeof value === "number" ? [[name, grouped(value)]] : [])),
   );
-  return fill(said[code] ?? s.other, { message, ...numbers });
+  return fill(said[code] ?? s.other, { message, ...numbers }) + kept;
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -100,7 +101,6 @@ class Comparison:
         }
 
 
-@torch.no_grad()
 def compare_models(
     a: LanguageModel,
     b: LanguageModel,
@@ -108,7 +108,6 @@ def compare_models(
     *,
     window: int | None = None,
     worst: int = 5,
-    on_step: Callable[[], object] | None = None,
 ) -> Comparison:
     """Measure how far two models' next-token distributions are apart along a text.
 
@@ -120,23 +119,37 @@ def compare_models(
         text: the text, or an iterable of pieces of it.
         window: tokens per window, without overlap; None for 1024 or the models' context.
         worst: number of largest differences to keep.
-        on_step: called before each model reads a window; may raise to stop the work.
 
     Raises:
         VocabularyMismatch: the models have different tokens.
     """
+    return _last(stream_compare_models(a, b, text, window=window, worst=worst)).result()
+
+
+@torch.no_grad()
+def stream_compare_models(
+    a: LanguageModel,
+    b: LanguageModel,
+    text: str | Iterable[str],
+    *,
+    window: int | None = None,
+    worst: int = 5,
+) -> Iterator[RunningComparison]:
+    """Yield the comparison so far after each window: one object, which grows.
+
+    Equivalent to: compare_models(...), in parts
+    """
     check_same_vocabulary(a, b)
-    sums = _Sums(a, worst)
+    sums = RunningComparison(a, worst, samplers=False)
     for ids, new in _windows((a, b), text, window):
-        p, q = (_logits(model, ids, new, on_step).double() for model in (a, b))
+        p, q = (_logits(model, ids, new).double() for model in (a, b))
         targets = torch.tensor(ids[-new:])
         answers: Any = p.ask(top_k=1, logsumexp=True, log_prob=targets, kl_to=q)  # type: ignore[attr-defined]
         other: Any = q.ask(top_k=1, logsumexp=True, log_prob=targets)  # type: ignore[attr-defined]
         sums.add(ids, answers.kl.clamp(min=0.0), _predictions(answers), _predictions(other))
-    return sums.result(samplers=False)
+        yield sums
 
 
-@torch.no_grad()
 def compare_samplers(
     model: LanguageModel,
     a: Sampler,
@@ -145,7 +158,6 @@ def compare_samplers(
     *,
     window: int | None = None,
     worst: int = 5,
-    on_step: Callable[[], object] | None = None,
 ) -> Comparison:
     """Measure how far apart the distributions are that two samplers draw from, along a text.
 
@@ -158,14 +170,28 @@ def compare_samplers(
         text: the text, or an iterable of pieces of it.
         window: tokens per window, without overlap; None for 1024 or the model's context.
         worst: number of largest differences to keep.
-        on_step: called before each position; may raise to stop the work.
     """
-    sums = _Sums(model, worst)
+    return _last(stream_compare_samplers(model, a, b, text, window=window, worst=worst)).result()
+
+
+@torch.no_grad()
+def stream_compare_samplers(
+    model: LanguageModel,
+    a: Sampler,
+    b: Sampler,
+    text: str | Iterable[str],
+    *,
+    window: int | None = None,
+    worst: int = 5,
+) -> Iterator[RunningComparison]:
+    """Yield the comparison so far after each position: one object, which grows.
+
+    Equivalent to: compare_samplers(...), in parts
+    """
+    sums = RunningComparison(model, worst, samplers=True)
     for ids, new in _windows((model,), text, window):
-        rows = _logits(model, ids, new, on_step).scores()
+        rows = _logits(model, ids, new).scores()
         for row in range(new):
-            if on_step is not None:
-                on_step()
             part = ids[: len(ids) - new + row + 1]
             z = rows.select(slice(row, row + 1)).row_logits().double()
             p, q = (_processed(sampler, z, part[:-1]) for sampler in (a, b))
@@ -175,15 +201,15 @@ def compare_samplers(
             ]
             variation = (p - q).abs().sum(-1) / 2
             sums.add(part, kl.nansum(-1).clamp(min=0.0), sides[0], sides[1], variation)
-    return sums.result(samplers=True)
+            yield sums
 
 
-def _logits(
-    model: LanguageModel, ids: list[int], new: int, on_step: Callable[[], object] | None
-) -> LazyLogits:
+def _last(steps: Iterator[RunningComparison]) -> RunningComparison:
+    return deque(steps, maxlen=1).pop()
+
+
+def _logits(model: LanguageModel, ids: list[int], new: int) -> LazyLogits:
     """Return the logits that predict the last `new` of ids."""
-    if on_step is not None:
-        on_step()
     logits: LazyLogits = model.head(hidden_states(model, ids[:-1])[-new:])
     return logits
 
@@ -226,12 +252,16 @@ def _predictions(answers: Any) -> _Predictions:
     return _Predictions(ids[:, 0], (values[:, 0] - answers.logsumexp).exp(), answers.log_prob)
 
 
-class _Sums:
-    """Running sums over positions, and the worst positions."""
+class RunningComparison:
+    """Sums over the positions so far, and the worst of them.
 
-    def __init__(self, model: LanguageModel, worst: int) -> None:
+    Attributes:
+        positions: number of positions so far.
+    """
+
+    def __init__(self, model: LanguageModel, worst: int, *, samplers: bool) -> None:
         checks.check_integer("worst", worst, low=0)
-        self.model, self.worst = model, worst
+        self.model, self.worst, self.samplers = model, worst, samplers
         self.positions, self.agreed, self.kl, self.max_kl = 0, 0, 0.0, 0.0
         self.variation = 0.0
         self.log_probs = [0.0, 0.0]
@@ -293,7 +323,7 @@ class _Sums:
             best=(best[0], best[1]),
         )
 
-    def result(self, *, samplers: bool) -> Comparison:
+    def result(self) -> Comparison:
         """Return the means; total variation for samplers only, perplexity for models only."""
         n = self.positions
         a, b = (math.exp(min(-x / n, 700.0)) for x in self.log_probs)
@@ -301,8 +331,8 @@ class _Sums:
             positions=n,
             kl=self.kl / n,
             max_kl=self.max_kl,
-            total_variation=self.variation / n if samplers else None,
+            total_variation=self.variation / n if self.samplers else None,
             agreement=self.agreed / n,
-            perplexity=None if samplers else (a, b),
+            perplexity=None if self.samplers else (a, b),
             differences=tuple(d for _, _, d in sorted(self._worst, reverse=True)),
         )

@@ -8,8 +8,8 @@ Out: `Lens`: a grid of layers x positions; each cell has the best tokens, the ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,14 +78,8 @@ class Lens:
         }
 
 
-@torch.no_grad()
 def logit_lens(
-    model: LanguageModel,
-    prompt: Text,
-    *,
-    top: int = 1,
-    target: int | None = None,
-    on_step: Callable[[], object] | None = None,
+    model: LanguageModel, prompt: Text, *, top: int = 1, target: int | None = None
 ) -> Lens:
     """Apply the head to the hidden states of every layer, as if each were the last.
 
@@ -97,7 +91,19 @@ def logit_lens(
         top: number of tokens per cell.
         target: id of the token whose rank is given everywhere; None for the next token of the
             prompt, and the model's own prediction at the end.
-        on_step: called before the head is applied to each layer; may raise to stop the work.
+    """
+    return list(stream_lens(model, prompt, top=top, target=target))[-1][0]
+
+
+@torch.no_grad()
+def stream_lens(
+    model: LanguageModel, prompt: Text, *, top: int = 1, target: int | None = None
+) -> Iterator[tuple[Lens, int]]:
+    """Yield the lens without rows, then again with each further row; and the number of all rows.
+
+    Equivalent to: logit_lens(...), row by row
+
+    Arguments are those of `logit_lens`.
     """
     checks.check_integer("top", top, low=1, high=model.head.vocab_size)
     if target is not None:
@@ -109,16 +115,16 @@ def logit_lens(
     else:
         wanted = [target] * len(ids)
     goal = torch.tensor(wanted)
-    cells = []
-    for layer in layers:
-        if on_step is not None:
-            on_step()
-        cells.append(_cells(model, layer[0], layers[-1][0], ids, goal, top))
-    return Lens(
+    lens = Lens(
         prompt=tuple(pieces_of(model, ids)),
         targets=tuple(piece_of(model, w, id) for w, id in zip(wanted, ids, strict=True)),
-        cells=tuple(cells),
+        cells=(),
     )
+    yield lens, len(layers)
+    for layer in layers:
+        row = _cells(model, layer[0], layers[-1][0], ids, goal, top)
+        lens = replace(lens, cells=(*lens.cells, row))
+        yield lens, len(layers)
 
 
 def _cells(

@@ -170,6 +170,32 @@ def score(
         TextTooShort: fewer than two tokens.
         ValueError: a window longer than the model's context, or a `top_k` above the vocabulary.
     """
+    result: Score | None = None
+    options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k, "skip": skip}
+    for tokens, result in stream_score(model, text, **options):  # noqa: B007
+        if on_token is not None:
+            for token in tokens:
+                on_token(token)
+    assert result is not None
+    return result
+
+
+def stream_score(
+    model: LanguageModel,
+    text: str | Iterable[str],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    top_k: int = 0,
+    skip: int = 0,
+) -> Iterator[tuple[list[ScoredToken], Score]]:
+    """Yield the scored tokens of each window, and the totals so far: one object, which grows.
+
+    Equivalent to: score(...), in parts
+
+    Arguments and errors are those of `score`. `bytes` and `words` are those of the whole text once
+    the iterator has ended; before, `bytes` counts the tokens scored so far.
+    """
     window = default_window(model) if window is None else window
     checks.check_integer("window", window, low=1, high=model.max_length)
     stride = max(1, window // 2) if stride is None else stride
@@ -182,20 +208,21 @@ def score(
     for ids, new in windows(stream_ids(model, counted), window, stride):
         if first is None:
             first = piece_of(model, ids[0])
+            result.bos = first.special is not None
+        tokens: list[ScoredToken] = []
         if position + new - 1 > skip:
-            for scored in _score_window(model, ids, new, position, top_k):
-                if scored.position > skip:
-                    result.add(scored.token.log_prob, scored.entropy, scored.token.rank)
-                    if on_token is not None:
-                        on_token(scored)
+            scored = _score_window(model, ids, new, position, top_k)
+            tokens = [token for token in scored if token.position > skip]
+        for token in tokens:
+            result.add(token.token.log_prob, token.entropy, token.token.rank)
+            result.bytes += len(token.token.piece.bytes)
         position += new
+        yield tokens, result
     if first is None:
         raise TextTooShort(
             "text must have at least two tokens; the first one is not scored, it has no context"
         )
     result.bytes, result.words = counted.bytes - len(first.bytes), counted.words
-    result.bos = first.special is not None
-    return result
 
 
 def default_window(model: LanguageModel) -> int:

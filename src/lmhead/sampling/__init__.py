@@ -1,7 +1,7 @@
 """Sampling: stages, the chain of stages, beam search, generation."""
 
 from lmhead.sampler_options import Options
-from lmhead.sampling.beam import Beams, beam_search
+from lmhead.sampling.beam import Beams, beam_search, stream_beam_search
 from lmhead.sampling.constraint_stages import (
     AllowedIds,
     BadWords,
@@ -80,5 +80,6 @@ __all__ = [
     "beam_search",
     "generate",
     "kept_log_prob",
+    "stream_beam_search",
     "stream_generate",
 ]

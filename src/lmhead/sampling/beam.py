@@ -9,7 +9,8 @@ Out: `Beams`, per prompt the n best continuations and their scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,7 +45,6 @@ class Beams:
         return [sequences[0] for sequences in self.sequences]
 
 
-@torch.no_grad()
 def beam_search(
     model: Model,
     prompt: Prompt,
@@ -106,6 +106,44 @@ def beam_search(
     >>> beam_search(Chain(), [[0]], num_beams=2, max_new_tokens=4).sequences
     [[[2, 3]]]
     """
+    options: dict[str, Any] = {
+        "num_beams": num_beams,
+        "max_new_tokens": max_new_tokens,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "num_beam_groups": num_beam_groups,
+        "diversity_penalty": diversity_penalty,
+        "num_return_sequences": num_return_sequences,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+        "processor": processor,
+    }
+    return deque(stream_beam_search(model, prompt, **options), maxlen=1).pop()
+
+
+@torch.no_grad()
+def stream_beam_search(
+    model: Model,
+    prompt: Prompt,
+    *,
+    num_beams: int,
+    max_new_tokens: int,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+    num_beam_groups: int = 1,
+    diversity_penalty: float = 0.0,
+    num_return_sequences: int = 1,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    processor: Processor | None = None,
+) -> Iterator[Beams]:
+    """Yield the best sequence so far after each step; the last `Beams` is that of `beam_search`.
+
+    Equivalent to: beam_search(...), step by step
+
+    Arguments and errors are those of `beam_search`. A sequence that has not ended has the score
+    that it would have if it ended now.
+    """
     checks.check_integer("num_beams", num_beams, low=1)
     checks.check_integer("max_new_tokens", max_new_tokens, low=1)
     checks.check_integer("num_return_sequences", num_return_sequences, low=1, high=num_beams)
@@ -133,14 +171,16 @@ def beam_search(
         pad_token_id = eos[0] if eos else 0
     search = _Search(model, rules, num_beam_groups, diversity_penalty, pad_token_id, processor)
     prompts = [[Group(rules) for _ in range(num_beam_groups)] for _ in ids]
-    steps = search.run(prompts, ids, mask)
-
-    best = [_best(groups, num_return_sequences, place) for place, groups in enumerate(prompts)]
-    return Beams(
-        sequences=[[hypothesis.tokens for hypothesis in found] for found in best],
-        scores=[[hypothesis.score for hypothesis in found] for found in best],
-        steps=steps,
-    )
+    for steps, done in search.steps(prompts, ids, mask):
+        best = [
+            _best(groups, num_return_sequences, place) if done else _best_so_far(groups)
+            for place, groups in enumerate(prompts)
+        ]
+        yield Beams(
+            sequences=[[hypothesis.tokens for hypothesis in found] for found in best],
+            scores=[[hypothesis.score for hypothesis in found] for found in best],
+            steps=steps,
+        )
 
 
 class _Search:
@@ -158,8 +198,10 @@ class _Search:
         self.model, self.rules, self.num_groups = model, rules, num_groups
         self.diversity_penalty, self.pad, self.processor = diversity_penalty, pad, processor
 
-    def run(self, prompts: list[list[Group]], ids: Tensor, mask: Tensor) -> int:
-        """Search until every group of every prompt is done; return the number of steps.
+    def steps(
+        self, prompts: list[list[Group]], ids: Tensor, mask: Tensor
+    ) -> Iterator[tuple[int, bool]]:
+        """Search until every group of every prompt is done; yield the steps so far, and the end.
 
         A row of the batch is a beam. At first there is one per prompt, which all its groups share;
         then there are `num_groups` x `size`, and prompts that are done are removed.
@@ -177,8 +219,9 @@ class _Search:
             parents, tokens = self._step(candidates, live, context.device)
             steps += 1
             unfinished = [p for p, groups in enumerate(live) if not all(g.done for g in groups)]
+            yield steps, not unfinished
             if not unfinished:
-                return steps
+                return
             live = [live[p] for p in unfinished]
             rows, ids = parents[unfinished].flatten(), tokens[unfinished].reshape(-1, 1)
             cache = cache.select(rows)
@@ -231,6 +274,16 @@ class _Search:
                 chosen[p] += [candidate.token for candidate in beams]
         tokens = torch.tensor(chosen, device=device).clamp(min=0)  # any id, where there is no beam
         return torch.tensor(parents, device=device), tokens
+
+
+def _best_so_far(groups: list[Group]) -> list[Hypothesis]:
+    """Return the best sequence, ended or not; a sequence that goes on as if it ended now."""
+    found = [hypothesis for group in groups for hypothesis in group.ended]
+    for group in groups:
+        score = group.rules.score
+        pairs = zip(group.totals, group.beams, strict=True)
+        found += [Hypothesis(score(total, len(beam)), beam) for total, beam in pairs]
+    return [max(found, key=lambda hypothesis: hypothesis.score)]
 
 
 def _best(groups: list[Group], count: int, place: int) -> list[Hypothesis]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from lmhead.analysis.token_text import prompt_ids
 from lmhead.models import LanguageModel
@@ -29,6 +29,7 @@ __all__ = ["ApiContext", "Endpoint", "RequestError", "check_length", "encode_tex
 
 _T = TypeVar("_T")
 Endpoint = Callable[[Request], Awaitable[Response]]
+Part = dict[str, Any]  # of a response
 
 
 class RequestError(Exception):
@@ -129,6 +130,13 @@ class ApiContext:
             )
         return value
 
+    def flag(self, fields: Mapping[str, Any], name: str) -> bool:
+        """Return the boolean in field `name`; False if it is missing."""
+        value = fields.get(name, False)
+        if type(value) is not bool:
+            raise RequestError(400, "wrong_value", f"{name} must be true or false")
+        return value
+
     def tokens(
         self, model: LanguageModel, prompt: str | list[int], name: str = "prompt"
     ) -> list[int]:
@@ -185,6 +193,41 @@ class ApiContext:
         except TimeoutError:
             message = f"no answer within {self.limits.seconds:g} s"
             raise RequestError(503, "too_long", message, seconds=self.limits.seconds) from None
+
+    async def respond(
+        self, request: Request, job: Callable[[Cancellation], Iterator[Part]], *, stream: bool
+    ) -> Response:
+        """Return what a job yields as one JSON document; if `stream`, in lines as it is made.
+
+        A document is made of its parts by appending lists and replacing everything else. Lines have
+        `progress`, too: [done, all]. An error after the first line is the last line, and each part
+        has as much time as a whole document.
+        """
+
+        def parts(cancellation: Cancellation) -> Iterator[Part]:
+            for part in job(cancellation):
+                if stream:
+                    cancellation.renew()
+                yield part
+
+        results = self.stream(parts)
+        if not stream:
+            document: Part = {}
+
+            async def collect() -> None:
+                async with aclosing(results):
+                    async for part in results:
+                        _merge(document, part)
+
+            await self.until_disconnect(request, collect())
+            document.pop("progress", None)
+            return JSONResponse(document)
+        try:
+            first = await self.until_disconnect(request, anext(results))
+        except BaseException:
+            await results.aclose()
+            raise
+        return StreamingResponse(_lines(first, results), media_type="application/x-ndjson")
 
     async def until_disconnect(self, request: Request, work: Awaitable[_T]) -> _T:
         """Return the result; cancel the work if the client disconnects."""
@@ -253,6 +296,24 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(name)
+
+
+def _merge(document: Part, part: Part) -> None:
+    for name, value in part.items():
+        if isinstance(value, list) and name in document and name != "progress":
+            document[name] += value
+        else:
+            document[name] = value
+
+
+async def _lines(first: Part, results: AsyncGenerator[Part, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(results):
+        yield json.dumps(first, allow_nan=False) + "\n"
+        try:
+            async for part in results:
+                yield json.dumps(part, allow_nan=False) + "\n"
+        except RequestError as error:  # too late for a status
+            yield bytes(error.response.body).decode("utf-8") + "\n"
 
 
 async def _disconnected(request: Request) -> None:

@@ -52,8 +52,13 @@ class Cancellation:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
+        self._seconds = seconds
         self._cancelled = threading.Event()
+        self.renew()
+
+    def renew(self) -> None:
+        """Move the deadline: a part of the result is there, and the next one has as much time."""
+        self._deadline = time.monotonic() + self._seconds
 
     @property
     def seconds_left(self) -> float:

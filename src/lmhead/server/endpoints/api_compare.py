@@ -1,36 +1,43 @@
 """Two models, or two samplers of one model, along a text.
 
 GET  /api/comparable?a=NAME&b=NAME     whether both models have the same tokens
-POST /api/compare    {"a": NAME, "b": NAME, "text": text}
-                     {"a": NAME, "sampler_a": {...}, "sampler_b": {...}, "text": text}
+POST /api/compare    {"a": NAME, "b": NAME, "text": text, "stream": false}
+                     {"a": NAME, "sampler_a": {...}, "sampler_b": {...}, "text": text, ...}
 
 The response is that of `lmhead compare --json`, but with every position of the text, in order:
 `places`, and `first`, the first token, which is not predicted. If the models have different tokens,
-the response is `{"comparable": false, "reason": ..., ...}`, with status 200.
+the response is `{"comparable": false, "reason": ..., ...}`, with status 200. With "stream", the
+response comes in lines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lmhead.analysis import VocabularyMismatch, compare_models, compare_samplers
+from lmhead.analysis import VocabularyMismatch
+from lmhead.analysis.comparison import (
+    RunningComparison,
+    stream_compare_models,
+    stream_compare_samplers,
+)
 from lmhead.analysis.same_vocabulary import check_same_vocabulary
 from lmhead.analysis.token_text import Piece, piece_of
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler
 from lmhead.server.api_context import (
     ApiContext,
+    Part,
     RequestError,
     check_length,
     encode_text,
     handle_errors,
     parse_sampler,
 )
-from lmhead.server.worker import Cancellation
 
 __all__ = ["routes"]
 
@@ -49,26 +56,24 @@ def routes(api: ApiContext) -> list[Route]:
         return JSONResponse(known[a, b])
 
     async def compare(request: Request) -> Response:
-        fields = await api.read(request, {"a", "b", "sampler_a", "sampler_b", "text"})
+        known = {"a", "b", "sampler_a", "sampler_b", "text", "stream"}
+        fields = await api.read(request, known)
         text = api.text(fields, "text")
+        stream = api.flag(fields, "stream")
         _, a = api.model(fields.get("a"))
         if "b" in fields:
             if "sampler_a" in fields or "sampler_b" in fields:
                 raise RequestError(400, "wrong_value", "give b, or sampler_a and sampler_b")
             _, b = api.model(fields["b"])
-            found = await api.work(
-                request, lambda cancellation: _models(api, a, b, text, cancellation)
-            )
-        else:
-            eos = list(a.eos_token_ids) or None
-            one, two = (
-                parse_sampler(fields.get(name), name, OPTIONS, eos_token_id=eos)
-                for name in ("sampler_a", "sampler_b")
-            )
-            found = await api.work(
-                request, lambda cancellation: _samplers(api, a, one, two, text, cancellation)
-            )
-        return JSONResponse(found)
+            return await api.respond(request, lambda _: _models(api, a, b, text), stream=stream)
+        eos = list(a.eos_token_ids) or None
+        one, two = (
+            parse_sampler(fields.get(name), name, OPTIONS, eos_token_id=eos)
+            for name in ("sampler_a", "sampler_b")
+        )
+        return await api.respond(
+            request, lambda _: _samplers(api, a, one, two, text), stream=stream
+        )
 
     return [
         Route("/api/comparable", handle_errors(comparable)),
@@ -98,32 +103,22 @@ def _mismatch(different: VocabularyMismatch) -> dict[str, Any]:
     }
 
 
-def _models(
-    api: ApiContext, a: LanguageModel, b: LanguageModel, text: str, cancellation: Cancellation
-) -> dict[str, Any]:
+def _models(api: ApiContext, a: LanguageModel, b: LanguageModel, text: str) -> Iterator[Part]:
     if not (result := _comparable(a, b))["comparable"]:
-        return result
+        yield result
+        return
     count, first = _measured(api, a, text)
-    cancellation.check()
     try:
-        found = compare_models(a, b, text, worst=count, on_step=cancellation.check)
+        yield from _places(stream_compare_models(a, b, text, worst=count), count, first)
     except VocabularyMismatch as different:
-        return _mismatch(different)
-    return _document(found.to_json(), first)
+        yield _mismatch(different)
 
 
 def _samplers(
-    api: ApiContext,
-    model: LanguageModel,
-    a: Sampler,
-    b: Sampler,
-    text: str,
-    cancellation: Cancellation,
-) -> dict[str, Any]:
+    api: ApiContext, model: LanguageModel, a: Sampler, b: Sampler, text: str
+) -> Iterator[Part]:
     count, first = _measured(api, model, text)
-    cancellation.check()
-    found = compare_samplers(model, a, b, text, worst=count, on_step=cancellation.check)
-    return _document(found.to_json(), first)
+    yield from _places(stream_compare_samplers(model, a, b, text, worst=count), count, first)
 
 
 def _measured(api: ApiContext, model: LanguageModel, text: str) -> tuple[int, dict[str, Any]]:
@@ -133,9 +128,22 @@ def _measured(api: ApiContext, model: LanguageModel, text: str) -> tuple[int, di
     return len(ids), piece_of(model, ids[0]).to_json()
 
 
-def _document(found: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """Return the command's document, with all positions in the order of the text."""
-    places = sorted(found.pop("differences"), key=lambda place: int(place["position"]))
-    for place in places:
-        del place["before"]
-    return {"comparable": True, **found, "first": first, "places": places}
+_POSITIONS = 64  # in a part, if they come one by one
+
+
+def _places(
+    steps: Iterator[RunningComparison], count: int, first: dict[str, Any]
+) -> Iterator[Part]:
+    """Yield the command's document in parts, with all positions in the order of the text."""
+    sent = 0
+    for found in steps:
+        if sent and found.positions - sent < _POSITIONS and found.positions < count - 1:
+            continue
+        document = found.result().to_json()
+        places = sorted(document.pop("differences"), key=lambda place: int(place["position"]))
+        for place in places:
+            del place["before"]
+        start = {} if sent else {"comparable": True, "first": first}
+        progress = [found.positions, count - 1]
+        yield {**start, **document, "places": places[sent:], "progress": progress}
+        sent = found.positions

@@ -1,23 +1,30 @@
 """The logit lens of a prompt.
 
-POST /api/lens    {"model": NAME, "prompt": text or "ids": [...], "target": id or null, "top": 8}
+POST /api/lens    {"model": NAME, "prompt": text or "ids": [...], "target": id or null, "top": 8,
+                   "stream": false}
 
 The response is that of `lmhead lens --json`: `prompt`, `targets`, and `layers` with their cells.
-The work stops between two layers if the client disconnects.
+With "stream", it comes in lines, one per layer. The work stops between two layers if the client
+disconnects.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from lmhead.analysis import logit_lens
+from lmhead.analysis.lens import stream_lens
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import ApiContext, RequestError, check_length, handle_errors
-from lmhead.server.worker import Cancellation
+from lmhead.server.api_context import (
+    ApiContext,
+    Part,
+    RequestError,
+    check_length,
+    handle_errors,
+)
 
 __all__ = ["routes"]
 
@@ -28,7 +35,7 @@ def routes(api: ApiContext) -> list[Route]:
     """Return the route of this file."""
 
     async def lens(request: Request) -> Response:
-        fields = await api.read(request, {"model", "prompt", "ids", "target", "top"})
+        fields = await api.read(request, {"model", "prompt", "ids", "target", "top", "stream"})
         _, model = api.model(fields.get("model"))
         prompt = api.prompt(fields)
         vocab = model.head.vocab_size
@@ -36,27 +43,27 @@ def routes(api: ApiContext) -> list[Route]:
         target = None
         if fields.get("target") is not None:
             target = api.integer(fields, "target", 0, vocab - 1, 0)
-        found = await api.work(
-            request, lambda cancellation: _look(api, model, prompt, target, top, cancellation)
+        stream = api.flag(fields, "stream")
+        return await api.respond(
+            request, lambda _: _rows(api, model, prompt, target, top), stream=stream
         )
-        return JSONResponse(found)
 
     return [Route("/api/lens", handle_errors(lens), methods=["POST"])]
 
 
-def _look(
-    api: ApiContext,
-    model: LanguageModel,
-    prompt: str | list[int],
-    target: int | None,
-    top: int,
-    cancellation: Cancellation,
-) -> dict[str, Any]:
+def _rows(
+    api: ApiContext, model: LanguageModel, prompt: str | list[int], target: int | None, top: int
+) -> Iterator[Part]:
+    """Yield prompt and targets, and then one layer after the other."""
     ids = api.tokens(model, prompt)
     check_length("prompt", len(ids), 1, api.limits.lens_tokens)
-    cancellation.check()
     try:
-        found = logit_lens(model, ids, top=top, target=target, on_step=cancellation.check)
+        for lens, count in stream_lens(model, ids, top=top, target=target):
+            part = lens.to_json()
+            yield {
+                **({} if lens.cells else part),
+                "layers": part["layers"][-1:],
+                "progress": [len(lens.cells), count],
+            }
     except TypeError as error:  # a body without layers
         raise RequestError(400, "no_layers", str(error)) from None
-    return found.to_json()

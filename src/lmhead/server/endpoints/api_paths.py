@@ -1,28 +1,32 @@
 """Continuations of a prompt by greedy decoding, a sampler and beam search.
 
 POST /api/paths    {"model": NAME, "prompt": text or "ids": [...], "more": [...],
-                    "tokens": 16, "beams": 4, "sampler": {"temperature": 0.8, "seed": 0, ...}}
+                    "tokens": 16, "beams": 4, "sampler": {"temperature": 0.8, "seed": 0, ...},
+                    "stream": false}
 
-The response is {"paths": [greedy, sampler, beam]}, each {"name", "tokens", "log_prob", "ended"}; a
-token has its id, the model's log-probability, and the sampler's where a sampler chose it.
+The response is {"greedy", "sampler", "beam"}, each {"name", "tokens", "log_prob", "ended"}; a token
+has its id, the model's log-probability, and the sampler's where a sampler chose it. With "stream",
+it comes in lines, each with what there is so far; while beam search runs, only the log-probability
+of its whole text is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from lmhead.analysis.token_text import finite
 from lmhead.models import LanguageModel
-from lmhead.sampling import Sampler, TokenEvent, beam_search, stream_generate
+from lmhead.sampling import Sampler, stream_beam_search, stream_generate
 from lmhead.server.api_context import (
     ApiContext,
+    Part,
     RequestError,
     check_length,
     handle_errors,
@@ -46,7 +50,7 @@ OPTIONS = frozenset(
 
 def routes(api: ApiContext) -> list[Route]:
     """Return the route of this file."""
-    known = {"model", "prompt", "ids", "more", "tokens", "beams", "sampler"}
+    known = {"model", "prompt", "ids", "more", "tokens", "beams", "sampler", "stream"}
 
     async def paths(request: Request) -> Response:
         fields = await api.read(request, known)
@@ -56,17 +60,20 @@ def routes(api: ApiContext) -> list[Route]:
         beams = api.integer(fields, "beams", 1, api.limits.beams, 4)
         sampler = _sampler(fields.get("sampler", {}))
 
-        def job(cancellation: Cancellation) -> list[dict[str, Any]]:
+        stream = api.flag(fields, "stream")
+
+        def job(_: Cancellation) -> Iterator[Part]:
             ids = api.tokens(model, prompt)
-            text = _Continuation(model, api.tokens(model, ids + more), len(ids), cancellation)
+            text = _Continuation(model, api.tokens(model, ids + more), len(ids))
             count = text.max_new_tokens(tokens)
-            return [
+            ways = [
                 text.generated("greedy", None, count),
                 text.generated("sampler", sampler, count),
                 text.beam(beams, count),
             ]
+            return _in_turns(ways, count)
 
-        return JSONResponse({"paths": await api.work(request, job)})
+        return await api.respond(request, job, stream=stream)
 
     return [Route("/api/paths", handle_errors(paths), methods=["POST"])]
 
@@ -89,14 +96,26 @@ def _sampler(given: object) -> Sampler:
         raise RequestError(400, "wrong_value", f"sampler: {error}") from None
 
 
+def _in_turns(ways: list[Iterator[Part]], count: int) -> Iterator[Part]:
+    """Yield what each way has after each of its steps; all take turns."""
+    running, done, total = list(ways), 0, len(ways) * count
+    while running:
+        for way in list(running):
+            path = next(way, None)
+            if path is None:
+                running.remove(way)
+                continue
+            done = min(done + 1, total)
+            yield {path["name"]: path, "progress": [done, total]}
+
+
 @dataclass(frozen=True)
 class _Continuation:
-    """A text to continue: ids, how many of them are the prompt, and the cancellation."""
+    """A text to continue: ids, and how many of them are the prompt."""
 
     model: LanguageModel
     ids: list[int]
     prompt_length: int
-    cancellation: Cancellation
 
     def max_new_tokens(self, tokens: int) -> int:
         """Return how many tokens fit the model's context, at most `tokens`."""
@@ -106,15 +125,13 @@ class _Continuation:
         check_length("text", len(self.ids), 1, most - 1)  # at least one token must fit
         return min(tokens, most - len(self.ids))
 
-    def generated(self, name: str, sampler: Sampler | None, count: int) -> dict[str, Any]:
+    def generated(self, name: str, sampler: Sampler | None, count: int) -> Iterator[Part]:
         """Generate token by token, with a sampler or greedily."""
-        events: list[TokenEvent] = []
+        tokens: list[tuple[int, float, float | None]] = []
         chooser = None if sampler is None else self._with_prompt_length(sampler)
         for event in stream_generate(self.model, self.ids, chooser, max_new_tokens=count):
-            self.cancellation.check()
-            events.append(event)
-        tokens = [(e.token, e.log_prob, e.sampler_log_prob) for e in events]
-        return _path(name, tokens, ended=events[-1].finish_reason == "eos")
+            tokens.append((event.token, event.log_prob, event.sampler_log_prob))
+            yield _path(name, tokens, ended=event.finish_reason == "eos")
 
     def _with_prompt_length(self, sampler: Sampler) -> Callable[..., Any]:
         """Return the sampler with this prompt length; some penalties count only later tokens."""
@@ -125,11 +142,18 @@ class _Continuation:
         return choose
 
     @torch.no_grad()
-    def beam(self, beams: int, count: int) -> dict[str, Any]:
-        """Return the best sequence of beam search, with the model's log-probabilities."""
-        found = beam_search(self.model, [self.ids], num_beams=beams, max_new_tokens=count)
-        self.cancellation.check()
-        best = found.best[0]
+    def beam(self, beams: int, count: int) -> Iterator[Part]:
+        """Search step by step; at the end, with the model's log-probability of each token."""
+        best: list[int] = []
+        options: dict[str, Any] = {"num_beams": beams, "max_new_tokens": count}
+        for found in stream_beam_search(self.model, [self.ids], **options):
+            best = found.best[0]
+            yield {
+                "name": "beam",
+                "tokens": [{"id": id, "log_prob": None, "sampler_log_prob": None} for id in best],
+                "log_prob": finite(found.scores[0][0] * len(best)),
+                "ended": False,
+            }
         hidden, _ = self.model.hidden(torch.tensor([[*self.ids, *best[:-1]]]))
         logits = self.model.head(hidden[0, len(self.ids) - 1 :]).double()
         answers: Any = logits.ask(log_prob=torch.tensor(best))
@@ -137,7 +161,7 @@ class _Continuation:
             (id, log_prob, None)
             for id, log_prob in zip(best, answers.log_prob.tolist(), strict=True)
         ]
-        return _path("beam", tokens, ended=best[-1] in self.model.eos_token_ids)
+        yield _path("beam", tokens, ended=best[-1] in self.model.eos_token_ids)
 
 
 def _path(

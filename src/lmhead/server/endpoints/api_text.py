@@ -1,31 +1,31 @@
 """Log-probability, rank and entropy of every token of a text.
 
-POST /api/score    {"model": NAME, "text": text}
+POST /api/score    {"model": NAME, "text": text, "stream": false}
 
 The response is that of `lmhead score --json --tokens`, without its header, and with `first`: the
-first token, which is not scored since it has no context.
+first token, which is not scored since it has no context. With "stream", it comes in lines, one per
+window.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Iterator
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmhead.analysis.score import ScoredToken, score
+from lmhead.analysis.score import Score, stream_score
 from lmhead.analysis.token_text import piece_of
 from lmhead.models import LanguageModel
 from lmhead.server.api_context import (
     ApiContext,
+    Part,
     RequestError,
     check_length,
     encode_text,
     handle_errors,
 )
-from lmhead.server.worker import Cancellation
 
 __all__ = ["routes"]
 
@@ -34,30 +34,29 @@ def routes(api: ApiContext) -> list[Route]:
     """Return the route of this file."""
 
     async def score_text(request: Request) -> Response:
-        fields = await api.read(request, {"model", "text"})
+        fields = await api.read(request, {"model", "text", "stream"})
         _, model = api.model(fields.get("model"))
         text = api.text(fields, "text")
-        content = await api.work(
-            request, lambda cancellation: _scored(api, model, text, cancellation)
-        )
-        return Response(content, media_type="application/json")
+        stream = api.flag(fields, "stream")
+        return await api.respond(request, lambda _: _scored(api, model, text), stream=stream)
 
     return [Route("/api/score", handle_errors(score_text), methods=["POST"])]
 
 
-def _scored(api: ApiContext, model: LanguageModel, text: str, cancellation: Cancellation) -> bytes:
+def _scored(api: ApiContext, model: LanguageModel, text: str) -> Iterator[Part]:
+    """Yield the first token, and then the tokens of each window with the totals so far."""
     ids = encode_text(model, text, "text")
     check_length("text", len(ids), 2, api.limits.text_tokens)
-    cancellation.check()
-    tokens: list[dict[str, Any]] = []
-
-    def add(scored: ScoredToken) -> None:
-        cancellation.check()  # stops at the next window if the client has disconnected
-        tokens.append(scored.to_json())
-
+    yield {"first": piece_of(model, ids[0]).to_json(), "tokens": [], "progress": [0, len(ids) - 1]}
+    result: Score | None = None
     try:
-        result = score(model, text, on_token=add)
+        for tokens, result in stream_score(model, text):
+            yield {
+                "tokens": [token.to_json() for token in tokens],
+                **result.to_json(),
+                "progress": [result.tokens, len(ids) - 1],
+            }
     except ValueError as error:
         raise RequestError(400, "wrong_value", str(error)) from None
-    document = {"first": piece_of(model, ids[0]).to_json(), "tokens": tokens, **result.to_json()}
-    return json.dumps(document, allow_nan=False).encode("ascii")
+    if result is not None:
+        yield result.to_json()  # complete only after the last window

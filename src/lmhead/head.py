@@ -250,7 +250,9 @@ class LMHead(nn.Linear):
         ).keep_masked()
         lead, dtype = hidden.shape[:-1], hiddens[0].dtype
         if self.screened is not None:
-            screened = ScreenedScores(source, self.grad_filter, self.max_bytes, self.screened)
+            screened = ScreenedScores(
+                source, self.grad_filter, self.max_bytes, screen=self.screened
+            )
             return screened, lead, dtype
         return SweptScores(source, self.grad_filter, self.max_bytes), lead, dtype
 

@@ -30,8 +30,13 @@ def mask_tokens(logits: LazyLogits, bitmask: Tensor) -> LazyLogits:
     if lead.numel() not in (1, logits.lead.numel()):
         raise ValueError(f"bitmask must have one row, or {logits.lead.numel()}; got {lead.numel()}")
     flat = bitmask.reshape(-1, bitmask.shape[-1])
+    # What no row allows is masked in the head itself, which then need not read it.
+    anywhere = allowed_tokens(flat, logits.shape[-1]).any(0)
+    common: LazyLogits = logits.masked_fill(~anywhere, -math.inf)  # type: ignore[assignment]
+    if len(flat) == 1:
+        return common
     mask = Operand.of(flat, torch.Size((logits.lead.numel(),)))
-    node = logits.part
+    node = common.part
     masked = call(_masked, (node, mask), {}, node.n_rows, node.width)
     return derived(logits, masked, logits.shape, logits.dtype)
 

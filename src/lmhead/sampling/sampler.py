@@ -154,6 +154,7 @@ class Sampler:
 
         if (
             isinstance(given, ScreenedScores)
+            and given.allowed is None
             and call.surprise is None
             and call.unconditional is None
         ):

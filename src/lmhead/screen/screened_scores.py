@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -29,9 +29,16 @@ class ScreenedScores(SweptScores):
 
     screen: Screen | None = None
 
+    few_allowed: ClassVar[float] = 0.05  # the copy is read faster than the weight
+
     def top(self, k: int, *, lse: bool = True) -> TopRows:
         """Return the k largest logits from the copy, where it can decide them."""
-        if not lse and self.screen is not None and 0 < k <= self.vocab_size:
+        if (
+            not lse
+            and self.screen is not None
+            and self.allowed is None
+            and 0 < k <= self.vocab_size
+        ):
             decided = self.screen.decide(self.source, k)
             if decided is not None:
                 return TopRows(*decided, None)

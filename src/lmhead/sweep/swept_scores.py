@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +31,17 @@ class SweptScores(Scores):
         source: hidden states, weights, bias and elementwise map.
         grad_filter: approximate gradients of losses; None for exact ones.
         max_bytes: bound on temporary memory; None for 128 MiB.
+        allowed: ascending ids of the tokens that `mask` left, if they are few: without gradients,
+            nothing else is read. None for all.
     """
 
     source: Source
     grad_filter: GradFilter | None = None
     max_bytes: int | None = None
+    allowed: Tensor | None = None
+
+    # With at most this share of the vocabulary allowed, copying those rows of the weight pays.
+    few_allowed: ClassVar[float] = 0.25
 
     # Shape ---------------------------------------------------------------------------------------
 
@@ -98,6 +105,18 @@ class SweptScores(Scores):
         mean_logit: bool = False,
     ) -> RowAnswers:
         """Answer by one sweep."""
+        few = None if rank is not None or kl_to is not None else self._few(top_k)
+        if few is not None:
+            places = None if picked is None else torch.searchsorted(few.ids, picked)
+            found = few.scores.answer(
+                logsumexp=logsumexp,
+                entropy=entropy,
+                picked=None if places is None else places.clamp(max=len(few.ids) - 1),
+                top_k=top_k,
+                log_sum_sq=log_sum_sq,
+                mean_logit=mean_logit,
+            )
+            return few.restored(found, picked, places)
         swept = isinstance(kl_to, SweptScores) and kl_to.dtype == self.dtype
         questions = Questions(
             self.source,
@@ -137,6 +156,17 @@ class SweptScores(Scores):
         ):
             return super().divergence(other, kind, beta)
         return swept_divergence(self.source, other.source, Kind(kind, beta), self.max_bytes)
+
+    def _few(self, top_k: int = 0) -> _Few | None:
+        """Return the scores of the allowed tokens alone, if a question can be answered by them."""
+        if self.allowed is None or top_k > len(self.allowed):
+            return None
+        if torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors()):
+            return None
+        s, ids = self.source, self.allowed
+        bias = None if s.bias is None else s.bias[ids]
+        source = replace(s, weights=tuple(w[ids] for w in s.weights), bias=bias)
+        return _Few(ids, SweptScores(source, max_bytes=self.max_bytes))
 
     def _mean_weights(self) -> Tensor:
         """Return the weights of a mean over the tokens that are not masked: (V,)."""
@@ -204,6 +234,9 @@ class SweptScores(Scores):
     def top(self, k: int, *, lse: bool = True) -> TopRows:  # noqa: ARG002
         """Return the k largest logits, their ids and the log-sum-exp: one sweep."""
         with torch.no_grad():
+            if (few := self._few(k)) is not None:
+                found = few.scores.top(k)
+                return found._replace(ids=few.renamed(found.ids))
             questions = Questions(self.source, top_k=k, max_bytes=self.max_bytes)
             sums, decisions = run_sweep.row_answers(questions)
         return TopRows(decisions.top_values, decisions.top_ids, sums.lse)
@@ -217,6 +250,9 @@ class SweptScores(Scores):
 
     def row_logits(self) -> Tensor:
         """Return all logits (N, V), each row computed independently of the others."""
+        with torch.no_grad():
+            if (few := self._few()) is not None:
+                return few.spread(few.scores.row_logits(), self.vocab_size)
         return self.source.row_logits()
 
     def settled(self, z: Tensor, other: Tensor) -> Tensor:
@@ -289,13 +325,45 @@ class SweptScores(Scores):
             return None
         if bias is None:
             bias = self.source.hiddens[0].new_zeros(self.vocab_size)
-        return self._on(bias=bias.masked_fill(mask, -math.inf))
+        bias = bias.masked_fill(mask, -math.inf)
+        left = None
+        if not torch._C._are_functorch_transforms_active() and bias.device.type == "cpu":
+            left = (bias.detach() != -math.inf).nonzero()[:, 0]
+        few = left is not None and 0 < len(left) <= self.few_allowed * self.vocab_size
+        return replace(self._on(bias=bias), allowed=left if few else None)
 
     def token_range(self, tokens: slice) -> Self | None:
         """Return the scores of a range of the vocabulary, on those rows of the weight."""
         s = self.source
         bias = None if s.bias is None else s.bias[tokens]
-        return self._on(weights=tuple(w[tokens] for w in s.weights), bias=bias)
+        part = self._on(weights=tuple(w[tokens] for w in s.weights), bias=bias)
+        return replace(part, allowed=None)
+
+
+class _Few(NamedTuple):
+    """The scores of a few token ids, and the way back to the whole vocabulary."""
+
+    ids: Tensor  # (K,), ascending
+    scores: SweptScores  # (N, K)
+
+    def renamed(self, places: Tensor) -> Tensor:
+        """Return token ids for places among the few; -1 stays."""
+        return torch.where(places < 0, places, self.ids[places.clamp(min=0)])
+
+    def spread(self, z: Tensor, vocab: int) -> Tensor:
+        """Return logits (N, V) with -inf for all other tokens."""
+        return z.new_full((len(z), vocab), -math.inf).index_copy_(1, self.ids, z)
+
+    def restored(
+        self, found: RowAnswers, picked: Tensor | None, places: Tensor | None
+    ) -> RowAnswers:
+        """Return answers about the whole vocabulary."""
+        if picked is not None and places is not None:
+            same = self.ids[places.clamp(max=len(self.ids) - 1)] == picked
+            found = replace(found, picked=torch.where(same, found.picked, -math.inf))
+        if found.top_ids is not None:
+            found = replace(found, top_ids=self.renamed(found.top_ids))
+        return found
 
 
 def linear_scores(

@@ -99,11 +99,13 @@ def reduce(name: str, logits: LazyLogits, dim: Any = None, keepdim: bool = False
     dims = dims_of(logits, dim)
     if not dims.vocab:
         return _over_lead(logits, name, dims, keepdim=keepdim, **kw)
-    if name in _PAIRED and (dims.lead or dims.all) and logits.dim() > 1:
+    if name in _PAIRED and dims.lead:
+        if name in ("argmax", "argmin") and dims.all and not keepdim:
+            return _place_of_extreme(name, logits)
         raise NotRecorded
     if name in ("std", "var", "norm", "vector_norm") and dims.lead:
         if name in ("std", "var"):
-            return _spread(name, logits, dims, keepdim=keepdim, **kw)
+            return _spread(name, logits, dim, keepdim=keepdim, **kw)
         if kw.get("p", 2) not in (2, 2.0, "fro", None):
             raise NotRecorded
         squares = reduce("sum", logits.square(), None if dims.all else dim, keepdim)  # type: ignore[arg-type]
@@ -141,27 +143,41 @@ def _rows(name: str, logits: LazyLogits, function: Callable[..., Any], **kw: Any
     return over_rows([logits], of)[0]
 
 
-def _spread(name: str, logits: LazyLogits, dims: Dims, *, keepdim: bool, **kw: Any) -> Tensor:
-    """Return std or var over everything, by its definition in two passes."""
-    if not dims.all or keepdim:
-        raise NotRecorded
+def _spread(name: str, logits: LazyLogits, dim: Any, *, keepdim: bool, **kw: Any) -> Tensor:
+    """Return std or var over the vocabulary and other dimensions, in two passes."""
     correction = kw.get("correction", 1 if kw.get("unbiased", True) else 0)
-    n = logits.numel()
-    mean = reduce("mean", logits)
-    variance = reduce("sum", (logits - mean).square()) / max(n - correction, 0)
+    mean = reduce("mean", logits, dim, keepdim=True)
+    n = logits.numel() // max(1, mean.numel())
+    squares = reduce("sum", (logits - mean).square(), dim, keepdim)  # type: ignore[arg-type]
+    variance = squares / max(n - correction, 0)
     return variance.sqrt() if name == "std" else variance  # type: ignore[no-any-return]
+
+
+def _place_of_extreme(name: str, logits: LazyLogits) -> Tensor:
+    """Return the place of the largest or smallest entry among all, in the order of memory."""
+    if logits._vdim != logits.dim() - 1 or logits.numel() == 0:
+        raise NotRecorded
+    extreme = torch.max if name == "argmax" else torch.min
+
+    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+        return tuple(extreme(tiles[0], -1))
+
+    with torch.no_grad():
+        values, ids = over_rows([logits], of)
+        row = values.argmax() if name == "argmax" else values.argmin()
+        return row * logits.shape[-1] + ids[row]
 
 
 def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw: Any) -> Any:
     """Record a reduction over leading dimensions: pointwise in the vocabulary."""
-    if name in ("argmax", "argmin", "norm", "vector_norm"):
+    if name in ("norm", "vector_norm") or (name in _PAIRED and len(dims.lead) != 1):
         raise NotRecorded
+    function = _MAX_VALUES.get(name) or getattr(torch, name)
     lead = logits.lead
     kept = [p for p in range(len(lead)) if p not in dims.lead]
     numbers = torch.arange(lead.numel()).view(lead).permute(*kept, *dims.lead)
     shape = torch.Size(lead[p] for p in kept)
     index = numbers.reshape(shape.numel(), -1)
-    function = getattr(torch, name)
 
     def reduced(tile: Tensor) -> Tensor:
         made: Tensor = function(tile, dim=1, **kw)
@@ -177,6 +193,13 @@ def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw
         vdim = logits._vdim - sum(p < logits._vdim for p in dims.lead)
     out = (*full[:vdim], node.width, *full[vdim:])
     return derived(logits, node, out, probe.dtype, vdim=vdim)
+
+
+# The values of torch.max over a dimension: unlike amax's, equal entries do not share a gradient.
+_MAX_VALUES: dict[str, Callable[..., Tensor]] = {
+    "max": lambda tile, dim: tile.max(dim).values,
+    "min": lambda tile, dim: tile.min(dim).values,
+}
 
 
 # What the sweep answers --------------------------------------------------------------------------
@@ -390,7 +413,8 @@ def extreme(name: str, logits: LazyLogits, *args: Any, **kw: Any) -> Any:
         return reduce("amax" if name == "max" else "amin", logits)
     dims = dims_of(logits, dim)
     if not dims.vocab:
-        raise NotRecorded
+        places = reduce(f"arg{name}", logits, dim, keepdim)
+        return TopK(_over_lead(logits, name, dims, keepdim=keepdim), places)
     values, ids = topk(logits, 1, dim, largest=name == "max")
     place = logits._vdim
     return TopK(values, ids) if keepdim else TopK(values.squeeze(place), ids.squeeze(place))

@@ -492,9 +492,7 @@ def _argmax(name: str) -> Callable[..., Any]:
     def handler(logits: LazyLogits, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
         if "axis" in kw:
             dim = kw.pop("axis")
-        if dim is None and logits.dim() > 1:
-            raise NotRecorded
-        return reductions.reduce(name, logits, -1 if dim is None else dim, keepdim)
+        return reductions.reduce(name, logits, dim, keepdim)
 
     return handler
 

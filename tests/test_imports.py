@@ -35,6 +35,7 @@ ROOMS = [
     ("tying",),
     ("sampling",),
     ("vocab",),
+    ("conformance",),
     ("nn",),
     ("models",),
     ("analysis",),
@@ -47,7 +48,7 @@ ROOMS = [
 ]
 PLACE = {file: place for place, room in enumerate(ROOMS) for file in room}
 # The textbook is what fast paths are compared with: they must not lean on it. Pages may show it.
-MAY_USE_THE_TEXTBOOK = {"reference", "cli", "server"}
+MAY_USE_THE_TEXTBOOK = {"reference", "conformance", "cli", "server"}
 
 
 def files() -> list[Path]:

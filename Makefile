@@ -15,6 +15,8 @@ PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
 
+comma  := ,
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint types tests explorer docs wheel bench sanitize fuzz tiny clean
 
@@ -86,12 +88,20 @@ bench: $(READY)
 	  cut-cross-entropy || echo "cut-cross-entropy cannot be installed; the others are compared."
 	$(BIN)/python -m benchmarks standard $(BENCH)
 
-# AddressSanitizer and UndefinedBehaviorSanitizer; needs CMake and a compiler, but no Python.
+# AddressSanitizer with UndefinedBehaviorSanitizer, then ThreadSanitizer; needs CMake and a compiler, but
+# no Python. Random sizes after the listed ones: ROUNDS=... for more of them, SEED=... for others.
+ROUNDS ?= 2
+SEED   ?= 1
+KERNEL_TESTS = @cmake -S native -B build/$(1) -DLMHEAD_KERNEL_TESTS=ON -DCMAKE_BUILD_TYPE=None \
+	  -DLMHEAD_OPTIMIZE=-O1 -DCMAKE_CXX_FLAGS='-O1 -g1 -fsanitize=$(2) -Wall -Wextra' >/dev/null \
+	  && cmake --build build/$(1) --parallel 2 --target kernel_tests
+
 sanitize:
-	@cmake -S native -B build/sanitize -DLMHEAD_KERNEL_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	  -DCMAKE_CXX_FLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -Wall -Wextra'
-	@cmake --build build/sanitize --parallel 2
+	$(call KERNEL_TESTS,sanitize,address$(comma)undefined -fno-sanitize-recover=all)
 	build/sanitize/kernel_tests
+	build/sanitize/kernel_tests --fuzz $(ROUNDS) $(SEED)
+	$(call KERNEL_TESTS,sanitize-threads,thread)
+	build/sanitize-threads/kernel_tests --best $(ROUNDS) $(SEED)
 
 # Each case in a worker process with limits of time and memory; `--seed N` repeats one.
 CASES ?= 100000

@@ -116,7 +116,7 @@ inline void run_one(const Kernels& k, Shape shape, const NamedMap& named, const 
   const Buffer<float> high = copy(in.high), low = copy(in.low), a = copy(in.a), b = copy(in.b),
                       mix = copy(in.mix), mixed = copy(in.mixed);
   std::vector<float> first, first_token_sums, first_row_sums;
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<float> z = copy(in.z), row_sums = copy(in.row_sums);
     const Buffer<float> token_sums(in.mix.size(), place);  // they are set, whatever they were
     k.gradient(z.data(), shape.tokens, shape.rows, high.data(), low.data(), a.data(),

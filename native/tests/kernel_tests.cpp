@@ -1,8 +1,15 @@
 // Every kernel of every instruction set this machine can run, against its slow reference.
 //
 // A plain program: it says what failed, ends with "N passed, N failed", and returns 1 if any did.
-// `make sanitize` runs it under AddressSanitizer and UndefinedBehaviorSanitizer.
+//
+//   kernel_tests                      the sizes as listed
+//   kernel_tests --fuzz ROUNDS SEED   sizes and thread counts drawn at random, ROUNDS times
+//   kernel_tests --best ROUNDS SEED   the same for the best instruction set alone
+//
+// `make sanitize` runs it under AddressSanitizer with UndefinedBehaviorSanitizer, and under
+// ThreadSanitizer.
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "function_tests.hpp"
@@ -25,8 +32,8 @@ using lmhead::Kernels;
 
 void run_scatter_add(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t d : {1, 7, 31, 33, 257})
-      for (int64_t n : {0, 1, 65, 200}) {
+    for (int64_t d : sizes({1, 7, 31, 33, 257}))
+      for (int64_t n : sizes({0, 1, 65, 200})) {
         tally.begin(label(k, "scatter_add", {n, d}, "", place));
         Random random(static_cast<uint32_t>(d * 1000 + n));
         const auto width = static_cast<size_t>(d), count = static_cast<size_t>(n);
@@ -45,7 +52,7 @@ void run_scatter_add(const Kernels& k, Tally& tally) {
         for (size_t i = 0; i < count; ++i)
           for (size_t e = 0; e < width; ++e)
             want[static_cast<size_t>(ids[i]) * width + e] += from[i * width + e];
-        for (int threads : kThreads) {
+        for (int threads : thread_counts()) {
           const Buffer<float> into(before.size(), place, [&](size_t i) { return before[i]; });
           k.scatter_add(into.data(), d, ids.data(), n, from.data(), threads);
           tally.expect(into.same(want), "a sum is wrong, or a row that was not named has changed");
@@ -57,7 +64,7 @@ void run_scatter_add(const Kernels& k, Tally& tally) {
 // Integer multiples of 2^-20: all sums are exact, and so is the threshold.
 void run_tail_threshold(Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t n : {0, 1, 31, 33, 1000, 5000})
+    for (int64_t n : sizes({0, 1, 31, 33, 1000, 5000}))
       for (double share : {0.0, 1e-4, 0.02, 0.5, 0.98, 1.0, 2.0})
         for (int kind : {0, 1, 2, 3}) {
           tally.begin("tail_threshold of " + std::to_string(n) + ", share " +
@@ -113,18 +120,17 @@ void run_parallel(Tally& tally) {
   }
 }
 
-}  // namespace
-
-int main() {
-  Tally tally;
-  run_dispatch(tally);
-  run_parallel(tally);
-  run_tail_threshold(tally);
+std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> all = {&lmhead::kernels_wide};
   for (const char* name : lmhead::kernel_names()) all.push_back(lmhead::kernels_named(name));
+  return all;
+}
+
+void run_all(const std::vector<const Kernels*>& all, Tally& tally) {
+  run_tail_threshold(tally);
   for (const Kernels* each : all) {
     const Kernels& k = *each;
-    std::printf("%s ...\n", k.name);
+    if (!fuzz_random()) std::printf("%s ...\n", k.name);
     softmax_tests::run(k, tally);
     gradient_tests::run(k, tally);
     loss_tests::run(k, tally);
@@ -133,7 +139,28 @@ int main() {
     tree_tests::run(k, tally);
     logits_tests::run(k, tally);
     run_scatter_add(k, tally);
-    function_tests::run(k, tally);
+    if (!fuzz_random()) function_tests::run(k, tally);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  Tally tally;
+  run_dispatch(tally);
+  run_parallel(tally);
+  const std::string how = count > 1 ? arguments[1] : "";
+  if (count == 1) {
+    run_all(all_kernels(), tally);
+  } else if (count == 4 && (how == "--fuzz" || how == "--best")) {
+    Random random(static_cast<uint32_t>(std::strtoul(arguments[3], nullptr, 10)));
+    fuzz_random() = &random;
+    const auto chosen = how == "--best" ? std::vector{lmhead::best_kernels()} : all_kernels();
+    for (long round = std::strtol(arguments[2], nullptr, 10); round > 0; --round)
+      run_all(chosen, tally);
+  } else {
+    std::fprintf(stderr, "usage: kernel_tests [--fuzz ROUNDS SEED | --best ROUNDS SEED]\n");
+    return 2;
   }
   return tally.end() ? 0 : 1;
 }

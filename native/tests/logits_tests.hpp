@@ -31,8 +31,8 @@ Buffer<T> random_buffer(size_t size, Place place, Random& random) {
 template <class H, class W>
 void run_pairs(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t d : {1, 7, 8, 31, 33, 64, 577})
-      for (int64_t n : {0, 1, 63, 65, 300}) {
+    for (int64_t d : sizes({1, 7, 8, 31, 33, 64, 577}))
+      for (int64_t n : sizes({0, 1, 63, 65, 300})) {
         tally.begin(label(k, "pairs", {n, d}, stored::type_name<W>(), place));
         Random random(static_cast<uint32_t>(d * 1000 + n));
         const auto width = static_cast<size_t>(d), count = static_cast<size_t>(n);
@@ -40,7 +40,7 @@ void run_pairs(const Kernels& k, Tally& tally) {
         const auto weight = random_buffer<W>(9 * width, place, random);
         const Buffer<int64_t> rows(count, place, [&](size_t i) { return i ? random.below(5) : 4; });
         const Buffer<int64_t> ids(count, place, [&](size_t i) { return i ? random.below(9) : 8; });
-        for (int threads : kThreads) {
+        for (int threads : thread_counts()) {
           const Buffer<double> out(count, place);
           k.pairs(stored::floats(hidden), stored::floats(weight), d, rows.data(), ids.data(), n,
                   out.data(), threads);
@@ -56,9 +56,9 @@ void run_pairs(const Kernels& k, Tally& tally) {
 template <class W>
 void run_row_logits(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t d : {1, 7, 8, 33, 64})
-      for (int64_t vocab : {0, 1, 11, 12, 13, 239, 245})
-        for (int64_t rows : {0, 1, 2, 3, 5, 8, 9, 17}) {
+    for (int64_t d : sizes({1, 7, 8, 33, 64}))
+      for (int64_t vocab : sizes({0, 1, 11, 12, 13, 239, 245}))
+        for (int64_t rows : sizes({0, 1, 2, 3, 5, 8, 9, 17})) {
           tally.begin(label(k, "row_logits", {vocab, rows}, stored::type_name<W>(), place));
           Random random(static_cast<uint32_t>(d * 1000 + vocab * 10 + rows));
           const auto width = static_cast<size_t>(d);

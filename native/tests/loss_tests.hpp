@@ -134,7 +134,7 @@ inline void run_one(const Kernels& k, Shape shape, const NamedMap& named, const 
                             options.squared ? squared.data() : nullptr};
   std::vector<float> first;
   double first_total = 0.0;
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const auto z = copy(in.x);
     const double total =
         k.loss(z.data(), shape.tokens, shape.rows, options.bias ? bias.data() : nullptr, named.map,

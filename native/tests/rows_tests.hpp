@@ -70,7 +70,7 @@ inline void check_sums(const Kernels& k, Shape shape, const Buffer<float>& z,
                        const Buffer<double>& beta, Place place, Tally& tally) {
   const auto rows = static_cast<size_t>(shape.rows);
   std::vector<std::vector<double>> first;
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<double> max(rows, place), n(rows, place), mass(rows, place), weighted(rows, place),
         shift(rows, place), square(rows, place);
     const Buffer<double>* all[] = {&max, &n, &mass, &weighted, &shift, &square};
@@ -260,7 +260,7 @@ inline void check_race(const Kernels& k, Shape shape, const Buffer<float>& z,
   const Buffer<Key> keys(rows, place, [](size_t i) {
     return Key{~uint64_t{0} - 77 * i, (uint64_t{1} << 33) * i + 3};
   });
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<int64_t> winners(rows, place);
     k.rows->gumbel_argmax(z.data(), shape.rows, shape.tokens, beta.data(), keys.data(),
                           winners.data(), threads);

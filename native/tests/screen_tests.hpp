@@ -65,7 +65,7 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
                         c.rows == 1 ? 1024 : 0};
   const ScreenStates given{main.data(), lead_states.data(), t.data(), lead_t.data(), c.rows};
   std::vector<double> low;  // what the same nibbles add as low ones
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<float> approx(size(c.rows, c.vocab), c.place);
     const Buffer<float> top(size(c.rows, screen_blocks(c.vocab)), c.place);
     k.screen->products(copy, given, approx.data(), top.data(), threads);
@@ -165,7 +165,7 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
       const double upper = x + e[state] * token_e[token] + n[state] * token_n[token] + slack;
       if (!(upper < limits[state])) want.push_back(v);
     }
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<int32_t> counts(size(rows, blocks), place);
     k.screen->count(bounds, counts.data(), threads);
     std::vector<int64_t> starts;
@@ -203,7 +203,7 @@ inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place plac
   bounds.approx = approx.data(), bounds.token_e = token_e.data(), bounds.token_n = token_n.data();
   bounds.e = e.data(), bounds.n = n.data(), bounds.rows = rows, bounds.vocab = vocab;
   std::vector<double> first;
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<double> lower(size(rows, 2), place), upper(size(rows, 2), place);
     k.screen->masses(bounds, top.data(), factors.data(), 2, lower.data(), upper.data(), threads);
     tally.expect(lower.intact() && upper.intact(), "masses wrote outside a buffer");
@@ -266,7 +266,7 @@ inline void run_decide(const Kernels& k, int64_t vocab, int64_t tokens, Place pl
   lmhead::ScreenExact exact{stored::floats(hidden), stored::floats(weight), bias.data(), base,
                             width};
   std::sort(all.begin(), all.end(), std::greater<>());
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<double> values(n_best, place);
     const Buffer<int64_t> ids(n_best, place);
     const auto decide = [&](int64_t most) {
@@ -309,7 +309,7 @@ inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_
                                   leading,      1e6,
                                   1e5,          0.5,
                                   0.25,         0.125};
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<int16_t> main(count(rows, width), place), lead(count(rows, leading), place);
     const Buffer<double> numbers(count(5, rows), place);
     double* to = numbers.data();
@@ -361,15 +361,15 @@ inline void run(const Kernels& k, Tally& tally) {
       run_prepare(k, 577, {64, 2, 5}, leading, place, tally);
     }
   for (Place place : {Place::tight, Place::padded}) {
-    for (int64_t vocab : {1, 7, 256, 270})
-      for (int64_t rows : {1, 2, 5})
+    for (int64_t vocab : sizes({1, 7, 256, 270}))
+      for (int64_t rows : sizes({1, 2, 5}))
         for (bool nibbles : {false, true})
           for (int64_t leading : {0, 16, 48})
             run_products(k,
                          {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16},
                          tally);
-    for (int64_t vocab : {1, 255, 257, 1000})
-      for (int64_t rows : {1, 5}) {
+    for (int64_t vocab : sizes({1, 255, 257, 1000}))
+      for (int64_t rows : sizes({1, 5})) {
         run_selection(k, vocab, rows, place, tally);
         run_decide(k, vocab, std::min<int64_t>(rows, lmhead::screen_blocks(vocab)), place, tally);
         run_masses(k, rows, vocab + 8192, place, tally);

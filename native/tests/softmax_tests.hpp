@@ -134,7 +134,7 @@ inline void run_sums(const Kernels& k, Shape shape, const NamedMap& named, Conte
   for (size_t w = 0; w < call.bias.size(); ++w)
     call.bias[w] = content == Content::masked && w % 5 == 4 ? -HUGE_VALF : random.normal(1.0);
   std::unique_ptr<Call> first;
-  for (int threads : kThreads)
+  for (int threads : thread_counts())
     for (bool entropy : {true, false}) {
       if (!entropy && threads != 2) continue;
       auto now = std::make_unique<Call>(shape, place);
@@ -189,7 +189,7 @@ inline void run_heaps(const Kernels& k, Shape shape, Content content, int64_t ke
     if (random.below(3) == 0 && std::isfinite(v)) v = std::round(v);  // ties
   const auto rows = static_cast<size_t>(shape.rows), places = rows * static_cast<size_t>(kept);
   std::vector<float> first;
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Call call(shape, place);
     call.z.fill(x);
     const Buffer<float> values(places, place);
@@ -237,7 +237,7 @@ inline void run_ranks(const Kernels& k, Shape shape, Content content, bool sure,
   const Buffer<float> norms(tokens, place,
                             [&](size_t) { return static_cast<float>(random.uniform(0.1, 3.0)); });
   std::vector<std::vector<int64_t>> first;
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Call call(shape, place);
     call.z.fill(x);
     const Buffer<int64_t> counts(size, place, [](size_t) { return 5; });  // they are added to

@@ -29,8 +29,8 @@ T masked() {
 template <class T>
 void run_sums(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t d : {1, 7, 31, 33, 64, 129})
-      for (int64_t pairs : {0, 1, 65, 700}) {
+    for (int64_t d : sizes({1, 7, 31, 33, 64, 129}))
+      for (int64_t pairs : sizes({0, 1, 65, 700})) {
         tally.begin(label(k, "tree sums", {pairs, d}, stored::type_name<T>(), place));
         Random random(static_cast<uint32_t>(d * 1000 + pairs));
         const int64_t rows = 9, size = 40;
@@ -54,7 +54,7 @@ void run_sums(const Kernels& k, Tally& tally) {
             named[at] = true;
           }
         std::vector<float> first;
-        for (int threads : kThreads) {
+        for (int threads : thread_counts()) {
           const Buffer<float> to(before.size(), place, [&](size_t i) { return before[i]; });
           k.tree->sums(factors.data(), stored::floats(from), d, a.data(), b.data(), pairs,
                        to.data(), size, threads);
@@ -189,7 +189,7 @@ void run_case(const Kernels& k, const Case<T>& c, const T* bias, int64_t few, bo
   const auto count = static_cast<size_t>(few), width = static_cast<size_t>(c.kWidth);
   const auto rows = static_cast<size_t>(c.kRows);
   const TokenTree tree = c.tree();
-  for (int threads : kThreads) {
+  for (int threads : thread_counts()) {
     const Buffer<double> values(rows * count, place);
     const Buffer<int64_t> ids(rows * count, place), opened(rows, place);
     k.tree->best(stored::floats(c.hidden), stored::floats(c.weight), bias, c.kRows, c.kWidth, tree,
@@ -207,7 +207,7 @@ void run_case(const Kernels& k, const Case<T>& c, const T* bias, int64_t few, bo
 template <class T>
 void run_best(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t vocab : {1, 2, 3, 50, 400})
+    for (int64_t vocab : sizes({1, 2, 3, 50, 400}))
       for (int64_t arity : {2, 5})
         for (bool deep : {false, true})
           for (double scale : {0.0, 1.0, 100.0}) {
@@ -280,7 +280,7 @@ inline void run_bad_trees(const Kernels& k, Tally& tally) {
 // Every token's path, from the tables of a tree; and tables that lead nowhere.
 inline void run_paths(Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t vocab : {1, 2, 3, 50})
+    for (int64_t vocab : sizes({1, 2, 3, 50}))
       for (bool deep : {false, true}) {
         tally.begin("tree paths of " + std::to_string(vocab) + (deep ? ", deep" : ""));
         Random random(static_cast<uint32_t>(vocab));

@@ -17,7 +17,6 @@ ROOMS = [
     ("errors",),
     ("sampler_options",),
     ("progress",),
-    ("interrupt",),
     ("user_cache",),
     ("checks",),
     ("reference",),

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from lmhead.interrupt import exit_on_interrupt
+from lmhead.progress import exit_on_interrupt
 
 
 def main() -> None:

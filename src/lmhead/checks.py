@@ -54,6 +54,12 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
+def is_dtensor(tensor: Any) -> bool:
+    """Return whether a tensor is distributed over a device mesh."""
+    module = sys.modules.get("torch.distributed.tensor")  # there is none before it is imported
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def check_memory(name: str, tensor: Tensor) -> None:
     """Validate that the storage of a tensor holds all of its entries.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
-from lmhead.parallel.linear import is_dtensor, sharded_scores
+from lmhead.parallel.linear import sharded_scores
 from lmhead.scores import Scores
 from lmhead.screen import ScreenedHead
 from lmhead.screen.screened_scores import Screen, ScreenedScores
@@ -220,7 +220,7 @@ class LMHead(nn.Linear):
 
     def _scores(self, hidden: Tensor) -> tuple[Scores, torch.Size, torch.dtype]:
         """Return scores, the leading shape of the hidden states, and the dtype of the logits."""
-        if is_dtensor(self.weight):
+        if checks.is_dtensor(self.weight):
             low_rank = self.low_rank_a is not None and self.low_rank_b is not None
             scores, plain = sharded_scores(
                 hidden,

@@ -1,10 +1,18 @@
-"""Progress on standard error: one line that is rewritten on a terminal, plain lines elsewhere."""
+"""What a command shows while it works, and Ctrl-C while it loads modules.
+
+Progress is on standard error: one line that is rewritten on a terminal, plain lines elsewhere.
+Imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 _CLEAR = "\r\x1b[2K"
@@ -82,3 +90,35 @@ def _cut(text: str, width: int) -> str:
         if used > width:
             return text[:index]
     return text
+
+
+INTERRUPTED = 130
+
+
+@contextmanager
+def exit_on_interrupt() -> Iterator[None]:
+    """End the process with code 130, without a traceback, on Ctrl-C within this block.
+
+    For imports: an interrupted one leaves a half-initialised module behind, and libraries may catch
+    the exception and continue with it.
+
+    Does nothing in other threads, and where SIGINT is ignored or has another handler.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, _exit_now)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _exit_now(*_: object) -> None:
+    os.write(2, b"\nInterrupted.\n")
+    os._exit(INTERRUPTED)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmhead import reference
 from lmhead.nn import Attention, AttentionMask, Block, FeedForward, TransformerConfig
 from lmhead.nn.multi_head_attention import causal_attention_mask, rotary_angles, rotate
-from lmhead.nn.stack import make_norm
+from lmhead.nn.transformer import make_norm
 
 
 def config(**changes: Any) -> TransformerConfig:

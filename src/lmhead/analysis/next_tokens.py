@@ -121,24 +121,21 @@ def next_tokens(
     ids = prompt_ids(model, prompt)
     if prompt_length is not None:
         checks.check_integer("prompt_length", prompt_length, low=0, high=len(ids))
-    logits = model.head(hidden_states(model, ids)[-1:]).double()  # answers in float64
-    top = min(top, logits.shape[-1])
+    scores = model.head.scores(hidden_states(model, ids)[-1:])
+    top = min(top, scores.vocab_size)
     found, also = None, torch.empty(0, dtype=torch.int64)
     if sampler is not None:
-        row = logits.scores().row_logits()[:1].double()
-        found = _process(model, row, ids, sampler, prompt_length)
+        found = _process(model, scores.row_logits().double(), ids, sampler, prompt_length)
         also = found.log_probs.topk(min(top, found.summary.kept)).indices
-    answers: Any = logits.ask(
-        top_k=top, entropy=True, logsumexp=True, log_prob=also[None], rank=also[None]
-    )
-    values, best = (side[0] for side in answers.top_k)
+    answers = scores.answer(entropy=True, top_k=top, picked=also[None], rank=also[None])
+    best = answers.top_ids[0]
     new = ~torch.isin(also, best)
-    log_probs = torch.cat((values - answers.logsumexp, answers.log_prob[0][new]))
+    logits = torch.cat((answers.top_values[0], answers.picked[0][new]))
     figures = (
         torch.cat((best, also[new])),
-        torch.cat((values, answers.log_prob[0][new] + answers.logsumexp)),
-        log_probs,
-        torch.cat((torch.arange(top), answers.rank[0][new])),
+        logits,
+        logits - answers.lse,
+        torch.cat((torch.arange(top), answers.ranks[0][new])),
     )
     tokens = []
     for id, logit, log_prob, rank in zip(*(t.tolist() for t in figures), strict=True):
@@ -157,7 +154,7 @@ def next_tokens(
     return NextTokens(
         prompt=tuple(pieces_of(model, ids)),
         tokens=tuple(tokens),
-        vocab_size=logits.shape[-1],
+        vocab_size=scores.vocab_size,
         entropy=float(answers.entropy[0]),
         mass=min(1.0, math.fsum(token.p for token in tokens)),
         processed=None if found is None else found.summary,

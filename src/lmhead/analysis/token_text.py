@@ -17,8 +17,7 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.models import LanguageModel
-from lmhead.sampling.model import Tokenizer
-from lmhead.sampling.text import bytes_after
+from lmhead.models.language_model import TextTokenizer
 
 Text = str | Sequence[int]
 
@@ -91,7 +90,7 @@ def stream_ids(
 
 
 def _join(
-    tokenizer: Tokenizer, left: list[int], right: list[int], shared: bytes
+    tokenizer: TextTokenizer, left: list[int], right: list[int], shared: bytes
 ) -> tuple[int, int] | None:
     """Return (i, j) such that left[:i] continues with right[j:]; None if there is no safe place.
 
@@ -108,12 +107,12 @@ def _join(
     return None
 
 
-def _starts_from_right(tokenizer: Tokenizer, ids: list[int], shared: bytes) -> dict[int, int]:
+def _starts_from_right(tokenizer: TextTokenizer, ids: list[int], shared: bytes) -> dict[int, int]:
     """Return where tokens start in the shared bytes, the last of its text: {place: index}."""
     found: dict[int, int] = {}
     place = len(shared)
     for index in range(len(ids) - 1, 0, -1):
-        text = bytes_after(tokenizer, ids[index - 1], ids[index])
+        text = tokenizer.bytes_after(ids[index - 1], ids[index])
         place -= len(text)
         if place < 0 or not text or shared[place : place + len(text)] != text:
             break
@@ -121,12 +120,12 @@ def _starts_from_right(tokenizer: Tokenizer, ids: list[int], shared: bytes) -> d
     return found
 
 
-def _starts_from_left(tokenizer: Tokenizer, ids: list[int], shared: bytes) -> dict[int, int]:
+def _starts_from_left(tokenizer: TextTokenizer, ids: list[int], shared: bytes) -> dict[int, int]:
     """Return where tokens start in the shared bytes, the first of its text: {place: index}."""
     found: dict[int, int] = {}
     place, previous = 0, None
     for index, id in enumerate(ids):
-        text = bytes_after(tokenizer, previous, id)
+        text = tokenizer.bytes_after(previous, id)
         previous = id
         if place == 0:  # a start token or an added space is not part of the text
             text = text if shared.startswith(text) else text.removeprefix(b" ")
@@ -237,7 +236,7 @@ def piece_of(model: Any, id: int, previous: int | None = None) -> Piece:
     tokenizer = model.tokenizer
     if tokenizer is None:
         return Piece(id, b"", f"<{id}>")
-    text = bytes_after(tokenizer, previous, id) if id < len(tokenizer) else b""
+    text = tokenizer.bytes_after(previous, id) if id < len(tokenizer) else b""
     if text or tokenizer.token_bytes(id):
         return Piece(id, text)
     return Piece(id, b"", _special_name(model, id))

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from lmhead.cli._command_group import FileError, combine_options
-from lmhead.interrupt import exit_on_interrupt
-from lmhead.progress import Progress
+from lmhead.progress import Progress, exit_on_interrupt
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel

@@ -18,7 +18,7 @@ import click
 from lmhead.cli import _json
 from lmhead.cli._command_group import as_usage_errors
 from lmhead.cli._model_arguments import model_json, model_options, open_model
-from lmhead.interrupt import exit_on_interrupt
+from lmhead.progress import exit_on_interrupt
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from lmhead.cli._model_arguments import model_options, open_models
-from lmhead.interrupt import exit_on_interrupt
+from lmhead.progress import exit_on_interrupt
 
 
 @click.command()

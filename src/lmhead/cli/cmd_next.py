@@ -94,12 +94,11 @@ def command(
     from lmhead.analysis.token_text import prompt_ids
 
     sampler = sampler_for_model(given, model) if given else None
-    ids = prompt_ids(model, text)
-    if prompt_length is not None and prompt_length > len(ids):
+    if prompt_length is not None and prompt_length > (n := len(prompt_ids(model, text))):
         raise click.UsageError(
-            f"--prompt-length must be at most {len(ids)}, the tokens of PROMPT; got {prompt_length}"
+            f"--prompt-length must be at most {n}, the tokens of PROMPT; got {prompt_length}"
         )
-    found = next_tokens(model, ids, top=top, sampler=sampler, prompt_length=prompt_length)
+    found = next_tokens(model, text, top=top, sampler=sampler, prompt_length=prompt_length)
     if as_json:
         _json.write("next", model=model_json(model), **found.to_json())
     else:

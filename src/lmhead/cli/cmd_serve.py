@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli._model_arguments import model_options, open_models
-from lmhead.interrupt import exit_on_interrupt
+from lmhead.progress import exit_on_interrupt
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel

@@ -20,7 +20,7 @@ from lmhead.cli._command_group import (
     SectionedOption,
     as_usage_errors,
 )
-from lmhead.interrupt import exit_on_interrupt
+from lmhead.progress import exit_on_interrupt
 from lmhead.train.train_config import MAY_CHANGE, PRESETS, TrainConfig, make_config, option_name
 
 _RANK = int(os.environ.get("RANK", "0"))  # set by torchrun

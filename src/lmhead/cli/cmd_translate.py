@@ -14,7 +14,7 @@ from lmhead.cli import _json
 from lmhead.cli._command_group import FileError
 from lmhead.cli._model_arguments import MAX_THREADS, check_utf8, standard_input
 from lmhead.cli._terminal import dim, echo
-from lmhead.interrupt import exit_on_interrupt
+from lmhead.progress import exit_on_interrupt
 
 if TYPE_CHECKING:
     from lmhead.models.translator import Translation, Translator

@@ -21,6 +21,10 @@ class TextTokenizer(Tokenizer, Protocol):
         """Return the ids of a text, without the leading special tokens if `bos` is False."""
         ...
 
+    def bytes_after(self, previous: int | None, id: int, /) -> bytes:
+        """Return the bytes of an id that follows another; None at the beginning of a text."""
+        ...
+
     @property
     def bos_token_id(self) -> int | None:
         """The id that begins a text; None for none."""

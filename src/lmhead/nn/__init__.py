@@ -2,17 +2,15 @@
 
 transformer_config    sizes and options
 multi_head_attention  queries, keys, values, masks, positions, and the cache
-stack                 embedding, blocks, norm, initialisation
-decoder               `DecoderBody`, and `DecoderLM`: decoder and head
+transformer           blocks, stack, `DecoderBody`, and `DecoderLM`: decoder and head
 encoder_decoder       `EncoderDecoder`: encoder, decoder and head
 llama                 a decoder of the Llama family
 """
 
-from lmhead.nn.decoder import DecoderBody, DecoderLM
 from lmhead.nn.encoder_decoder import ConditionedModel, Encoder, EncoderDecoder
 from lmhead.nn.llama import LlamaBody, LlamaConfig
 from lmhead.nn.multi_head_attention import Attention, AttentionMask, KeyValueCache, Memory
-from lmhead.nn.stack import Block, FeedForward
+from lmhead.nn.transformer import Block, DecoderBody, DecoderLM, FeedForward
 from lmhead.nn.transformer_config import DecoderConfig, EncoderDecoderConfig, TransformerConfig
 
 __all__ = [

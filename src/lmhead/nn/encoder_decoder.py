@@ -12,9 +12,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lmhead.lazy import LazyLogits
-from lmhead.nn.decoder import DecoderBody, make_head
 from lmhead.nn.multi_head_attention import AttentionMask, KeyValueCache
-from lmhead.nn.stack import TransformerStack, initialise
+from lmhead.nn.transformer import DecoderBody, TransformerStack, initialise, make_head
 from lmhead.nn.transformer_config import EncoderDecoderConfig, TransformerConfig
 from lmhead.sampling.model import Tokenizer
 

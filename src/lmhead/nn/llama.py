@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lmhead.nn.decoder import DecoderBody
+from lmhead.nn.transformer import DecoderBody
 from lmhead.nn.transformer_config import DecoderConfig, Pairs
 
 

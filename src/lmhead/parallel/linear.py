@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from torch import Tensor
@@ -18,12 +17,6 @@ from lmhead.sweep import linear_scores as plain_scores
 LinearScores = SweptScores | ShardedScores
 
 
-def is_dtensor(tensor: Any) -> bool:
-    """Return whether a tensor is distributed over a device mesh."""
-    module = sys.modules.get("torch.distributed.tensor")  # there is none before it is imported
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
 def linear_scores(
     hidden: Tensor,
     weight: Tensor,
@@ -35,7 +28,7 @@ def linear_scores(
     max_bytes: int | None = None,
 ) -> tuple[LinearScores, Tensor]:
     """Return the scores of a linear layer, and its hidden states as a plain tensor."""
-    if not is_dtensor(weight):
+    if not checks.is_dtensor(weight):
         scores = plain_scores(
             hidden,
             weight,
@@ -149,7 +142,7 @@ def _vocab_dim(weight: Any, name: str) -> int | None:
 
 def _replicated(hidden: Any, mesh: Any, dim: int, name: str) -> Tensor:
     """Return the hidden states that all ranks of the vocabulary have in common."""
-    if not is_dtensor(hidden):
+    if not checks.is_dtensor(hidden):
         return hidden  # type: ignore[no-any-return]
     from torch.distributed.tensor import Replicate
 
@@ -163,10 +156,10 @@ def _replicated(hidden: Any, mesh: Any, dim: int, name: str) -> Tensor:
 
 def _slice(tensor: Any, shard: VocabShard, dim: int) -> Tensor:
     """Return this rank's slice of a weight or bias, of a DTensor or of what every rank has."""
-    if is_dtensor(tensor) and tensor.placements[dim].is_shard(0):
+    if checks.is_dtensor(tensor) and tensor.placements[dim].is_shard(0):
         return tensor.to_local()  # type: ignore[no-any-return]
     return entered(_plain(tensor), shard)[shard.start : shard.start + shard.size]
 
 
 def _plain(tensor: Any) -> Tensor:
-    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[no-any-return]
+    return tensor.to_local() if checks.is_dtensor(tensor) else tensor  # type: ignore[no-any-return]

@@ -46,6 +46,10 @@ class DenseScores(Scores):
         """Return the logits."""
         return (self.logits,)
 
+    def watched(self) -> tuple[Tensor, ...]:
+        """Return the same tensors: torch counts their changes."""
+        return self.tensors()
+
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`."""
         return ("logits",)

@@ -8,16 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from lmhead.scores.by_rows import by_rows, divergence_of
-
-if TYPE_CHECKING:
-    from lmhead.scores.row_loss import CrossEntropy
+from lmhead.scores.row_loss import CrossEntropy
 
 Rows = slice | Tensor
 """Which rows: a range, or their indices (int64)."""
@@ -117,9 +115,9 @@ class Scores(ABC):
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`, for error messages."""
 
+    @abstractmethod
     def watched(self) -> tuple[Tensor, ...]:
         """Return what in-place changes of each of `tensors()` are counted on."""
-        return self.tensors()
 
     @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:

@@ -70,6 +70,10 @@ class SweptScores(Scores):
         s = self.source
         return (*s.hiddens, *s.weights, *(() if s.bias is None else (s.bias,)))
 
+    def watched(self) -> tuple[Tensor, ...]:
+        """Return the same tensors: torch counts their changes."""
+        return self.tensors()
+
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`."""
         more = len(self.source.hiddens) - 1

@@ -65,6 +65,10 @@ class FactoredScores(Scores):
         """Return the hidden states and all tensors of the head."""
         return (self.hidden, *self.factors.tensors())
 
+    def watched(self) -> tuple[Tensor, ...]:
+        """Return the same tensors: torch counts their changes."""
+        return self.tensors()
+
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`."""
         return ("hidden state", *("weight",) * len(self.factors.tensors()))

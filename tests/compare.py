@@ -2,7 +2,7 @@
 
 `assert_close` is for results whose rounding is known. `assert_as_good_as` is for everything else:
 the truth is float64, and ours may be as far from it as plain torch in the same dtype is on the
-same input, plus a small constant. Nobody gets less than what they have today.
+same input, plus a small constant. No result is less precise than plain torch.
 """
 
 from typing import TypeAlias

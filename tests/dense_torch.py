@@ -44,7 +44,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     num_items: int | None = None,
 ) -> Tensor:
-    """`F.cross_entropy`, written out if words are masked; z-loss and num_items added."""
+    """`F.cross_entropy`, written out if tokens are masked; z-loss and num_items added."""
     rows, vocab = z.shape[:-1], z.shape[-1]
     z = z.reshape(-1, vocab)
     soft = targets.is_floating_point()
@@ -80,7 +80,7 @@ def _masked_rows(
     counts = (1.0 - label_smoothing) * truth + even
     if weights is not None:
         counts = counts * weights
-    # A masked word that counts is a forbidden target: it costs infinity.
+    # A masked token that counts is a forbidden target: it costs infinity.
     surprise = -z.log_softmax(-1).masked_fill(masked & (counts == 0.0), 0.0)
     return torch.where(kept, (counts * surprise).sum(-1), 0.0)
 

@@ -52,7 +52,7 @@ FAMILIES = {"llama": llama, "gpt2": gpt2}
 
 
 def random_model(family: str, seed: int = 0, sharpness: float = 25.0) -> Any:
-    """A model whose distributions have a few likely words, as those of trained models do."""
+    """A model whose distributions have a few likely tokens, as those of trained models do."""
     torch.manual_seed(seed)
     model = FAMILIES[family]().double().eval()
     with torch.no_grad():

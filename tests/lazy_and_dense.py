@@ -59,7 +59,7 @@ def twins(
     dtype: torch.dtype = torch.float64,
     trained: bool = True,
 ) -> Twins:
-    """A head and hidden states (*leading, hidden_size), peaked enough to tell words apart."""
+    """A head and hidden states (*leading, hidden_size), peaked enough to tell tokens apart."""
     torch.manual_seed(sum(leading) + vocab)
     head = LMHead(hidden_size, vocab, bias=bias, softcap=softcap, scale=scale, dtype=dtype)
     with torch.no_grad():

@@ -58,11 +58,11 @@ def write_checkpoint(path: Path, weights: dict[str, Tensor], **changes: int) -> 
     return path
 
 
-def vocabulary(words: Iterable[str] = (), size: int = SIZES["vocab_size"]) -> list[bytes]:
-    """Marks, bytes, words, and as many more words as it takes."""
+def vocabulary(tokens: Iterable[str] = (), size: int = SIZES["vocab_size"]) -> list[bytes]:
+    """Special tokens, bytes, the given tokens, and fillers up to the size."""
     pieces = [b"<unk>", b"\n<s>\n", b"\n</s>\n"]
     pieces += [f"<0x{byte:02X}>".encode() for byte in range(256)]
-    pieces += [word.encode() for word in words]
+    pieces += [token.encode() for token in tokens]
     return pieces + [f"w{i}".encode() for i in range(size - len(pieces))]
 
 
@@ -77,9 +77,9 @@ def write_vocabulary(path: Path, pieces: list[bytes]) -> Path:
     return path
 
 
-WORDS = [" ", "a", "b", "c", "h", "e", "l", "o", " h", "el", "lo", " hel", " hello", "ab", "你"]
+TOKENS = [" ", "a", "b", "c", "h", "e", "l", "o", " h", "el", "lo", " hel", " hello", "ab", "你"]
 
 
 def tiny_model(folder: Path, seed: int = 0) -> LanguageModel:
-    write_vocabulary(folder / "tok300.bin", vocabulary(WORDS))
+    write_vocabulary(folder / "tok300.bin", vocabulary(TOKENS))
     return load_llama2c(write_checkpoint(folder / "tiny.bin", random_weights(seed)))

@@ -1,7 +1,7 @@
 """The real llama.cpp on a tiny random Llama, to be asked what its samplers leave.
 
 The package `xllamacpp` has llama.cpp's server within the process; its samplers are reached through
-completions of one token, which tell the words that are left and their probabilities. The model is
+completions of one token, which tell the tokens that are left and their probabilities. The model is
 written as a GGUF file with the package `gguf`; its twin, a `LlamaBody`, gives the true logits.
 """
 
@@ -54,7 +54,7 @@ class Words:
     """What llama.cpp says of the next token."""
 
     token: int
-    probability: dict[int, float]  # of every word that can be drawn
+    probability: dict[int, float]  # of every token that can be drawn
 
 
 class TinyLlama(nn.Module):
@@ -73,7 +73,7 @@ class TinyLlama(nn.Module):
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int]) -> Tensor:
-        """Of the word after the ids, (V,), float32."""
+        """Of the token after the ids, (V,), float32."""
         hidden, _ = self.body(torch.tensor([ids]))
         out: Tensor = self.head(hidden[0, -1])
         return out
@@ -104,7 +104,7 @@ class TinyLlama(nn.Module):
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """Marks, bytes, and words of small letters.
+    """Special tokens, bytes, and tokens of small letters.
 
     Bytes of ASCII alone: the server waits for the rest of a letter before it tells anything.
     """
@@ -138,7 +138,7 @@ class LlamaCpp:
         self._server = xllamacpp.Server(params)
 
     def log_probs(self, ids: Sequence[int]) -> Tensor:
-        """Of all words after the ids, before any sampler: (V,), float64."""
+        """Of all tokens after the ids, before any sampler: (V,), float64."""
         [answer] = self._answers(ids, samplers=[], post_sampling_probs=False)
         found = torch.full((VOCAB,), torch.nan, dtype=torch.float64)
         for word in answer["top_logprobs"]:

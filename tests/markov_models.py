@@ -11,7 +11,7 @@ from lmhead import LMHead
 
 
 class Chain:
-    """A model whose next word depends on the last one only: logits[last word]."""
+    """A model whose next token depends on the last one only: logits[last token]."""
 
     tokenizer = None
 
@@ -28,14 +28,14 @@ class Chain:
         return self
 
     def everything(self, steps: int, penalty: float) -> list[tuple[float, list[int]]]:
-        """All sequences that end or have `steps` words, best first."""
+        """All sequences that end or have `steps` tokens, best first."""
         log_p = self.logits.double().log_softmax(-1).tolist()
         open_, ended = [(0.0, [0])], []
         for _ in range(steps):
             grown = [
-                (total + log_p[row[-1]][word], [*row, word])
+                (total + log_p[row[-1]][token], [*row, token])
                 for total, row in open_
-                for word in range(len(log_p))
+                for token in range(len(log_p))
             ]
             ended += [(t, row) for t, row in grown if row[-1] in self.eos_token_ids]
             open_ = [(t, row) for t, row in grown if row[-1] not in self.eos_token_ids]

@@ -61,11 +61,11 @@ class Problem:
         return oracle.head_logits(self.hidden, self.weight, **self.head)
 
     def ids(self, *shape: int) -> Tensor:
-        """Random ids of words that are not masked."""
+        """Random ids of tokens that are not masked."""
         return self.allowed[torch.randint(len(self.allowed), shape, generator=self.random)]
 
     def any_ids(self, *shape: int) -> Tensor:
-        """Random ids, masked words among them."""
+        """Random ids, masked tokens among them."""
         return torch.randint(self.vocab, shape, generator=self.random)
 
     def leaves(self) -> "Leaves":
@@ -127,7 +127,7 @@ def problems(draw: st.DrawFn, *, saturating: bool = True) -> Problem:
         x = oracle.head_logits(hidden, weight, bias=bias, scale=scale)
         softcap = max(softcap, float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) / 4.0)
     has_bias = bool(masked) or draw(st.booleans())
-    # From one tile for all, through chunks of rows, down to tiles of a few words.
+    # From one tile for all, through chunks of rows, down to tiles of a few tokens.
     share = draw(st.sampled_from([None, 2.0, 1.0, 0.5, 0.25, 0.1]))
     size = 4 * vocab * max(1, hidden[..., 0].numel())
     return Problem(

@@ -1,4 +1,4 @@
-"""Bad input is refused at the door: which argument, what it must be, what it was."""
+"""Bad input raises an error: which argument, what it must be, what it was."""
 
 import math
 from collections.abc import Iterator
@@ -337,7 +337,7 @@ def test_empty_batch() -> None:
     assert answers.top_k.indices.shape == (0, 2)
 
 
-def test_a_vocabulary_of_one_word() -> None:
+def test_a_vocabulary_of_one_token() -> None:
     hidden, weight = HIDDEN.clone().requires_grad_(), WEIGHT[:1].clone().requires_grad_()
     value = loss(hidden, weight, torch.zeros(N, dtype=torch.long))
     assert value == 0

@@ -17,7 +17,7 @@ D, V = 5, 13
 
 
 class Tied(nn.Module):
-    """The smallest model with tied weights: embed a word, guess the next one."""
+    """The smallest model with tied weights: embed a token, guess the next one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who may import whom, and what `import lmhead` and `lmhead --help` must not load."""
+"""Which package may import which, and what `import lmhead` and `lmhead --help` must not load."""
 
 import ast
 import subprocess
@@ -10,9 +10,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lmhead"
 
-# Top to bottom: a room may use those above it, never those below. What stands in one line is one
-# room in several files.
-ROOMS = [
+# Top to bottom: a package may import those above it, never those below. Names in one tuple are one
+# package in several files.
+PACKAGES = [
     ("lazy_exports",),
     ("errors",),
     ("sampler_options",),
@@ -45,7 +45,7 @@ ROOMS = [
     ("cli",),
     ("__main__",),
 ]
-PLACE = {file: place for place, room in enumerate(ROOMS) for file in room}
+PLACE = {file: place for place, package in enumerate(PACKAGES) for file in package}
 # The textbook is what fast paths are compared with: they must not lean on it. Pages may show it.
 MAY_USE_THE_TEXTBOOK = {"reference", "conformance", "cli", "server"}
 
@@ -54,7 +54,7 @@ def files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
-def room_of(file: Path) -> str:
+def package_of(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -76,23 +76,23 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield from imports(child)
 
 
-def rooms_used(file: Path) -> set[str]:
+def packages_used(file: Path) -> set[str]:
     names = [name.split(".") for name in imports(ast.parse(file.read_text(encoding="utf-8")))]
     inside = {name[1] for name in names if name[0] == "lmhead" and len(name) > 1}
-    return {room for room in inside if room in PLACE}
+    return {package for package in inside if package in PLACE}
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda f: str(f.relative_to(SOURCE)))
 def test_imports_point_upwards(file: Path) -> None:
-    room = room_of(file)
-    if room == "__init__":
-        assert rooms_used(file) <= {"lazy_exports"}, "public names are imported on first use"
+    package = package_of(file)
+    if package == "__init__":
+        assert packages_used(file) <= {"lazy_exports"}, "public names are imported on first use"
         return
-    assert room in PLACE, f"give {room} its place in the order"
-    used = rooms_used(file)
-    below = {other for other in used if PLACE[other] > PLACE[room]}
-    assert not below, f"{room} uses {below}, which stand below it"
-    if room not in MAY_USE_THE_TEXTBOOK:
+    assert package in PLACE, f"give {package} its place in the order"
+    used = packages_used(file)
+    below = {other for other in used if PLACE[other] > PLACE[package]}
+    assert not below, f"{package} uses {below}, which come after it"
+    if package not in MAY_USE_THE_TEXTBOOK:
         assert "reference" not in used
 
 

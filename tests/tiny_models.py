@@ -8,15 +8,15 @@ import re
 from pathlib import Path
 
 import torch
-from llama2c_files import WORDS, random_weights, vocabulary, write_checkpoint, write_vocabulary
+from llama2c_files import TOKENS, random_weights, vocabulary, write_checkpoint, write_vocabulary
 
 from lmhead.models import LanguageModel, open_model
 
 
-def write_model(folder: Path, seed: int = 0, *, words: list[str] | None = None) -> Path:
-    """A llama2.c checkpoint of 300 words with its vocabulary; the path of it."""
+def write_model(folder: Path, seed: int = 0, *, tokens: list[str] | None = None) -> Path:
+    """A llama2.c checkpoint of 300 tokens with its vocabulary; the path of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(folder / "tok300.bin", vocabulary(WORDS if words is None else words))
+    write_vocabulary(folder / "tok300.bin", vocabulary(TOKENS if tokens is None else tokens))
     return write_checkpoint(folder / "tiny.bin", random_weights(seed))
 
 
@@ -35,8 +35,8 @@ class Letters:
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
         ids = [256] * (self.bos and bos)
-        for word in self._cut.findall(text.lower() if self.lower else text):
-            data = word.encode()
+        for token in self._cut.findall(text.lower() if self.lower else text):
+            data = token.encode()
             # From the left: two bytes at a time where both are small letters, else one.
             while data:
                 pair = len(data) > 1 and all(97 <= byte < 123 for byte in data[:2])

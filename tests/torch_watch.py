@@ -76,7 +76,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ig
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(exc_type, exc, trace)  # type: ignore[no-untyped-call, unused-ignore]
-        # Somebody between the operation and us may have swallowed the exception.
+        # A caller in between may have swallowed the exception.
         if self.failure is not None and exc is None:
             raise self.failure
 

@@ -22,7 +22,7 @@ test("what is no address of branches is one branch", () => {
   expect(parse("4,x", "*.1")).toEqual({ all: [[], [1]], current: 0 });
 });
 
-test("a fork stands beside the branch that it left, and is the current one", () => {
+test("a fork is added after the branch it left, and becomes the current one", () => {
   const forked = fork(THREE, [9]);
   expect(forked).toEqual({ all: [[5, 6], [], [9], [7]], current: 2 });
   expect(path(forked)).toEqual([9]);

@@ -36,7 +36,7 @@ test("a character cut into tokens is shown where it begins", () => {
   expect(textOf(tokens.slice(0, 3))).toBeUndefined();
 });
 
-test("marks of direction and other unseen characters are shown by number", () => {
+test("bidirectional controls and other invisible characters are shown by code point", () => {
   expect(spell([said("\u202eab"), said("\u0000"), said("<b>")]).map(({ shown }) => shown)).toEqual([
     "⟨202E⟩ab",
     "⟨0000⟩",

@@ -114,7 +114,7 @@ test("answers add up, and one that starts over replaces all", () => {
   ]);
 });
 
-test("how a run stands, and how long it takes", () => {
+test("the state of a run, and the time left", () => {
   const lines = [10, 20, 30, 40].map((step) => ({ step, loss: 4, seconds: step / 2 }));
   const run = (age: number | null, more: readonly Line[] = []): Run =>
     heard(undefined, news([...lines, ...more], 0, age));

@@ -90,7 +90,7 @@ def test_two_samplers(pair: tuple[LanguageModel, LanguageModel]) -> None:
         assert place.total_variation == pytest.approx(varied, rel=1e-4)
 
 
-def test_a_word_that_one_side_rules_out(pair: tuple[LanguageModel, LanguageModel]) -> None:
+def test_a_token_that_one_side_rules_out(pair: tuple[LanguageModel, LanguageModel]) -> None:
     cut, plain = Sampler(top_k=2), Sampler()
     assert math.isfinite(compare_samplers(pair[0], cut, plain, "hello").kl)
     found = compare_samplers(pair[0], plain, cut, "hello")
@@ -103,7 +103,7 @@ def test_a_word_that_one_side_rules_out(pair: tuple[LanguageModel, LanguageModel
     assert all(math.isfinite(place.log_prob[0]) for place in found.differences)
 
 
-def test_greedy_is_one_word(pair: tuple[LanguageModel, LanguageModel]) -> None:
+def test_greedy_is_one_token(pair: tuple[LanguageModel, LanguageModel]) -> None:
     found = compare_samplers(pair[0], Sampler(temperature=0), Sampler(do_sample=False), "hello")
     assert (found.kl, found.total_variation, found.agreement) == (0.0, 0.0, 1.0)
 
@@ -117,7 +117,7 @@ def test_penalties_see_what_came_before(pair: tuple[LanguageModel, LanguageModel
 
 def test_other_tokens_are_refused(tmp_path: Path) -> None:
     one = open_model(write_model(tmp_path / "one"))
-    two = open_model(write_model(tmp_path / "two", words=["x", "y"]))
+    two = open_model(write_model(tmp_path / "two", tokens=["x", "y"]))
     with pytest.raises(
         VocabularyMismatch, match="different vocabularies: token id 259 is b' ' and"
     ) as e:

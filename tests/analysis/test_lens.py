@@ -89,7 +89,7 @@ def test_rows_come_one_by_one(model: LanguageModel) -> None:
     assert found[0][0].targets == want.targets
 
 
-def test_a_word_is_the_token_that_a_text_is_cut_into(model: LanguageModel) -> None:
+def test_a_target_is_a_token_of_the_text(model: LanguageModel) -> None:
     assert model.tokenizer is not None
     assert [model.tokenizer.token_bytes(id) for id in (100, 260)] == [b"a", b"a"]
     assert find_token(model, "a") == 260

@@ -1,4 +1,4 @@
-"""`next_tokens`: the figures are softmax's, and a sampler's part in them is told."""
+"""`next_tokens`: probabilities are softmax's; the effect of a sampler is reported."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ def logits(model: LanguageModel, text: str) -> torch.Tensor:
     return hidden[0, -1].double() @ model.head.weight.double().T
 
 
-def test_the_best_words_with_their_figures(model: LanguageModel) -> None:
+def test_the_best_tokens_with_their_figures(model: LanguageModel) -> None:
     z = logits(model, "hello")
     log_p = z.log_softmax(-1)
     found = next_tokens(model, "hello", top=7)
@@ -52,13 +52,13 @@ def test_ids_in_place_of_text(model: LanguageModel) -> None:
     assert by_ids == next_tokens(model, "hello")
 
 
-def test_more_words_than_there_are(model: LanguageModel) -> None:
+def test_more_tokens_than_there_are(model: LanguageModel) -> None:
     found = next_tokens(model, "a", top=10_000)
     assert len(found.tokens) == 300
     assert found.mass == pytest.approx(1.0)
 
 
-def test_what_cut_each_word(model: LanguageModel) -> None:
+def test_what_cut_each_token(model: LanguageModel) -> None:
     sampler = Sampler(temperature=0.5, top_k=20, top_p=0.8, seed=0)
     found = next_tokens(model, "hello", top=40, sampler=sampler)
     z = logits(model, "hello")
@@ -78,7 +78,7 @@ def test_what_cut_each_word(model: LanguageModel) -> None:
     assert [s.stage for s in found.processed.steps] == ["logits", "temperature", "top_k", "top_p"]
 
 
-def test_a_word_that_only_the_sampler_likes_is_in_the_table(model: LanguageModel) -> None:
+def test_a_token_that_only_the_sampler_likes_is_in_the_table(model: LanguageModel) -> None:
     z = logits(model, "hello")
     last = int(z.argmin())
     found = next_tokens(model, "hello", top=3, sampler=Sampler(logit_bias={last: 99.0}, seed=0))
@@ -93,7 +93,7 @@ def test_a_word_that_only_the_sampler_likes_is_in_the_table(model: LanguageModel
     ("options", "stage"),
     [({"temperature": 0.0}, "temperature"), ({"do_sample": False}, "do_sample")],
 )
-def test_greedy_leaves_one_word(
+def test_greedy_leaves_one_token(
     model: LanguageModel, options: dict[str, float], stage: str
 ) -> None:
     found = next_tokens(model, "hello", sampler=Sampler(**options))  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_mistakes(model: LanguageModel) -> None:
         next_tokens(model, [300])
 
 
-def test_a_masked_word_is_no_number_in_json(tmp_path: Path) -> None:
+def test_a_masked_token_is_no_number_in_json(tmp_path: Path) -> None:
     model = tiny(tmp_path)
     model.head.bias = torch.nn.Parameter(torch.zeros(300), requires_grad=False)
     model.head.bias[5] = -math.inf

@@ -26,7 +26,7 @@ def gradients(
     return d_hidden, d_weight, torch.autograd.grad(exact, weight)[0]
 
 
-def test_the_dropped_tail_leaves_words_without_gradient() -> None:
+def test_the_dropped_tail_leaves_tokens_without_gradient() -> None:
     _, dropped, _ = gradients(keep_mass=False)
     _, kept, exact = gradients(keep_mass=True)
     silent = (dropped == 0).all(1)

@@ -249,7 +249,7 @@ def test_text_keeps_what_is_harmless() -> None:
     assert escape_controls("\x1b]0;title\x07\r") == "\\x1b]0;title\\x07\\r"
 
 
-def test_columns_of_marks_and_wide_characters() -> None:
+def test_columns_of_combining_and_wide_characters() -> None:
     assert columns("e\u0301") == 1
     assert columns("你a") == 3
     assert clip("你好吗", 4) == "你…"

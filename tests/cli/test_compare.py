@@ -44,7 +44,7 @@ def test_compare_samplers(model: str) -> None:
 
 
 def test_other_tokens_are_refused(model: str, tmp_path: Path) -> None:
-    stranger = str(write_model(tmp_path, words=["x", "y"]))
+    stranger = str(write_model(tmp_path, tokens=["x", "y"]))
     result = run("compare", model, stranger, "--text", "hello", code=2)
     assert "different vocabularies" in result.stderr
     assert "must have the same tokens" in result.stderr

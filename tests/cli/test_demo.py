@@ -139,7 +139,7 @@ def test_both_languages_show_the_same_numbers() -> None:
     assert english == chinese
 
 
-# Manners
+# Options and output
 
 
 def test_colour_only_where_it_is_wanted() -> None:

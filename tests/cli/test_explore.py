@@ -84,7 +84,7 @@ def test_a_run_opens_the_training_page_and_the_port_is_the_default_or_the_next(
         (["/nowhere/model"], 3, "/nowhere/model"),
     ],
 )
-def test_mistakes_are_told(arguments: list[str], code: int, message: str) -> None:
+def test_mistakes_are_reported(arguments: list[str], code: int, message: str) -> None:
     result = CliRunner().invoke(main, ["explore", "--no-browser", *arguments])
     assert result.exit_code == code
     assert message in result.output

@@ -29,14 +29,14 @@ TEXT = "hello ab cab hello"
         ("compare {model} {model} --text TEXT --fail-above nan", "--fail-above must be a number"),
     ],
 )
-def test_they_are_told(model: str, line: str, message: str) -> None:
+def test_they_are_reported(model: str, line: str, message: str) -> None:
     arguments = [TEXT if part == "TEXT" else part.format(model=model) for part in line.split()]
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, message in result.stderr) == (2, True), result.output
 
 
 @pytest.mark.parametrize("name", ["next", "lens"])
-def test_more_words_than_there_are(model: str, name: str) -> None:
+def test_more_tokens_than_there_are(model: str, name: str) -> None:
     result = CliRunner().invoke(main, [name, model, "ab", "--top", "100000", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

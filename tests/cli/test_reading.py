@@ -32,7 +32,7 @@ def test_next_as_json(model: str) -> None:
 
 
 def test_next_counts_what_was_written(model: str) -> None:
-    """A penalty by count looks behind the prompt, as long as that is said to be."""
+    """A frequency penalty counts the tokens after --prompt-length only."""
     options = ("next", model, "hello ab ab", "--frequency-penalty", "5", "--top", "300")
     opened, sampler = open_model(model), Sampler(frequency_penalty=5.0, seed=0)
     seen = []
@@ -47,7 +47,7 @@ def test_next_counts_what_was_written(model: str) -> None:
     assert {id for id in ids if seen[2][id] > seen[1][id]} == {found["prompt"][0]["id"]}
 
 
-def test_next_shows_what_cut_a_word(model: str) -> None:
+def test_next_shows_what_cut_a_token(model: str) -> None:
     text = run("next", model, "hello", "--top-p", "0.5", "--temperature", "0.7").stdout
     assert "removed by" in text
     assert re.search(r"top_p\s*$", text, re.MULTILINE)
@@ -123,7 +123,7 @@ def test_lens(model: str) -> None:
     assert rows[-4:-1] == ["emb", "1", "out"]
 
 
-def test_lens_of_a_word(model: str) -> None:
+def test_lens_of_a_token(model: str) -> None:
     found = document("lens", model, "hello", "--target", "el")
     assert {t["text"] for t in found["targets"]} == {"el"}
     result = run("lens", model, "hello", "--target", "no such word", code=2)

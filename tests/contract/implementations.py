@@ -42,7 +42,7 @@ class Implementation(ABC):
     def log_prob_and_entropy(
         self, hidden: Tensor, weight: Tensor, ids: Tensor, **options: Any
     ) -> LogProbAndEntropy:
-        """Log-probability of ids (...) and entropy (...) of the next word, in nats."""
+        """Log-probability of ids (...) and entropy (...) of the next token, in nats."""
 
 
 class Functional(Implementation):
@@ -161,10 +161,10 @@ class Factored(Lazy):
 
 
 class OneFork(Lazy):
-    """A hierarchical head of one fork, all words its branches: softmax again.
+    """A hierarchical head of one fork, all tokens its branches: softmax again.
 
-    The last branch has no row, its score is 0: the others' are taken relative to it. It is the word
-    with the largest bias, so that a masked word never is.
+    The last branch has no row, its score is 0: the others are relative to it. It is the token
+    with the largest bias, so that a masked token never is.
     """
 
     name = "one-fork"
@@ -175,7 +175,7 @@ class OneFork(Lazy):
         bias = options.pop("bias", None)
         vocab, dim = weight.shape
         last = vocab - 1 if bias is None else int(bias.detach().argmax())
-        rest = [word for word in range(vocab) if word != last]
+        rest = [token for token in range(vocab) if token != last]
         tree = [*rest, last] if rest else last
         head = HierarchicalHead(dim, vocab, tree=tree, bias=bias is not None, dtype=weight.dtype)
         parameters = {"weight": weight[rest] - weight[last]}

@@ -1,6 +1,6 @@
 """Log-probability and entropy from one distribution, differentiated together.
 
-TRL and SkyRL 2259: the entropy of a masked word was 0 · -inf = NaN. TRL also gives no gradient
+TRL and SkyRL 2259: the entropy of a masked token was 0 · -inf = NaN. TRL also gives no gradient
 through the entropy; reinforcement learning wants both at once, each with its own weight.
 """
 
@@ -74,19 +74,19 @@ def test_with_scale_and_softcap(implementation: Implementation) -> None:
 @every_implementation(
     torch_differs="Categorical turns -inf into finfo.min; an upstream gradient above 1 overflows"
 )
-def test_masked_words_add_nothing_to_the_entropy(implementation: Implementation) -> None:
+def test_masked_tokens_add_nothing_to_the_entropy(implementation: Implementation) -> None:
     assert_answers_and_joint_gradient(implementation, masked())
 
 
 @every_implementation(
     needs={"map"}, torch_differs="cap · tanh(-inf / cap) = -cap brings a masked word back"
 )
-def test_softcap_does_not_revive_masked_words(implementation: Implementation) -> None:
+def test_softcap_does_not_revive_masked_tokens(implementation: Implementation) -> None:
     assert_answers_and_joint_gradient(implementation, masked(), softcap=3.0)
 
 
 @every_implementation()
-def test_words_whose_probability_underflows(implementation: Implementation) -> None:
+def test_tokens_whose_probability_underflows(implementation: Implementation) -> None:
     """exp(-2000) is 0 in every dtype, and the logit is finite."""
     case = inputs()
     case.bias[::2] = -2000.0
@@ -108,7 +108,7 @@ def test_a_certain_word_has_entropy_zero(implementation: Implementation) -> None
 
 
 @every_implementation()
-def test_equal_words_have_the_entropy_of_their_number(implementation: Implementation) -> None:
+def test_equal_tokens_have_the_entropy_of_their_number(implementation: Implementation) -> None:
     hidden, weight, _, targets = inputs()
     answers = implementation.log_prob_and_entropy(hidden, torch.zeros_like(weight), targets)
     assert_close(answers.entropy, np.full(11, np.log(37)), rtol=1e-12)

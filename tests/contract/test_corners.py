@@ -84,7 +84,7 @@ def test_probabilities_need_not_sum_to_one(implementation: Implementation) -> No
 @pytest.mark.parametrize("ignore_index", [-1, 0, 36, 1000])
 @every_implementation()
 def test_another_ignore_index(implementation: Implementation, ignore_index: int) -> None:
-    """Also one that is a word of the vocabulary: then the word is no target, but keeps its mass."""
+    """Also the id of a token of the vocabulary: it is no target then, but keeps its mass."""
     hidden, weight, bias, targets = inputs()
     targets[[0, 5, 6]] = ignore_index
     both(implementation, hidden, weight, targets, bias=bias, ignore_index=ignore_index)
@@ -137,7 +137,7 @@ def test_the_mean_of_no_rows_is_nan_and_its_gradient_zero(implementation: Implem
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @every_implementation()
-def test_a_vocabulary_of_one_word(implementation: Implementation, reduction: str) -> None:
+def test_a_vocabulary_of_one_token(implementation: Implementation, reduction: str) -> None:
     hidden, weight, bias, targets = inputs(vocab=1)
     both(implementation, hidden, weight, targets, bias=bias, reduction=reduction)
     outcome = run(implementation, hidden, weight, targets, bias=bias, label_smoothing=0.3)

@@ -44,7 +44,7 @@ def test_the_weight_gradient_of_many_rows_does_not_stall(
 ) -> None:
     """Liger 512 and 827, CCE 14: a sum kept in bfloat16 stops growing after 256 equal terms.
 
-    All hidden states are positive and only even words are targets, so the rows of the odd words
+    All hidden states are positive and only even tokens are targets, so the rows of the odd tokens
     gather 1024 contributions of one sign. What remains is the rounding of the result: 1 in 2^9
     for bfloat16, 1 in 2^12 for float16; half of that is rounding, the rest what we grant.
     """

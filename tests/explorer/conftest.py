@@ -109,7 +109,7 @@ def address(models: dict[str, LanguageModel]) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def bilingual() -> Iterator[str]:
-    """The address of a server with `tiny`, which has words for both languages."""
+    """The address of a server with `tiny`, which has tokens for both languages."""
     with running(page_folder(), models={"tiny": open_model("tiny")}) as port:
         yield f"http://127.0.0.1:{port}"
 

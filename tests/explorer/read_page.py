@@ -1,4 +1,4 @@
-"""What stands on the page of the next word, as a test reads it."""
+"""What the page of the next token shows, as a test reads it."""
 
 from typing import Any
 

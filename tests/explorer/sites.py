@@ -21,15 +21,15 @@ STEPS = [*"<img>", "<i", "<im", "<img", ELEMENT]
 
 
 def site_models(folder: Path) -> tuple[dict[str, LanguageModel], dict[str, str]]:
-    """A tiny model, and one whose words a careless page would obey; and the files that they are."""
+    """A tiny model, one whose tokens a careless page would obey, and their files."""
     models, given = {}, {}
-    for name, words in (("tiny", None), ("hostile", [" ", "a", "b", *HOSTILE, FORMULA, *STEPS])):
+    for name, tokens in (("tiny", None), ("hostile", [" ", "a", "b", *HOSTILE, FORMULA, *STEPS])):
         place = folder / name
         place.mkdir()
-        if words is None:
+        if tokens is None:
             models[name] = tiny_model(place)
         else:
-            write_vocabulary(place / "tok300.bin", vocabulary(words))
+            write_vocabulary(place / "tok300.bin", vocabulary(tokens))
             models[name] = load_llama2c(write_checkpoint(place / "tiny.bin", random_weights(3)))
         given[name] = str(place / "tiny.bin")
     return models, given

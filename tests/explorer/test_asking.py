@@ -1,4 +1,4 @@
-"""What the page says and does while it waits, where it is refused, and when nobody answers."""
+"""The page while it waits, when a request is refused, and when the server does not respond."""
 
 import json
 import re
@@ -73,12 +73,12 @@ def test_a_busy_server_is_asked_again_when_it_said(here: Page, address: str) -> 
         opened(here, f"{address}/next?prompt=hello")
 
 
-def test_words_come_though_the_vocabulary_was_refused_at_first(here: Page, address: str) -> None:
+def test_tokens_come_though_the_vocabulary_was_refused_at_first(here: Page, address: str) -> None:
     with busy_once(here, "/api/vocabulary"):
         opened(here, f"{address}/next?prompt=hello")
-        word = here.locator('[data-chart="ranked"] button.token-button').first
-        expect(word).to_have_text(re.compile(r"^\d+$"))
-        expect(word).not_to_have_text(re.compile(r"^\d+$"))
+        token = here.locator('[data-chart="ranked"] button.token-button').first
+        expect(token).to_have_text(re.compile(r"^\d+$"))
+        expect(token).not_to_have_text(re.compile(r"^\d+$"))
 
 
 def test_waiting_can_be_stopped(here: Page, address: str) -> None:
@@ -91,29 +91,29 @@ def test_waiting_can_be_stopped(here: Page, address: str) -> None:
     here.wait_for_selector('[data-chart="heat"]')
 
 
-def test_a_row_keeps_the_words_of_its_model_until_the_next_is_there(
+def test_a_row_keeps_the_tokens_of_its_model_until_the_next_is_there(
     here: Page, address: str
 ) -> None:
-    """And is neither taken along nor taken for the answer to the new text."""
+    """And is neither exported nor shown as the answer to the new text."""
     opened(here, f"{address}/next?prompt=hello")
     expect(here.locator(".exports")).to_have_count(1)
-    words = here.locator('[data-chart="ranked"] button.token-button')
-    expect(words.first).not_to_have_text(re.compile(r"^\d+$"))
-    before = words.all_inner_texts()
+    tokens = here.locator('[data-chart="ranked"] button.token-button')
+    expect(tokens.first).not_to_have_text(re.compile(r"^\d+$"))
+    before = tokens.all_inner_texts()
     held: list[Route] = []
     with answered(here, "/api/next", lambda route: held.append(route)):
         here.locator("select[name=model]").select_option("hostile")
         expect(here.locator(".stale")).to_have_count(1)
         here.wait_for_timeout(300)
-        assert words.all_inner_texts() == before
+        assert tokens.all_inner_texts() == before
         expect(here.locator(".exports")).to_have_count(0)
         held[0].continue_()
         settled(here)
         expect(here.locator(".exports")).to_have_count(1)
-    assert words.all_inner_texts() != before
+    assert tokens.all_inner_texts() != before
 
 
-def test_a_token_is_not_shown_with_the_words_of_another_place(here: Page, address: str) -> None:
+def test_a_token_is_not_shown_with_the_tokens_of_another_place(here: Page, address: str) -> None:
     here.goto(f"{address}/text?text=hello+hello&at=1")
     here.wait_for_selector('[data-chart="distribution"]')
     held: list[Route] = []
@@ -184,7 +184,7 @@ def test_a_long_prompt_comes_back_after_a_reload(here: Page, address: str) -> No
     expect(here.locator(".alarm")).to_contain_text("from 1 to 64 tokens")
 
 
-def test_a_fraction_of_a_word_is_not_asked_for(here: Page, address: str) -> None:
+def test_a_fraction_of_a_token_is_not_asked_for(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&top=3.7")
     expect(here.locator('[data-chart="ranked"] tbody tr')).to_have_count(10)
 

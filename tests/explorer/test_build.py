@@ -1,4 +1,4 @@
-"""What the page is built from, and that the built page asks nobody."""
+"""The build of the page; the built page sends no requests elsewhere."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The page that compares: the command's numbers, both ways, and what cannot be compared is told."""
+"""The page Compare: the numbers of the command; an error where models cannot be compared."""
 
 import json
 import math
@@ -25,11 +25,11 @@ TEXT = "hello ab cab hello lo"
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    words = [" ", "a", "b", *HOSTILE]
+    tokens = [" ", "a", "b", *HOSTILE]
     return {
         "one": write_model(folder / "one"),
         "two": write_model(folder / "two", seed=1),
-        "hostile": write_model(folder / "hostile", seed=3, words=words),
+        "hostile": write_model(folder / "hostile", seed=3, tokens=tokens),
     }
 
 
@@ -115,7 +115,7 @@ def test_two_samplers_along_a_text(here: Page, address: str, paths: dict[str, Pa
     expect(here.locator(".compared")).to_contain_text("KL is infinite")
 
 
-def test_one_next_word_of_two_models(here: Page, address: str, paths: dict[str, Path]) -> None:
+def test_one_next_token_of_two_models(here: Page, address: str, paths: dict[str, Path]) -> None:
     opened(here, f"{address}/compare?prompt=hello+ab&top=200&sort=apart")
     p, q = (
         {t["id"]: t["p"] for t in run("next", str(paths[m]), "hello ab", "--top", "300")["tokens"]}
@@ -136,7 +136,7 @@ def test_one_next_word_of_two_models(here: Page, address: str, paths: dict[str, 
     assert gaps == sorted(gaps, reverse=True)
 
 
-def test_one_next_word_of_two_samplers(here: Page, address: str, paths: dict[str, Path]) -> None:
+def test_one_next_token_of_two_samplers(here: Page, address: str, paths: dict[str, Path]) -> None:
     """Sliders act in the page alone, and what they make is what the library makes."""
     opened(here, f"{address}/compare?what=samplers&prompt=hello+ab&top=30")
     questions = asked(here)

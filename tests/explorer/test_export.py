@@ -1,4 +1,4 @@
-"""What a page lets be taken along: the numbers are the library's, and no file obeys a token."""
+"""Exports of a page: the numbers are the library's, and no token acts as code in a file."""
 
 import csv
 import io
@@ -62,7 +62,7 @@ def assert_near(got: Any, want: Any, where: str = "", near: float = 1e-6) -> Non
         (SAMPLED, 12),
         (f"{SAMPLED}&order=llama.cpp", 12),
         ("prompt=你好+hello&top=300", 300),
-        # Words that a penalty lifts come too.
+        # Tokens that a penalty lifts come too.
         ("prompt=hello,+world!+How+are+you?&rep=0.5&top=4", 7),
         ("prompt=hello+ab&typ=0.3&freq=-1.5&order=llama.cpp&t=0.7&seed=9007199254740991&top=9", 13),
     ],
@@ -82,7 +82,7 @@ def test_json_and_csv_are_the_command_s(here: Page, address: str, query: str, co
     assert [float(row["processed_p"]) for row in rows] == pytest.approx(shares, abs=1e-6)
 
 
-def test_csv_has_every_word_and_no_formula(here: Page, address: str) -> None:
+def test_csv_has_every_token_and_no_formula(here: Page, address: str) -> None:
     show(here, address, "model=hostile&prompt=a&top=300")
     text = saved(here, "csv").read_bytes().decode("utf-8")
     rows = list(csv.DictReader(io.StringIO(text, newline="")))

@@ -26,7 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
-    hostile = write_model(tmp_path_factory.mktemp("hostile"), words=[" ", "a", "b", *HOSTILE])
+    hostile = write_model(tmp_path_factory.mktemp("hostile"), tokens=[" ", "a", "b", *HOSTILE])
     return {"tiny": open_model(path), "hostile": open_model(hostile)}
 
 
@@ -78,14 +78,14 @@ def test_the_numbers_are_the_command_s(here: Page, address: str, path: Path, by:
     cell = cells[1][2]
     rows = here.locator('[data-chart="best"] tbody tr')
     told = rows.evaluate_all("rows => rows.map(row => [row.dataset.id, row.dataset.p].map(Number))")
-    assert [id for id, _ in told] == [word["id"] for word in cell["best"]]
-    assert [p for _, p in told] == pytest.approx([word["p"] for word in cell["best"]], abs=1e-6)
+    assert [id for id, _ in told] == [token["id"] for token in cell["best"]]
+    assert [p for _, p in told] == pytest.approx([token["p"] for token in cell["best"]], abs=1e-6)
     for measure, field in FIELDS.items():
         fact = here.locator(f'[data-chart="facts"] [data-measure="{measure}"]')
         assert float(fact.get_attribute("data-value") or "nan") == pytest.approx(cell[field])
 
 
-def test_a_word_of_ones_own(here: Page, address: str, path: Path) -> None:
+def test_a_token_of_ones_own(here: Page, address: str, path: Path) -> None:
     opened(here, f"{address}/lens?prompt=hello+ab&by=rank")
     before = values(here)
     here.locator("#seek").fill("ab")

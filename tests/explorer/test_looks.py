@@ -1,4 +1,4 @@
-"""What everybody must see: on a narrow screen, in the system's own colours, in small print."""
+"""Layout: narrow screens, forced colours, small text."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The page of the next word: its numbers are the library's, and no token of a model is obeyed."""
+"""The page of the next token: its numbers are the library's, and no token of a model is obeyed."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_the_numbers_are_those_of_lmhead_next(
     assert said == str(processed["token"]["id"])
 
 
-def test_penalties_count_what_came_behind_the_prompt(
+def test_penalties_count_generated_tokens(
     here: Page, address: str, models: dict[str, LanguageModel]
 ) -> None:
     model = models["tiny"]
@@ -93,7 +93,7 @@ def test_penalties_count_what_came_behind_the_prompt(
         *(("rep", "1.8"), ("freq", "1.2"), ("pres", "-0.7")),
     ],
 )
-def test_every_slider_acts_at_once_and_asks_nobody(
+def test_every_slider_acts_at_once_without_a_request(
     here: Page, address: str, name: str, value: str
 ) -> None:
     opened(here, f"{address}/next?prompt=hello&more=264&top=300")
@@ -114,7 +114,7 @@ def test_every_slider_acts_at_once_and_asks_nobody(
     expect(here.locator('[data-chart="stages"] tbody tr')).to_have_count(1)
 
 
-def test_the_sampler_s_own_best_words_come_too(
+def test_the_sampler_s_own_best_tokens_come_too(
     here: Page, address: str, models: dict[str, LanguageModel]
 ) -> None:
     opened(here, f"{address}/next?prompt=hello+hello&typ=0.05&top=4")
@@ -125,7 +125,7 @@ def test_the_sampler_s_own_best_words_come_too(
     expect(dead.first).to_contain_text("Typical-p")
 
 
-def test_a_new_text_forgets_the_words_behind_the_old_one(here: Page, address: str) -> None:
+def test_a_new_text_forgets_the_tokens_after_the_old_one(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&more=264,265&branches=266.*")
     here.locator("#prompt").fill("ab ab")
     here.get_by_role("button", name="Predict").click()
@@ -164,7 +164,7 @@ def test_bar_and_mark_are_explained(
     expect(here.locator('[data-chart="ranked"] caption')).to_contain_text(f"┃ {mark}")
 
 
-def test_what_is_sought_is_in_the_address(here: Page, address: str) -> None:
+def test_the_search_is_in_the_address(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello")
     here.locator("#find").press_sequentially("hello")
     here.wait_for_function("() => location.search.includes('find=hello')")
@@ -174,12 +174,12 @@ def test_what_is_sought_is_in_the_address(here: Page, address: str) -> None:
     here.reload()
     expect(here.locator("#find")).to_have_value("hello")
     expect(rows).to_have_count(count)
-    here.go_back()  # one step for the whole word
+    here.go_back()  # one step for the whole token
     expect(here.locator("#find")).to_have_value("")
 
 
 @pytest.mark.parametrize("typed", ["-5", "1.5", "99999999999999999999", "-", ""])
-def test_a_seed_that_is_none_is_told(here: Page, address: str, typed: str) -> None:
+def test_an_invalid_seed_is_reported(here: Page, address: str, typed: str) -> None:
     opened(here, f"{address}/next?prompt=hello&seed=7")
     field = here.locator('input[name="seed"]')
     field.focus()

@@ -13,7 +13,7 @@ def names(page: Page) -> list[str]:
     return found
 
 
-def test_words_can_be_taken_and_undone(here: Page, address: str) -> None:
+def test_tokens_can_be_taken_and_undone(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello")
     count = pieces(here).count()
     here.locator('[data-chart="ranked"] button.token-button').nth(2).click()
@@ -71,7 +71,7 @@ def test_branches_open_close_and_come_back(here: Page, address: str) -> None:
     expect(here.locator('[data-chart="branches"] li')).to_have_count(2)
 
 
-def test_a_word_of_the_text_begins_a_branch_behind_it(here: Page, address: str) -> None:
+def test_a_token_of_the_text_begins_a_branch_after_it(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&more=264,268,270")
     count = pieces(here).count()
     here.locator("button.piece").first.click()
@@ -106,7 +106,7 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     greedy = generate(model, ids, max_new_tokens=9)
     total = here.locator('[data-path="greedy"]').get_attribute("data-log-prob")
     assert float(total or "nan") == pytest.approx(sum(greedy.log_probs), abs=1e-6)
-    # A slider asks nobody; what is shown says that it was made otherwise.
+    # A slider sends no request; the result shown is said to be of other settings.
     heard = asked(here)
     here.locator('input[name="t"]').fill("0.3")
     outdated = here.locator('[data-chart="outdated"]')
@@ -114,7 +114,7 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     assert heard == []
     here.get_by_role("button", name="Generate again").click()
     expect(outdated).to_have_text("")
-    # A reload shows them again; a click on the third word of one goes on up to there.
+    # A reload shows them again; a click on the third token of one continues up to there.
     here.reload()
     expect(here.locator(".paths [aria-busy=false]")).to_have_count(1)
     here.locator('[data-path="beam"] summary').click()
@@ -158,16 +158,16 @@ def test_by_keyboard_alone(here: Page, address: str) -> None:
 def test_the_focus_stays_where_the_keyboard_works(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello,+world!+How+are+you?&rep=0.5&top=4")
     count = pieces(here).count()
-    words = here.locator('[data-chart="ranked"] button.token-button')
-    expect(words).to_have_count(7)
-    for rank, left in ((-1, 6), (2, None), (2, None)):  # the last row is gone with its word
-        words.nth(rank).focus()
+    tokens = here.locator('[data-chart="ranked"] button.token-button')
+    expect(tokens).to_have_count(7)
+    for rank, left in ((-1, 6), (2, None), (2, None)):  # the last row is gone with its token
+        tokens.nth(rank).focus()
         here.keyboard.press("Enter")
         count += 1
         expect(pieces(here)).to_have_count(count)
         settled(here)
-        assert left in (None, words.count())
-        expect(words.nth(rank)).to_be_focused()
+        assert left in (None, tokens.count())
+        expect(tokens.nth(rank)).to_be_focused()
     step, undo = here.locator('[data-do="step"]'), here.locator('[data-do="undo"]')
     undo.focus()
     for _ in range(3):

@@ -173,7 +173,7 @@ def test_the_header_is_one_line_on_a_phone(here: Page, address: str) -> None:
     expect(here.locator("html")).to_have_attribute("lang", "zh-Hans")
 
 
-def test_branches_with_the_same_end_are_told_apart(here: Page, address: str) -> None:
+def test_branches_with_the_same_end_are_distinguished(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&more=263&branches=263.*.263")
     names = here.locator('[data-chart="branches"] .open').all_inner_texts()
     assert [name.split()[0] for name in names] == ["1", "2", "3"]

@@ -1,4 +1,4 @@
-"""What the pages Lens and Compare let be taken along: the command's document, lines that run."""
+"""Exports of the pages Lens and Compare: the document of the command, code that runs."""
 
 import csv
 import io
@@ -119,7 +119,7 @@ def test_along_a_text(here: Page, address: str, sides: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("sides", ["what=models", SAMPLERS])
-def test_one_next_word(here: Page, address: str, sides: str) -> None:
+def test_one_next_token(here: Page, address: str, sides: str) -> None:
     show(here, f"{address}/compare?prompt=hello+ab&top=200&{sides}")
     document = json.loads(saved(here, "json").read_text())
     values = run(line(here, "python"), {})

@@ -1,4 +1,4 @@
-"""What the pages Learn and Train let be taken along: the numbers on the page, lines that run."""
+"""Exports of the pages Learn and Train: the numbers on the page, code that runs."""
 
 import csv
 import io

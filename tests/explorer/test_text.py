@@ -103,10 +103,10 @@ def test_levels_have_numbers_a_legend_and_a_table(here: Page, address: str) -> N
     expect(here.locator('[data-chart="heat"] small')).to_have_count(0)
 
 
-def test_a_character_in_several_tokens_stands_once(here: Page, address: str) -> None:
+def test_a_character_in_several_tokens_is_shown_once(here: Page, address: str) -> None:
     show(here, address, text="你好")
     shown = here.locator('[data-chart="heat"] .tok bdi').all_inner_texts()
-    assert shown[-4:] == ["你", "好", "⟨A5⟩", "⟨BD⟩"]  # 好 is no word of this model: three bytes
+    assert shown[-4:] == ["你", "好", "⟨A5⟩", "⟨BD⟩"]  # 好 is no token of this model: three bytes
     expect(here.locator('[data-chart="rest"]')).to_contain_text(
         "⟨A5⟩ and the like: the other bytes of"
     )
@@ -228,7 +228,7 @@ def test_pointing_shows_the_figures(here: Page, address: str, model: LanguageMod
         assert values(here, where) == pytest.approx([token[name]], abs=1e-6)
 
 
-def test_a_file_is_read_as_it_stands(here: Page, address: str, model: LanguageModel) -> None:
+def test_a_file_is_read_unchanged(here: Page, address: str, model: LanguageModel) -> None:
     show(here, address)
     file = {"name": "über.txt", "mimeType": "text/plain", "buffer": LONG.encode()}
     here.locator('input[type="file"]').set_input_files(file)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_a_file_is_read_as_it_stands(here: Page, address: str, model: LanguageMo
         ("book.txt", b"a" * (513 << 10), "book.txt has 513 KB; this page takes 512 KB"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_why(
+def test_a_file_that_cannot_be_read_is_an_error(
     here: Page, address: str, name: str, content: bytes, message: str
 ) -> None:
     show(here, address, text=TEXT)
@@ -270,7 +270,7 @@ def test_a_file_that_cannot_be_read_is_told_why(
     expect(here.locator("#prompt")).to_have_value(TEXT)
 
 
-def test_too_many_tokens_are_told_and_the_beginning_offered(
+def test_too_many_tokens_are_reported_and_the_beginning_offered(
     here: Page, address: str, watched: Watched
 ) -> None:
     show(here, address)

@@ -293,7 +293,7 @@ def test_nothing_is_cut(page: Page, here: str, run: Path, width: int, look: str)
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
-def test_a_size_out_of_range_is_told(page: Page, here: str, lang: str) -> None:
+def test_a_size_out_of_range_is_reported(page: Page, here: str, lang: str) -> None:
     page.goto(f"{here}?v=1000&lang={lang}")
     field = page.locator('input[name="v-exact"]')
     field.fill("-5")

@@ -1,4 +1,4 @@
-"""Questions put to `LazyLogits` in torch's own words: the answers and gradients of dense logits."""
+"""Torch's own functions on `LazyLogits`: the answers and gradients of dense logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ def test_normalised_logits_are_lazy_too(case: Twins, spelling: str) -> None:
     assert_same(case, spelled(spelling), lazy=True)
 
 
-def test_softmax_over_another_dimension_is_not_mistaken_for_one_over_words(case: Twins) -> None:
+def test_softmax_over_another_dimension_is_not_mistaken_for_one_over_tokens(case: Twins) -> None:
     with pytest.warns(match="LazyLogits|logits"):
         assert_same(case, spelled("z.softmax(1)"))
 
@@ -245,7 +245,7 @@ def test_one_sample_has_the_shape_of_the_batch(case: Twins) -> None:
     assert torch.multinomial(case.lazy[:, -1].softmax(-1), 1).shape == (B, 1)
 
 
-def test_words_of_probability_zero_are_legal() -> None:
+def test_tokens_of_probability_zero_are_legal() -> None:
     case = twins(4)
     assert case.head.bias is not None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The manners of `LazyLogits`: it looks like the logits, stays lazy, computes nothing unasked."""
+"""`LazyLogits` has the attributes of the logits, stays lazy, computes nothing until queried."""
 
 import re
 import warnings

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GPT2 = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-MARKS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 PLAIN = {key: SMALL[key] for key in SMALL if key not in ("num_key_value_heads", "head_dim")}
 
 # Family -> its configuration. What bends the logits is strong enough not to be forgotten unnoticed.
@@ -50,8 +50,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 4,
         "v_head_dim": 8,
     },
-    "gpt2": GPT2 | MARKS,
-    "gptj": GPT2 | MARKS | {"rotary_dim": 4},
+    "gpt2": GPT2 | SPECIAL_IDS,
+    "gptj": GPT2 | SPECIAL_IDS | {"rotary_dim": 4},
     "gpt_neox": PLAIN,
     "phi": PLAIN,
     "opt": {
@@ -63,7 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "max_position_embeddings": 64,
     }
-    | MARKS,
+    | SPECIAL_IDS,
     # Recurrent states beside keys and values; recurrent states alone; no cache at all.
     "falcon_h1": SMALL
     | {
@@ -75,9 +75,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_chunk_size": 8,
     },
     "mamba": {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
-    | MARKS,
-    "openai-gpt": GPT2 | MARKS,
-    "bloom": {"vocab_size": VOCAB, "hidden_size": 16, "n_layer": 2, "n_head": 2} | MARKS,
+    | SPECIAL_IDS,
+    "openai-gpt": GPT2 | SPECIAL_IDS,
+    "bloom": {"vocab_size": VOCAB, "hidden_size": 16, "n_layer": 2, "n_head": 2} | SPECIAL_IDS,
 }
 
 
@@ -95,7 +95,7 @@ def make(family: str, **changes: Any) -> Any:
 
 
 def write_tokenizer(folder: Path) -> Path:
-    """Bytes and three words; ids 0 to 3 are marks."""
+    """Bytes and three words; ids 0 to 3 are special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["<pad>", "<s>", "</s>", "<unk>", *alphabet, "Ġa", "Ġt", "Ġth"]
     vocab = {word: id for id, word in enumerate(words)}

@@ -40,9 +40,9 @@ TALK = [
 
 def make(folder: Path, template: Any = CHATML, **more: Any) -> LanguageModel:
     hf_folders.write(folder)
-    marks = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
+    special = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
     kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    config = kind | marks | {"chat_template": template} | more
+    config = kind | special | {"chat_template": template} | more
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return load_huggingface(folder)
 
@@ -91,7 +91,7 @@ def test_a_conversation_that_the_model_does_not_take(tmp_path: Path) -> None:
     "template",
     [
         "{% if %}",
-        "{{ nobody.knows }}",
+        "{{ undefined.name }}",
         "{{ 1 / 0 }}",
         "{{ messages[7].content.x }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",

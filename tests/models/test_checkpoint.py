@@ -36,7 +36,7 @@ def checkpoint(run: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "characters", "words"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_same_hidden_states_logits_and_words(
+def test_the_same_hidden_states_logits_and_tokens(
     tmp_path: Path, tokenizer: str, tied: bool
 ) -> None:
     config = small(tmp_path, tokenizer=tokenizer, vocab_size=300, tied=tied, steps=2, bias=True)

@@ -107,7 +107,7 @@ def test_layers_end_in_the_hidden_states(pair: Pair) -> None:
     assert_close(dense(pair.ours.head(layers[1])), shorter, atol=1e-5, rtol=1e-5)
 
 
-def test_the_head_stands_on_the_models_own_weight(pair: Pair) -> None:
+def test_the_head_shares_the_models_weight(pair: Pair) -> None:
     head, body = pair.ours.head, pair.ours.body
     assert isinstance(head, LMHead)
     assert isinstance(body, HuggingFaceBody)

@@ -126,7 +126,7 @@ def test_a_space_is_kept_inside_a_text(tmp_path: Path) -> None:
     assert tokenizer.encode("hel") == [1, hel]
 
 
-def test_marks_and_added_tokens(tmp_path: Path) -> None:
+def test_special_and_added_tokens(tmp_path: Path) -> None:
     tokenizer = JsonTokenizer(sentencepiece(tmp_path), bos_token_id=1, eos_token_id=2)
     tool = len(tokenizer) - 1
     assert tokenizer.token_bytes(1) == tokenizer.token_bytes(2) == b""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from compare import assert_close
 from llama2c_files import (
-    WORDS,
+    TOKENS,
     random_weights,
     tiny_model,
     vocabulary,
@@ -105,7 +105,7 @@ def test_weights_are_views_of_one_file_and_never_written_back(tmp_path: Path) ->
 def test_a_tokenizer_beside_the_checkpoint_is_found(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "tiny.bin", random_weights())
     assert load_llama2c(path).tokenizer is None
-    write_vocabulary(tmp_path / "tokenizer.bin", vocabulary(WORDS))
+    write_vocabulary(tmp_path / "tokenizer.bin", vocabulary(TOKENS))
     assert load_llama2c(path).tokenizer is not None
     elsewhere = write_vocabulary(tmp_path / "other", vocabulary(["other"]))
     tokenizer = load_llama2c(path, elsewhere).tokenizer
@@ -149,7 +149,7 @@ def test_a_wrong_header_is_refused(tmp_path: Path, header: tuple[int, ...], mess
 
 def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "tiny.bin", random_weights())
-    path = write_vocabulary(tmp_path / "words", vocabulary(WORDS, 299))
+    path = write_vocabulary(tmp_path / "words", vocabulary(TOKENS, 299))
     with pytest.raises(ValueError, match=r"must have 300 tokens.*got 299"):
         load_llama2c(model, path)
     data = path.read_bytes()
@@ -160,7 +160,7 @@ def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"ab")
     with pytest.raises(ValueError, match="got 2 bytes"):
         Llama2cTokenizer(path)
-    write_vocabulary(path, vocabulary(WORDS)[:200])
+    write_vocabulary(path, vocabulary(TOKENS)[:200])
     with pytest.raises(ValueError, match="got 197"):
         Llama2cTokenizer(path)
 
@@ -170,7 +170,7 @@ def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Llama2cTokenizer:
-    return Llama2cTokenizer(write_vocabulary(tmp_path / "words", vocabulary(WORDS)))
+    return Llama2cTokenizer(write_vocabulary(tmp_path / "words", vocabulary(TOKENS)))
 
 
 def naive(pieces: list[bytes], text: str) -> list[int]:
@@ -193,7 +193,7 @@ def naive(pieces: list[bytes], text: str) -> list[int]:
 
 
 def test_encode_joins_the_best_pair_first(tokenizer: Llama2cTokenizer) -> None:
-    pieces = vocabulary(WORDS)
+    pieces = vocabulary(TOKENS)
     hello = pieces.index(b" hello")
     assert tokenizer.encode("hello") == [1, hello]
     assert tokenizer.encode("hello", bos=False) == [hello]
@@ -206,7 +206,7 @@ def test_encode_joins_the_best_pair_first(tokenizer: Llama2cTokenizer) -> None:
 
 
 def test_characters_without_an_id_become_bytes(tokenizer: Llama2cTokenizer) -> None:
-    space, known = WORDS.index(" ") + 259, WORDS.index("你") + 259
+    space, known = TOKENS.index(" ") + 259, TOKENS.index("你") + 259
     assert tokenizer.encode("你é") == [1, space, known, 3 + 0xC3, 3 + 0xA9]
     assert tokenizer.token_bytes(3 + 0xC3) == b"\xc3"
 
@@ -219,7 +219,7 @@ def test_decode_gives_the_text_back(tokenizer: Llama2cTokenizer, text: str) -> N
     assert tokenizer.decode(ids[1:]) == " " + text
 
 
-def test_marks_are_not_text(tokenizer: Llama2cTokenizer) -> None:
+def test_special_tokens_are_not_text(tokenizer: Llama2cTokenizer) -> None:
     assert tokenizer.token_bytes(1) == tokenizer.token_bytes(2) == b""
     assert tokenizer.decode([1, 2]) == ""
     assert len(tokenizer) == 300

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from fuzz import corpus
-from llama2c_files import WORDS, random_weights, vocabulary, write_checkpoint, write_vocabulary
+from llama2c_files import TOKENS, random_weights, vocabulary, write_checkpoint, write_vocabulary
 
 from lmhead.errors import ModelError
 from lmhead.models import LanguageModel, bundled, open_model
@@ -13,7 +13,7 @@ from lmhead.models import LanguageModel, bundled, open_model
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    write_vocabulary(tmp_path / "tokenizer.bin", vocabulary(WORDS))
+    write_vocabulary(tmp_path / "tokenizer.bin", vocabulary(TOKENS))
     return write_checkpoint(tmp_path / "tiny.bin", random_weights())
 
 

@@ -1,4 +1,4 @@
-"""What crosses into the core: checked at the door, never copied."""
+"""Arguments of the core: checked on entry, never copied."""
 
 from types import ModuleType
 from typing import Any

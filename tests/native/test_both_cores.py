@@ -20,7 +20,7 @@ from lmhead import reference
 
 pytestmark = pytest.mark.both_cores
 
-TILES = 20_000  # bytes: tiles of some words for some tokens
+TILES = 20_000  # bytes: tiles of some tokens and rows
 OURS = pytest.mark.parametrize(
     "implementation",
     [Functional("functional"), Functional("functional-in-tiles", TILES), Lazy()],

@@ -126,7 +126,7 @@ def test_reach(core: ModuleType, isa: str, batch: int, vocab: int, middle: bool)
         order = distance.argsort(1)
         within = np.take_along_axis(mass, order, 1).cumsum(1) >= float64(limit)[:, None]
         nearest = np.where(within, np.take_along_axis(distance, order, 1), np.inf).min(1)
-        in_sight = nearest * b[:, 0] < 4095 / 64  # the search takes so many steps
+        in_sight = nearest * b[:, 0] < 4095 / 64  # the search takes at most 4095 steps
         assert (found == in_sight).all(), isa
         # Two steps of the search nearer, it would not be enough.
         nearer = r - 2.1 * float64(width)[:, None] / b

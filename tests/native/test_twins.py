@@ -83,7 +83,7 @@ def test_absorb_tokens_that_have_no_order(without: Twin[Absorbed]) -> None:
     assert torch.equal(ours.ranks, twin.ranks)
 
 
-def test_absorb_tokens_whose_words_are_all_masked(without: Twin[Absorbed]) -> None:
+def test_absorb_rows_whose_tokens_are_all_masked(without: Twin[Absorbed]) -> None:
     p = problem(100, 9, MAPS["identity"])
     assert p.source.bias is not None
     p.source.bias.fill_(-torch.inf)
@@ -216,7 +216,7 @@ def test_pair_products(without: Twin[Tensor], width: int, dtype: torch.dtype) ->
     ours = kernels.pair_products(hidden, weight, rows, ids, 2**20)
     twin = without(lambda: kernels.pair_products(hidden, weight, rows, ids, 2**20))
     assert_close(ours, twin, rtol=1e-12, atol=1e-12, dtype=torch.float64)
-    two, last = (torch.full((10,), word) for word in (2, 49))
+    two, last = (torch.full((10,), token) for token in (2, 49))
     all_rows = torch.arange(10)
     assert torch.equal(
         kernels.pair_products(hidden, weight, all_rows, two, 2**20),

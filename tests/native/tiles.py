@@ -1,4 +1,4 @@
-"""Tiles of logits for the tests of the core: odd shapes, masked words, every map."""
+"""Tiles of logits for the tests of the core: odd shapes, masked tokens, every map."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.kernels import Pointwise, Softmax
 from lmhead.sweep.source import Source
 
-# (words, tokens): around the widths of vectors, of a block of words, of a share of tokens.
+# (tokens, rows): around the widths of vectors, of a block of rows, of a share of rows.
 SHAPES = [(1, 8), (31, 9), (33, 33), (257, 16), (40, 300), (1000, 11)]
 MAPS = {
     "identity": Pointwise(),
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
 def problem(
     words: int, tokens: int, pointwise: Pointwise, *, ties: bool = False, masked: bool = True
 ) -> Problem:
-    """Random hidden states and weights, D = 12; a tenth of the words masked by the bias."""
+    """Random hidden states and weights, D = 12; a tenth of the tokens masked by the bias."""
     random = torch.Generator().manual_seed(words * 1000 + tokens)
     hidden = torch.randn(tokens, 12, generator=random)
     weight = torch.randn(words, 12, generator=random)

@@ -1,4 +1,4 @@
-"""The language model: GPT-2's hidden states, the cache, padding, the lens, the head, the door."""
+"""The language model: GPT-2's hidden states, cache, padding, lens, head, argument checks."""
 
 import math
 import os

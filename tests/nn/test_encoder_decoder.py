@@ -1,4 +1,4 @@
-"""Reading one text and writing another: the cache, padding on both sides, beam search, the door."""
+"""Reading one text and writing another: the cache, padding on both sides, beam search, errors."""
 
 import itertools
 from typing import Any
@@ -87,7 +87,7 @@ def test_every_token_attends_to_the_whole_source(any_model: EncoderDecoder) -> N
         assert bool((change.abs().amax(-1) > 1e-6).all())
 
 
-def test_no_word_sees_the_future(any_model: EncoderDecoder) -> None:
+def test_no_token_sees_the_future(any_model: EncoderDecoder) -> None:
     source, target, mask = texts()
     other = target.clone()
     other[:, 4:] = (target[:, 4:] + 1) % VOCAB
@@ -111,7 +111,7 @@ def test_writing_in_pieces_is_writing_at_once(
     assert_close(torch.cat(pieces, 1), whole, atol=1e-11)
 
 
-def test_selected_rows_go_on_with_their_own_sources(any_model: EncoderDecoder) -> None:
+def test_selected_rows_keep_their_own_sources(any_model: EncoderDecoder) -> None:
     source, target, mask = texts()
     whole, _ = any_model.decode(target, any_model.encode(source, mask), mask)
     _, cache = any_model.decode(target[:, :4], any_model.encode(source, mask), mask)
@@ -131,13 +131,13 @@ def test_beam_search_finds_the_best_of_all_translations() -> None:
     found = beam_search(writer, [[begin]] * 2, num_beams=64, max_new_tokens=longest)
     for row in range(2):
         scores = {}
-        for words in itertools.product(range(4), repeat=longest):
-            text = list(words[: words.index(end) + 1] if end in words else words)
+        for tokens in itertools.product(range(4), repeat=longest):
+            text = list(tokens[: tokens.index(end) + 1] if end in tokens else tokens)
             target = torch.tensor([[begin, *text[:-1]]])
             log_probs = (
                 small(source[row : row + 1, mask[row]], target).materialize().log_softmax(-1)
             )
-            total = sum(float(log_probs[0, t, word]) for t, word in enumerate(text))
+            total = sum(float(log_probs[0, t, token]) for t, token in enumerate(text))
             scores[tuple(text)] = total / len(text)
         best = max(scores, key=lambda text: scores[text])
         assert tuple(found.best[row]) == best

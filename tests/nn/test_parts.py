@@ -74,7 +74,7 @@ def test_who_sees_whom() -> None:
     assert more.mask[0, 0].tolist() == [[True, True, False], [True, True, True]]
     padded = causal_attention_mask(0, 3, torch.tensor([[False, True, True]]))
     assert padded.mask is not None
-    # Padding sees itself, so that its softmax has something to sum; nobody else sees it.
+    # Padding sees itself, so that its softmax has something to sum; no other position does.
     assert padded.mask[0, 0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
 
 

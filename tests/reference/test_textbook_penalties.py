@@ -92,7 +92,7 @@ def _dry(context: list[int], vocab_size: int = 5, **options: Any) -> list[float]
         ([4, 0, 1, 3, 0, 1, 2, 4, 0, 1], {}, {2: 1, 3: 2}),
         # 2 followed "0 1" twice, and "0 1 2 4 0 1" once: the longest counts, once. 2^(6 - 2)
         ([0, 1, 2, 4, 0, 1, 2, 4, 0, 1], {}, {2: 16}),
-        # Repeats may overlap: of 0 0 0 0, "0 0 0" stands twice, so a further 0 prolongs 3.
+        # Repeats may overlap: of 0 0 0 0, "0 0 0" occurs twice, so a further 0 prolongs 3.
         ([0, 0, 0, 0], {}, {0: 2}),
         # A breaker after the repeat hides it; before it, it shortens it; far away, it does not.
         ([0, 1, 3, 4, 0, 1], {"sequence_breakers": [[1]]}, {}),

@@ -1,4 +1,4 @@
-"""Diverse beam search: groups that avoid each other's words (Vijayakumar et al., 2016).
+"""Diverse beam search: groups that avoid each other's tokens (Vijayakumar et al., 2016).
 
 Transformers had it until version 4 and gives it up in version 5: results of 4.50 are written down
 here, and a slow twin that lists every candidate serves for the rest.
@@ -86,7 +86,7 @@ def slow_twin(
     length_penalty: float,
     early_stopping: Any,
 ) -> tuple[list[list[int]], list[float]]:
-    """One prompt, one candidate at a time; `log_probs(new ids)` gives all words."""
+    """One prompt, one candidate at a time; `log_probs(new ids)` gives all tokens."""
     open_: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(num_groups)]
     ended: list[list[tuple[float, list[int]]]] = [[] for _ in range(num_groups)]
     done = [False] * num_groups
@@ -98,9 +98,9 @@ def slow_twin(
                 continue
             candidates = []
             for total, row in open_[g]:
-                for word, log_p in enumerate(log_probs(row)):
-                    score = total + log_p - diversity_penalty * said[word]
-                    candidates.append((score, [*row, word]))
+                for token, log_p in enumerate(log_probs(row)):
+                    score = total + log_p - diversity_penalty * said[token]
+                    candidates.append((score, [*row, token]))
             candidates.sort(key=lambda c: -c[0])
             for place, (total, row) in enumerate(candidates):
                 if row[-1] in ENDS and place < size:

@@ -10,7 +10,7 @@ END, GO = 9, 2
 
 
 def group(*steps: list[tuple[float, int]], **changes: Any) -> Group:
-    """A group of two beams after steps of (total, word), all from its first beam."""
+    """A group of two beams after steps of (total, token), all from its first beam."""
     options: dict[str, Any] = {
         "size": 2,
         "eos": frozenset([END]),
@@ -21,7 +21,7 @@ def group(*steps: list[tuple[float, int]], **changes: Any) -> Group:
     }
     made = Group(Rules(**(options | changes)))
     for step in steps:
-        made.advance([Candidate(total, 0, word) for total, word in step])
+        made.advance([Candidate(total, 0, token) for total, token in step])
     return made
 
 
@@ -33,8 +33,8 @@ def test_it_goes_on_until_enough_sequences_have_ended(stop: Any) -> None:
     assert made.totals == [-5.0, -6.0]
 
 
-# Two have ended, the worse with a score of -3; the best beam has -3.5 after one word. At once: it
-# would not win. After ten words with no further loss: -0.35, it would.
+# Two have ended, the worse with a score of -3; the best beam has -3.5 after one token. At once: it
+# would not win. After ten tokens with no further loss: -0.35, it would.
 @pytest.mark.parametrize(
     ("stop", "length_penalty", "done"),
     [(True, 1.0, True), (False, 1.0, True), ("never", 1.0, False), ("never", 0.0, True)],

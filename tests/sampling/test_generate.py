@@ -25,7 +25,7 @@ with_stories = needs(STORIES)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    """Random weights, 300 words, sees 64 tokens; never says that it is done."""
+    """Random weights, 300 tokens, sees 64 tokens; never says that it is done."""
     return replace(tiny_model(tmp_path_factory.mktemp("tiny")), eos_token_ids=())
 
 
@@ -246,7 +246,7 @@ class Sampled:
 
 
 class Stub:
-    """Draws by noise that belongs to (position, id), and checks what it is told."""
+    """Draws by noise that belongs to (position, id), and checks its arguments."""
 
     def __init__(self, prompts: list[list[int]], seeds: Sequence[int] = (0, 0, 0, 0)) -> None:
         self.prompts, self.seeds = prompts, list(seeds)
@@ -292,7 +292,7 @@ def _all(logits: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("seeds", [(0, 0, 0, 0), (4, 3, 2, 1)])
-def test_a_sampler_is_told_where_it_is(tiny: LanguageModel, seeds: tuple[int, ...]) -> None:
+def test_a_sampler_gets_context_and_position(tiny: LanguageModel, seeds: tuple[int, ...]) -> None:
     sampler = Stub(PROMPTS, seeds)
     options: dict[str, Any] = {"max_new_tokens": 12, "stop": list(range(0, 300, 9))}
     together = generate(tiny, PROMPTS, sampler, logprobs=2, **options)
@@ -309,7 +309,7 @@ def test_a_sampler_is_told_where_it_is(tiny: LanguageModel, seeds: tuple[int, ..
     assert generate(tiny, PROMPTS[0], max_new_tokens=1).events[0].sampler_log_prob is None
 
 
-# --- the door -------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""`order="llama.cpp"` beside the real llama.cpp: the same words left, the same probabilities.
+"""`order="llama.cpp"` beside the real llama.cpp: the same tokens left, the same probabilities.
 
-llama.cpp computes in float32. A setting whose kept words change when the logits move by 1e-5 is on
+llama.cpp computes in float32. A setting whose kept tokens change when the logits move by 1e-5 is on
 an edge where rounding decides; another one is drawn in its place.
 """
 
@@ -99,7 +99,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
     peer = Peer(server, model, [])
     r = random.Random(0)
     for _ in range(24):
-        # Few different words, so that there is something to repeat; breakers among them.
+        # Few different tokens, so that there is something to repeat; breakers among them.
         some = [*r.sample(range(3, VOCAB), r.choice([4, 8, 30])), 300, 302]
         ids = [1, *r.choices(some, k=r.randint(1, 120))]
         peer.contexts.append((ids, peer.logits(ids)))
@@ -125,7 +125,7 @@ def sampler(options: dict[str, Any]) -> Sampler:
 
 
 def probabilities(sampler: Sampler, z: Tensor, ids: list[int]) -> Tensor | None:
-    """What is left of logits (V,), as (V,); None if moving them a little leaves other words."""
+    """What is left of logits (V,), as (V,); None if moving them a little leaves other tokens."""
     generator = torch.Generator().manual_seed(0)
     noise = 1e-5 * torch.randn(5, VOCAB, dtype=torch.float64, generator=generator)
     noise[0] = 0
@@ -136,7 +136,7 @@ def probabilities(sampler: Sampler, z: Tensor, ids: list[int]) -> Tensor | None:
 
 
 def assert_same(own: Tensor, theirs: Words, what: str) -> None:
-    """The same words, but for those whose float32 probability is none; the same probabilities."""
+    """The same tokens, but for those whose float32 probability is none; the same probabilities."""
     found = torch.zeros(VOCAB, dtype=torch.float64)
     for id, p in theirs.probability.items():
         found[id] = p
@@ -196,8 +196,8 @@ def test_stages_together_in_the_default_sequence(peer: Peer, seed: int) -> None:
     check_many(peer, draw, r, 40)
 
 
-def test_dynamic_temperature_after_top_n_sigma_counts_other_words(peer: Peer) -> None:
-    # T = low + (high - low) · (entropy / log n)^exponent: n is all words there, those left here.
+def test_dynamic_temperature_after_top_n_sigma_counts_other_tokens(peer: Peer) -> None:
+    # T = low + (high - low) · (entropy / log n)^exponent: n is all tokens there, those left here.
     asked = {"top_n_sigma": 1.0, "temperature": 1.0, "dynatemp_range": 0.5}
     for ids, z in peer.contexts[:8]:
         struck = sampler({"top_n_sigma": 1.0}).process(z[None])[0]
@@ -246,7 +246,7 @@ def test_any_sequence_of_cuts(peer: Peer) -> None:
         {"presence_penalty": 5.0},
     ],
 )
-def test_temperature_0_takes_the_best_word_that_is_left(
+def test_temperature_0_takes_the_best_token_that_is_left(
     peer: Peer, options: dict[str, Any]
 ) -> None:
     for ids, z in peer.contexts:

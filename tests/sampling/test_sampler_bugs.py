@@ -22,7 +22,7 @@ def kept(logits: torch.Tensor, **options: Any) -> list[int]:
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_top_p_at_the_exact_boundary(dtype: torch.dtype) -> None:
-    """The word that reaches p stays, the next one does not (transformers 18976)."""
+    """The token that reaches p stays, the next one does not (transformers 18976)."""
     z = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=dtype).log()
     z = z.double().to(dtype)
     powers = torch.tensor([[0.0, 1.0, 2.0, 2.0]], dtype=torch.float64) * -math.log(2)
@@ -37,7 +37,7 @@ def test_top_p_at_the_exact_boundary(dtype: torch.dtype) -> None:
 
 
 @BOTH
-def test_top_p_of_zero_keeps_the_best_word(served_by: str) -> None:
+def test_top_p_of_zero_keeps_the_best_token(served_by: str) -> None:
     """(transformers PR 19839)."""
     z = torch.randn(3, 1000)
     sampled = Sampler(top_p=0.0, seed=0)(z)
@@ -47,7 +47,7 @@ def test_top_p_of_zero_keeps_the_best_word(served_by: str) -> None:
 
 
 @BOTH
-def test_typical_keeps_the_word_that_reaches_the_mass() -> None:
+def test_typical_keeps_the_token_that_reaches_the_mass() -> None:
     """Off by one (transformers PR 27165): of surprises near the entropy, until p is reached."""
     z = torch.tensor([[0.4, 0.2, 0.2, 0.2]]).log()
     assert kept(z, typical_p=0.1) == [1]
@@ -119,7 +119,7 @@ def test_negative_temperature_is_refused() -> None:
 
 
 @BOTH
-def test_zero_temperature_takes_the_best_word() -> None:
+def test_zero_temperature_takes_the_best_token() -> None:
     """(vLLM 22180), the lowest id of equal ones; with other rows that are drawn."""
     z = torch.randn(4, 1000).round(decimals=1)
     z[0, 5] = z[0, 900] = 9.0
@@ -168,7 +168,7 @@ def test_a_small_temperature_does_not_overflow() -> None:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 @pytest.mark.parametrize("lazy", [False, True], ids=["dense", "lazy"])
-def test_all_words_masked_names_the_stage(options: dict[str, Any], stage: str, lazy: bool) -> None:
+def test_all_tokens_masked_names_the_stage(options: dict[str, Any], stage: str, lazy: bool) -> None:
     sampler = Sampler(**options)
     logits = torch.zeros(2, 3)
     said = [[0, 1, 2], [2, 1, 0]]
@@ -249,7 +249,7 @@ def test_the_seed_of_a_row_is_not_moved_by_neighbours() -> None:
 
 
 @BOTH
-def test_words_of_probability_zero_never_come(served_by: str) -> None:
+def test_tokens_of_probability_zero_never_come(served_by: str) -> None:
     """(torch 48841): masked ones, and ones that are rounded to 0."""
     n = 20_000 if served_by == "native" else 500
     z = torch.full((100,), -math.inf)
@@ -260,7 +260,7 @@ def test_words_of_probability_zero_never_come(served_by: str) -> None:
         assert set(token.tolist()) == {3, 99}
 
 
-def test_more_than_2_to_the_24_words() -> None:
+def test_more_than_2_to_the_24_tokens() -> None:
     """(torch 2576), where float32 has no more integers."""
     vocab = 2**24 + 3
     z = torch.full((1, vocab), -math.inf)
@@ -308,7 +308,7 @@ def test_a_vocabulary_of_one_token(options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_reported_probabilities_add_to_one_at_most(options: dict[str, Any], served_by: str) -> None:
-    """(llama.cpp PR 7125): over all words that can come, and over all words."""
+    """(llama.cpp PR 7125): over all tokens that can be drawn."""
     z = torch.randn(1, 12) * 3
     sampler = Sampler(seed=0, **options)
     n = 4000 if served_by == "native" else 300

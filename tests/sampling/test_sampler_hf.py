@@ -1,7 +1,7 @@
 """Every option against Hugging Face's own processors: alone, and in thousands of combinations.
 
 Hugging Face computes in float64 here. Ours is given the same numbers in float64 or in float32: it
-must keep the same words, and give the same probabilities to 1e-6, apart from the rounding of large
+must keep the same tokens, and give the same probabilities to 1e-6, apart from the rounding of large
 logits to float32.
 """
 
@@ -31,7 +31,7 @@ def check(
     prompt: int = PROMPT,
     ties: str = "lowest",
 ) -> bool:
-    """Same words, same probabilities; or no word left in both. Whether some were left."""
+    """Same tokens, same probabilities; or no token left in both. Whether some were left."""
     double = None if unconditional is None else unconditional.double()
     want = processed(logits.double(), options, context, prompt, double)
     sampler = Sampler(seed=1, ties=ties, **options)
@@ -110,14 +110,14 @@ def test_an_option_alone(options: dict[str, Any], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_forced_first_word(length: int) -> None:
+def test_forced_first_token(length: int) -> None:
     logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(0))
     context = torch.full((2, length), 7)
     check(logits, {"forced_bos_token_id": 5}, context, prompt=1)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_words_suppressed_at_the_beginning_come_after_a_forced_first_word(length: int) -> None:
+def test_tokens_suppressed_at_the_beginning_come_after_a_forced_first_token(length: int) -> None:
     logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(0))
     context = torch.full((2, length), 7)
     options = {"forced_bos_token_id": 5, "begin_suppress_tokens": [5, 6]}
@@ -212,7 +212,7 @@ class Draw:
             "min_tokens_to_keep": (0.4, lambda: r.choice([2, 3, 10])),
         }
         o = {name: make() for name, (p, make) in makers.items() if self.chance(p)}
-        # Words with the same logit: which of them top-p keeps is an accident of HF's sort, and
+        # Tokens with the same logit: which of them top-p keeps is an accident of HF's sort, and
         # typical keeps all of them.
         several = isinstance(o.get("forced_eos_token_id"), list)
         if several and {"top_k", "top_p", "typical_p"} & set(o):

@@ -42,7 +42,7 @@ def contexts(rows: int = 12) -> list[list[int]]:
 
 
 def same(a: Any, b: Any, rows: Tensor | slice = slice(None)) -> None:
-    """Rows of one result are those of another: tokens and words exactly."""
+    """Rows of one result are those of another: tokens and kept tokens exactly."""
     for name in ("token", "raw_log_prob"):
         assert torch.equal(getattr(a, name), getattr(b, name)[rows]), name
     for name in ("log_prob", "log_kept_mass"):  # sums of rows that are padded to other widths
@@ -248,7 +248,7 @@ def test_a_seed_leaves_torchs_generator_alone() -> None:
 
 
 def counts_of(sampler: Sampler, z: Tensor, draws: int, batch: int = 50_000) -> Tensor:
-    """How often each word came."""
+    """How often each token came."""
     counts = torch.zeros(len(z), dtype=torch.int64)
     for start in range(0, draws, batch):
         n = min(batch, draws - start)
@@ -258,7 +258,7 @@ def counts_of(sampler: Sampler, z: Tensor, draws: int, batch: int = 50_000) -> T
 
 
 def chi_square(counts: Tensor, p: Tensor) -> float:
-    """The chance of counts this far off; words expected less than ten times are put together."""
+    """The chance of counts this far off; tokens expected less than ten times are put together."""
     draws = int(counts.sum())
     assert int(counts[p == 0].sum()) == 0, "a word of probability 0 came"
     rare = p * draws < 10
@@ -268,11 +268,11 @@ def chi_square(counts: Tensor, p: Tensor) -> float:
     return float(stats.chisquare(seen[some], expected[some] * draws / expected.sum()).pvalue)
 
 
-def peaked(words: int = 1000) -> Tensor:
+def peaked(tokens: int = 1000) -> Tensor:
     """From 0.05 down to 1e-9, in no order, a tenth of them 0."""
     generator = torch.Generator().manual_seed(0)
-    p = torch.linspace(0, -18, words, dtype=torch.float64).exp()[
-        torch.randperm(words, generator=generator)
+    p = torch.linspace(0, -18, tokens, dtype=torch.float64).exp()[
+        torch.randperm(tokens, generator=generator)
     ]
     p[::10] = 0
     return p / p.sum()
@@ -298,7 +298,7 @@ def test_millions_of_draws() -> None:
 
 
 def test_noise_of_neighbours_is_independent() -> None:
-    """Two positions, two seeds: pairs of words come as often as their product says."""
+    """Two positions, two seeds: pairs of tokens come as often as their product says."""
     z = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.4]))
     n = 100_000
     for a, b in (((1, 0), (1, 1)), ((1, 0), (2, 0))):

@@ -27,7 +27,7 @@ PROMPTS = [2, 5, 4, 0, 1]
 
 
 def logits_of(dtype: torch.dtype, vocab: int = 300) -> Tensor:
-    """Five rows: ordinary, flat, peaked, with masked words, with equal words."""
+    """Five rows: ordinary, flat, peaked, with masked tokens, with equal tokens."""
     z = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab), dtype=torch.float64)
     z[0] *= 3
     z[1] *= 0.01
@@ -175,8 +175,8 @@ def test_guidance(scale: float, dtype: torch.dtype) -> None:
     check(logits, {"guidance_scale": scale}, unconditional=other)
 
 
-def test_guidance_where_a_word_is_masked_on_one_side() -> None:
-    """c forbids: forbidden. u alone forbids: it would be infinitely better; that word is struck."""
+def test_guidance_where_a_token_is_masked_on_one_side() -> None:
+    """c forbids: forbidden. u alone forbids: infinitely better, so the token is removed."""
     c, u = torch.tensor([[1.0, 2.0, -math.inf, 0.0]]), torch.tensor([[0.0, 1.0, 1.0, -math.inf]])
     got = Sampler(guidance_scale=2.0).process(c, unconditional=u)
     assert (got > -math.inf).tolist() == [[True, True, False, False]]
@@ -187,7 +187,7 @@ def test_guidance_where_a_word_is_masked_on_one_side() -> None:
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(("tau", "eta"), [(3.0, 0.1), (1.0, 0.7), (6.0, 0.0)])
 def test_mirostat_learns(version: int, tau: float, eta: float) -> None:
-    """Ten tokens in a row: the words kept and the state after each are the textbook's."""
+    """Ten tokens in a row: the tokens kept and the state after each are the textbook's."""
     options: dict[str, Any] = {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": eta}
     sampler = Sampler(seed=SEED, **options)
     logits = logits_of(torch.float64)
@@ -205,7 +205,7 @@ def test_mirostat_learns(version: int, tau: float, eta: float) -> None:
 
 
 def test_mirostat_counts_the_whole_vocabulary() -> None:
-    """In llama.cpp the V of the formula is the vocabulary, words that are masked included."""
+    """In llama.cpp the V of the formula is the vocabulary, tokens that are masked included."""
     logits = logits_of(torch.float64)
     logits[:, 150:] = -math.inf
     check(logits, {"mirostat": 1, "mirostat_tau": 1.2})

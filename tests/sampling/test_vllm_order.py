@@ -67,7 +67,7 @@ def drawn_from(z: Array, o: dict[str, Any]) -> Array:
         z = np.where(z < np.sort(z)[-o["top_k"]], -np.inf, z)
     upwards = np.argsort(z)
     out = np.cumsum(softmax(z)[upwards]) <= 1 - o["top_p"]
-    out[-1] = False  # one word always stays
+    out[-1] = False  # one token always stays
     if o["top_p"] < 1:
         z[upwards[out]] = -np.inf
     return softmax(z)
@@ -98,7 +98,7 @@ def test_the_documented_sequence(seed: int) -> None:
     for _ in range(60):
         given = draw(r)
         o = OFF | given
-        # It ends with a word that starts no bad words: those are looked for in the output there.
+        # It ends with a token that starts no bad words: those are looked for in the output there.
         prompt = [*(r.randrange(8) for _ in range(r.randint(0, 9))), r.randint(5, 8)]
         output = [r.randrange(5) for _ in range(r.choice([0, 2, 8]))]
         z = 2 * generator.normal(size=VOCAB)

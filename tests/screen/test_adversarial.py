@@ -1,4 +1,4 @@
-"""The screened answer is that of float64 over all words, whatever the head: no disagreement."""
+"""The screened answer is that of float64 over all tokens, whatever the head: no disagreement."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def check(
     seed: int,
 ) -> None:
     if bias == "masks" and scale <= 0:
-        return  # a masked word would be the best, or a NaN
+        return  # a masked token would be the best, or a NaN
     random = torch.Generator().manual_seed(seed)
     weight = heads.WEIGHTS[weights](vocab, size, random).to(dtype)
     if not bool(weight.isfinite().all()):

@@ -46,13 +46,13 @@ def test_true_logits_lie_within_the_bounds(
     for row, h in enumerate(hidden):
         true = exact_linear(h, head.weight, head.bias)
         base = Fraction(float(candidates.states.base[row]))
-        for word, z in enumerate(true):
-            float64 = Fraction(float(computed[row, word]))
+        for token, z in enumerate(true):
+            float64 = Fraction(float(computed[row, token]))
             for value in (z, float64):
-                assert Fraction(float(lower[row, word])) <= value
-                assert value <= Fraction(float(upper[row, word]))
-                off = abs(value - base - Fraction(float(approx[row, word])))
-                assert off <= Fraction(float(radius[row, word]))
+                assert Fraction(float(lower[row, token])) <= value
+                assert value <= Fraction(float(upper[row, token]))
+                off = abs(value - base - Fraction(float(approx[row, token])))
+                assert off <= Fraction(float(radius[row, token]))
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0, 1e-3])
@@ -78,7 +78,7 @@ def test_the_error_of_a_random_head_is_small() -> None:
     assert spread < 0.1
 
 
-def test_reaching_finds_every_word_above_a_limit() -> None:
+def test_reaching_finds_every_token_above_a_limit() -> None:
     random = torch.Generator().manual_seed(4)
     weight = heads.plain(900, 100, random)
     hidden = heads.states(5, weight, random)

@@ -1,4 +1,4 @@
-"""The best words of one row in one call, and step by step: the same words, values and counts."""
+"""The best tokens of one row in one call, and step by step: the same tokens, values and counts."""
 
 import math
 from typing import Any
@@ -65,7 +65,7 @@ def test_a_copy_of_another_weight_is_noticed() -> None:
         decide(found, 2)
 
 
-def test_masked_words_among_the_best_are_not_decided() -> None:
+def test_masked_tokens_among_the_best_are_not_decided() -> None:
     weight = heads.plain(BLOCK + 1, 8, torch.Generator().manual_seed(2))
     bias = torch.full((len(weight),), -torch.inf)
     bias[5] = 0.0
@@ -119,8 +119,8 @@ def test_the_count_of_a_nucleus_is_that_of_its_mask(p: float, least: int) -> Non
     total = z.logsumexp(1) + 0.1
     call = Sampler(seed=0).call(z.shape, None, None, None, None, None, None)
     cut = TopP(p, min_tokens_to_keep=least)
-    words: Any = TopWithTotal(torch.arange(40)[None], z, total)
-    mask = cut.keep_mask(TopCandidates(words.ids, z), words, call)
+    tokens: Any = TopWithTotal(torch.arange(40)[None], z, total)
+    mask = cut.keep_mask(TopCandidates(tokens.ids, z), tokens, call)
     assert cut.count(z[0].tolist(), float(total), call) == int(mask.sum())
 
 

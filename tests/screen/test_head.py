@@ -77,12 +77,12 @@ def test_bad_states_are_answered_as_without_a_copy(weight: Tensor, bad: float) -
     assert answer.certificate.fell_back.tolist() == [False, True]
 
 
-def test_only_masked_words_give_no_token(weight: Tensor, hidden: Tensor) -> None:
+def test_only_masked_tokens_give_no_token(weight: Tensor, hidden: Tensor) -> None:
     screened = ScreenedHead(heads.head_of(weight, torch.full((1000,), -torch.inf)))
     assert bool((screened.argmax(hidden).token == -1).all())
 
 
-def test_more_words_asked_than_are_not_masked(weight: Tensor, hidden: Tensor) -> None:
+def test_more_tokens_asked_than_are_not_masked(weight: Tensor, hidden: Tensor) -> None:
     bias = torch.full((1000,), -torch.inf)
     bias[[5, 700]] = 0.0
     head = heads.head_of(weight, bias)

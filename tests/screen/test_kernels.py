@@ -106,7 +106,7 @@ def test_states_are_prepared_alike(
 
 
 @pytest.mark.usefixtures("core")
-def test_whole_number_products_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_products_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     # Rows of equal entries along a state of equal entries: the largest sums there are.
     size = 4096
     copy = build(torch.randn(BLOCK, size), bits=8, leading=0)

@@ -1,4 +1,4 @@
-"""A screened sample is the token that the sampler gives for the float64 logits of all words."""
+"""A screened sample is the token that the sampler gives for the float64 logits of all tokens."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_hard_heads(
     weight = heads.WEIGHTS[kind](vocab, size, random)
     head = heads.head_of(weight, heads.bias_of(bias, vocab, random))
     if head.bias is not None:
-        head.bias.data[0] = 0.0  # a word that is not masked
+        head.bias.data[0] = 0.0  # a token that is not masked
     hidden = heads.states(4, weight, random)
     context = [[0], [0, 0], [], [vocab - 1]]
     sampler = Sampler(seed=seed, **CHAINS[name])

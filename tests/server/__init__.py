@@ -1,1 +1,1 @@
-"""Tests of the server: its door, its worker, its answers, and what a hostile client meets."""
+"""Tests of the server: request checks, worker, responses, hostile clients."""

@@ -1,7 +1,7 @@
-"""A crowd of clients, good and bad, all at once: what each does, and what it must be told.
+"""Many clients at once, well-behaved and not: what each sends, and which response it must get.
 
 In:  the port of a server, how many clients, how long.
-Out: per kind of client how often it got which status, and what nobody should have got.
+Out: per kind of client how often it got which status, and responses that no client should get.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Crowd:
     slowest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def run(self, clients: int, seconds: float) -> None:
-        """So many at once, for so long."""
+        """Run `clients` at once for `seconds`."""
         self.end = time.monotonic() + seconds
         finish(self._all(clients))
 
@@ -80,8 +80,8 @@ class Crowd:
         head = self.head(f"POST {path}", *lines)
         return await self.ask(head + body[:half], body[half:], pause=pause)
 
-    def question(self, words: int = 3) -> bytes:
-        return json.dumps({"model": self.model, "ids": [5] * words}).encode()
+    def question(self, tokens: int = 3) -> bytes:
+        return json.dumps({"model": self.model, "ids": [5] * tokens}).encode()
 
 
 async def _answer(reader: asyncio.StreamReader) -> int:
@@ -93,7 +93,7 @@ async def _answer(reader: asyncio.StreamReader) -> int:
 
 
 async def _vanish(crowd: Crowd, chance: random.Random) -> int:
-    """Ask for much and leave at once, now and then without a word."""
+    """Ask for much and leave at once, now and then without a token."""
     sock = socket.socket()
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", crowd.port))

@@ -51,7 +51,7 @@ def test_models_are_listed_without_paths(app: Any) -> None:
     }
 
 
-def test_the_languages_are_those_that_a_model_has_words_for(page: Path) -> None:
+def test_the_languages_are_those_that_a_model_has_tokens_for(page: Path) -> None:
     app = make_app(page, models={"tiny": open_model("tiny")})
     (model,) = ask(app, "GET", "/api/models").json()["models"]
     assert model["speaks"] == ["en", "zh"]
@@ -107,7 +107,7 @@ def test_the_vocabulary_has_a_text_for_every_id(app: Any) -> None:
         (b'{"model": "tiny", "prompt": "a", "more": [300]}', 400, "300"),
     ],
 )
-def test_a_malformed_question_is_told_what_is_wrong(
+def test_a_malformed_request_names_the_field(
     app: Any, body: bytes, status: int, message: str
 ) -> None:
     answer = ask(

@@ -1,4 +1,4 @@
-"""POST /api/compare and GET /api/comparable: the library's numbers; different tokens are told."""
+"""POST /api/compare and GET /api/comparable: the library's numbers; errors."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ TEXT = "hello ab cab 你 hello lo"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
     folder = tmp_path_factory.mktemp("models")
-    other = open_model(write_model(folder / "c", words=["x", "y"]))
+    other = open_model(write_model(folder / "c", tokens=["x", "y"]))
     return {"a": tiny(folder / "a"), "b": tiny(folder / "b", seed=1), "other": other}
 
 
@@ -118,7 +118,7 @@ def test_different_sizes(page: Path, models: dict[str, LanguageModel]) -> None:
         ),
     ],
 )
-def test_a_malformed_question_is_told_what_is_wrong(
+def test_a_malformed_request_names_the_field(
     app: Any, asked: dict[str, Any], status: int, message: str
 ) -> None:
     answer = ask(app, "POST", "/api/compare", json=asked)

@@ -71,7 +71,7 @@ def test_a_crowd_leaves_the_server_as_it_was(
     assert process.poll() is None
     assert not crowd.wrong
     assert {kind for kind, _ in crowd.seen} == {kind.name for kind in KINDS}
-    # Which of the many that ask a model is answered, and which is told to come again, is chance.
+    # Which of the many requests is answered and which gets 429 is chance.
     assert sum(crowd.seen[kind, 200] for kind in ("next", "slow", "paths")) > 0
     assert later[1] <= files
     assert later[2] <= threads

@@ -1,4 +1,4 @@
-"""The door: hosts, origins, methods, types, sizes, the key, and the headers of every answer."""
+"""Request checks: hosts, origins, methods, types, sizes, the key; headers of every response."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def post(app: Any, **headers: str) -> int:
     return ask(app, "POST", "/api/next", content=b"{}", headers=given).status_code
 
 
-def test_the_page_is_served(app: Any) -> None:
+def test_the_page_is_sent(app: Any) -> None:
     answer = ask(app, "GET", "/")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     script = ask(app, "GET", "/assets/a.js")

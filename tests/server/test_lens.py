@@ -59,7 +59,7 @@ def test_ids_and_a_target_of_ones_own(app: Any, model: LanguageModel) -> None:
         ({"model": "tiny", "prompt": "a", "file": "x"}, 400, "'file'"),
     ],
 )
-def test_a_malformed_question_is_told_what_is_wrong(
+def test_a_malformed_request_names_the_field(
     app: Any, asked: dict[str, Any], status: int, message: str
 ) -> None:
     answer = ask(app, "POST", "/api/lens", json=asked)

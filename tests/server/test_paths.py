@@ -111,7 +111,7 @@ def test_there_is_no_more_than_the_model_can_see(app: Any) -> None:
         ({"prompt": "a"}, "prompt or ids"),
     ],
 )
-def test_what_cannot_be_asked_is_told(app: Any, asked: dict[str, Any], message: str) -> None:
+def test_an_invalid_request_names_the_field(app: Any, asked: dict[str, Any], message: str) -> None:
     answer = ask(app, "POST", "/api/paths", json={"model": "tiny", "ids": PROMPT, **asked})
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]

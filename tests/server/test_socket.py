@@ -122,7 +122,7 @@ def test_what_is_no_http_gets_400(port: int) -> None:
         assert status(sock) == 400
 
 
-def test_too_many_are_told_to_come_again_and_the_rest_answered(port: int, slow: SlowBody) -> None:
+def test_too_many_get_429_and_the_rest_are_answered(port: int, slow: SlowBody) -> None:
     async def main() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
             asked = [

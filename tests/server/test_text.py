@@ -52,7 +52,7 @@ def test_the_numbers_are_the_library_s(app: Any, model: LanguageModel, text: str
         ({"text": "a", "model": "other"}, 404, "no model"),
     ],
 )
-def test_what_cannot_be_scored_is_told_why(
+def test_what_cannot_be_scored_is_an_error(
     app: Any, asked: dict[str, Any], status: int, message: str
 ) -> None:
     answer = scored(app, **asked)

@@ -1,4 +1,4 @@
-"""One worker: one job at a time, a bounded queue, deadlines, and jobs that nobody waits for."""
+"""One worker: one job at a time, a bounded queue, deadlines, and abandoned jobs."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ def test_jobs_run_one_after_another() -> None:
     assert most == 1
 
 
-def test_who_comes_too_many_is_told_when_to_come_again() -> None:
+def test_a_full_queue_says_when_to_retry() -> None:
     release = threading.Event()
 
     async def main() -> None:

@@ -14,7 +14,7 @@ from contract.implementations import Functional
 
 import lmhead
 
-# 300 rows of 101 words take 240 kB in float64.
+# 300 rows of 101 tokens take 240 kB in float64.
 BYTES = [2**e for e in (9, 12, 14, 16, 17, 18, 20)]
 
 

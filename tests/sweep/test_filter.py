@@ -17,7 +17,7 @@ N, V, D = 300, 2000, 24
 
 
 def peaked(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """A head that has learnt how frequent words are, states that tell contexts apart, and targets
+    """A head that has learnt how frequent tokens are, states that tell contexts apart, and targets
     drawn from the softmax: so the tail is thin, and the loss is the entropy, as in a trained model.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -105,8 +105,8 @@ def test_soft_targets(smoothing: float) -> None:
 
 
 @on_both_cores
-def test_every_token_and_every_word_keeps_its_mass() -> None:
-    """A constant input sums the gradient over tokens, a constant weight sums it over words."""
+def test_every_row_and_every_token_keeps_its_mass() -> None:
+    """A constant input sums the gradient over rows, a constant weight sums it over tokens."""
     hidden, weight, targets = peaked()
     ones = torch.ones(N, 1), torch.ones(V, 1)
     hidden = torch.cat([hidden.detach(), ones[0]], 1).requires_grad_()

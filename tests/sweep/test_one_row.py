@@ -34,7 +34,7 @@ def test_the_answers_are_those_of_a_batch(dtype: torch.dtype, options: dict[str,
     torch.manual_seed(0)
     hidden = torch.randn(2, 40).to(dtype)
     weight, bias = torch.randn(300, 40).to(dtype), torch.randn(300).to(dtype)
-    weight[7] = weight[150] = weight[3]  # words that tie
+    weight[7] = weight[150] = weight[3]  # tokens that tie
     bias[7] = bias[150] = bias[3]
     bias[10] = -math.inf
     batch = asked(hidden, weight, bias=bias, **options)
@@ -91,8 +91,8 @@ def test_what_has_no_gradient_is_asked_without(monkeypatch: pytest.MonkeyPatch) 
     assert int(best) == int((hidden @ weight.T).argmax())
 
 
-def test_a_draw_near_the_end_is_a_word_that_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the words' probabilities add up to less than 1, the rest would go to any word."""
+def test_a_draw_near_the_end_is_a_token_that_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tokens' probabilities add up to less than 1, the rest would go to any token."""
 
     def nearly_one(*shape: int, **options: Any) -> Tensor:
         return torch.full(shape, 1 - 1e-6, dtype=options["dtype"])
@@ -137,7 +137,7 @@ def test_a_row_without_an_order() -> None:
         assert answers.top_k.indices.tolist() == [[-1] * 5]
 
 
-def test_masked_words_fill_up_the_top() -> None:
+def test_masked_tokens_fill_up_the_top() -> None:
     bias = torch.full((50,), -math.inf)
     bias[[40, 4]] = 0.0
     found = asked(torch.zeros(1, 8), torch.randn(50, 8), bias=bias)

@@ -14,7 +14,7 @@ import lmhead
 from lmhead import reference
 
 NAMES = ("log_prob", "rank", "entropy", "logsumexp", "argmax", "top_k", "kl")
-# None: one tile. 512 bytes: tiles of a few words.
+# None: one tile. 512 bytes: tiles of a few tokens.
 TILES = pytest.mark.parametrize("max_bytes", [None, 512], ids=["one tile", "many tiles"])
 
 
@@ -74,7 +74,7 @@ def test_all_questions_at_once(max_bytes: int | None) -> None:
 @TILES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_ties_go_to_the_lowest_id(dtype: torch.dtype, max_bytes: int | None) -> None:
-    """Equal words stand in the order of their ids, also across tiles."""
+    """Equal tokens are in the order of their ids, also across tiles."""
     row = [0.0] * 300
     for at in (290, 7, 150, 151):
         row[at] = 2.0
@@ -127,7 +127,7 @@ def test_the_order_does_not_depend_on_the_batch(max_bytes: int | None) -> None:
 
 @TILES
 def test_a_row_with_nan(max_bytes: int | None) -> None:
-    """NaN propagates to that row's answers, chooses no word, and leaves the others alone."""
+    """NaN propagates to that row's answers, chooses no token, and leaves the others alone."""
     hidden, weight, bias, targets = inputs()
     poisoned = hidden.clone()
     poisoned[5, 0] = torch.nan
@@ -154,7 +154,7 @@ def test_a_row_with_nan(max_bytes: int | None) -> None:
 
 
 @TILES
-def test_one_nan_word_spoils_the_order(max_bytes: int | None) -> None:
+def test_one_nan_token_spoils_the_order(max_bytes: int | None) -> None:
     hidden, weight, bias, _ = inputs(vocab=200)
     bias[150] = torch.nan
     ids = torch.arange(11)
@@ -166,7 +166,7 @@ def test_one_nan_word_spoils_the_order(max_bytes: int | None) -> None:
 
 
 @TILES
-def test_masked_words(max_bytes: int | None) -> None:
+def test_masked_tokens(max_bytes: int | None) -> None:
     """log_prob -inf, ranked last in the order of their ids, and still there in a full top-k."""
     hidden, weight, bias, _ = inputs(vocab=60)
     bias[10:50] = -torch.inf
@@ -179,7 +179,7 @@ def test_masked_words(max_bytes: int | None) -> None:
 
 
 @TILES
-def test_kl_to_a_head_that_forbids_words(max_bytes: int | None) -> None:
+def test_kl_to_a_head_that_forbids_tokens(max_bytes: int | None) -> None:
     """Infinite where p allows what q forbids, finite where p forbids what q allows."""
     hidden, weight, bias, _ = inputs()
     masked = bias.clone()

@@ -42,6 +42,6 @@ def textbook(head: AdaptiveHead) -> tuple[Any, list[reference.Cluster], Any]:
 
 
 def reference_log_p(head: AdaptiveHead, hidden: Tensor) -> Any:
-    """By word."""
+    """By token."""
     log_p = reference.adaptive_log_probs(float64(hidden), *textbook(head))
     return log_p[:, head.place_of.numpy()]

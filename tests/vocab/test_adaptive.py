@@ -143,7 +143,7 @@ def test_autocast_takes_its_type(hidden: Tensor) -> None:
         assert F.cross_entropy(logits, torch.arange(13)).dtype == torch.float32
 
 
-def test_sums_to_one_at_a_hundred_thousand_words() -> None:
+def test_sums_to_one_at_a_hundred_thousand_tokens() -> None:
     torch.manual_seed(0)
     head = AdaptiveHead(32, 100_000, frequencies=torch.rand(100_000))
     assert head.cutoffs

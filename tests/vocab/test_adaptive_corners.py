@@ -1,4 +1,4 @@
-"""An `AdaptiveHead` at its corners: nothing to learn, masked words, no clusters, checkpoints."""
+"""An `AdaptiveHead` at its corners: nothing to learn, masked tokens, no clusters, checkpoints."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ def test_everything_ignored(hidden: Tensor) -> None:
     assert not F.cross_entropy(head(hidden), ignored, reduction="none").any()
 
 
-def test_a_masked_word_has_probability_0(hidden: Tensor) -> None:
+def test_a_masked_token_has_probability_0(hidden: Tensor) -> None:
     head = make()
     with torch.no_grad():
         head.biases[0][3] = -math.inf
@@ -55,7 +55,7 @@ def test_no_clusters_is_a_plain_head(hidden: Tensor) -> None:
     assert AdaptiveHead(DIM, 1, cutoffs=[])(torch.ones(DIM)).argmax(-1) == 0
 
 
-def test_a_checkpoint_brings_the_order_of_words(hidden: Tensor) -> None:
+def test_a_checkpoint_brings_the_order_of_tokens(hidden: Tensor) -> None:
     trained, fresh = make(frequencies=shuffled()), make()
     fresh.load_state_dict(trained.state_dict())
     assert torch.equal(fresh(hidden).argmax(-1), trained(hidden).argmax(-1))
@@ -121,7 +121,7 @@ def test_biases_start_at_the_frequencies() -> None:
     assert_close(p, counts / counts.sum(), rtol=1e-5)
 
 
-def test_words_that_never_occur_come_last() -> None:
+def test_tokens_that_never_occur_come_last() -> None:
     frequencies = torch.ones(VOCAB)
     frequencies[:10] = 0
     head = make(frequencies=frequencies)

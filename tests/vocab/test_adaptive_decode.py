@@ -1,4 +1,4 @@
-"""Decoding with an `AdaptiveHead`: the best words, in order, and draws."""
+"""Decoding with an `AdaptiveHead`: the best tokens, in order, and draws."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ HEADS: dict[str, Callable[[], FactoredHead]] = {
 
 
 class FactoredChain(Chain):
-    """The next word depends on the last one, through a table of hidden states and a head."""
+    """The next token depends on the last one, through a table of hidden states and a head."""
 
     def __init__(self, head: FactoredHead) -> None:
         self.module, self.states = head, 3 * torch.randn(VOCAB, DIM)

@@ -177,7 +177,7 @@ def test_sparse_gradients_train_the_same() -> None:
 
 @EVERY
 @pytest.mark.both_cores
-def test_best_words_and_samplers(options: dict[str, Any]) -> None:
+def test_best_tokens_and_samplers(options: dict[str, Any]) -> None:
     head = make(torch.float32, **options)
     hidden = given(torch.float32)[0].detach()
     exact = head.factors().log_probs(hidden, exact=True)
@@ -211,14 +211,14 @@ def test_a_sample_depends_on_seed_position_and_state_alone() -> None:
     position = torch.arange(30)
     together = head.sample(hidden, seed=5, position=position)
     alone = [head.sample(hidden[i], seed=5, position=i) for i in range(30)]
-    assert together.tolist() == [int(word) for word in alone]
+    assert together.tolist() == [int(token) for token in alone]
     backwards = head.sample(hidden.flip(0), seed=5, position=position.flip(0))
     assert torch.equal(backwards.flip(0), together)
     assert not torch.equal(head.sample(hidden, seed=6, position=position), together)
     assert head.sample(hidden.reshape(5, 6, DIM), seed=5, position=position).shape == (5, 6)
 
 
-def test_a_word_of_probability_0_is_never_drawn() -> None:
+def test_a_token_of_probability_0_is_never_drawn() -> None:
     head = HierarchicalHead(2, 4, tree="balanced")
     torch.nn.init.zeros_(head.weight)
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_a_damaged_tree_in_a_checkpoint_is_named() -> None:
         make(**KINDS["huffman"]).load_state_dict(state)
 
 
-def test_one_word_and_two() -> None:
+def test_one_token_and_two() -> None:
     for vocab in (1, 2):
         head = HierarchicalHead(DIM, vocab, tree="balanced")
         hidden = torch.randn(3, DIM, requires_grad=True)
@@ -271,7 +271,7 @@ def test_one_word_and_two() -> None:
     )
 
 
-def test_words_that_were_never_met_can_be_learnt() -> None:
+def test_tokens_that_were_never_met_can_be_learnt() -> None:
     frequencies = ZIPF.clone()
     frequencies[30:] = 0
     head = HierarchicalHead(DIM, VOCAB, frequencies=frequencies)

@@ -293,7 +293,7 @@ def test_no_rows(head: FactoredHead) -> None:
     assert loss.isnan()
 
 
-def test_a_nan_has_no_best_word(head: FactoredHead, hidden: Tensor) -> None:
+def test_a_nan_has_no_best_token(head: FactoredHead, hidden: Tensor) -> None:
     hidden[0, 1, 3] = math.nan
     logits = head(hidden)
     assert logits.argmax(-1)[0, 1] == -1

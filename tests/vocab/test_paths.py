@@ -48,7 +48,7 @@ def textbook(tree: Tree) -> ref.DecisionTree:
 
 
 def pairs(tree: Tree) -> tuple[Tensor, Tensor]:
-    """Every word for every hidden state."""
+    """Every token for every hidden state."""
     return torch.arange(4).repeat_interleave(tree.vocab), torch.arange(tree.vocab).repeat(4)
 
 
@@ -91,7 +91,7 @@ def test_first_and_second_derivatives(tree: Tree) -> None:
 
 @EVERY
 @pytest.mark.parametrize("exact", [False, True])
-def test_all_words_are_the_words_one_by_one(tree: Tree, exact: bool) -> None:
+def test_all_tokens_at_once_and_one_by_one(tree: Tree, exact: bool) -> None:
     hidden, weight, bias = parameters(tree)
     forks = Forks(weight, bias, tree)
     single = forks.token_log_prob(hidden, *pairs(tree)).reshape(4, tree.vocab)
@@ -106,7 +106,7 @@ def test_all_words_are_the_words_one_by_one(tree: Tree, exact: bool) -> None:
 
 
 @EVERY
-def test_gradients_of_all_words(tree: Tree) -> None:
+def test_gradients_of_all_tokens(tree: Tree) -> None:
     def every(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return Forks(weight, bias, tree).all_log_probs(hidden)
 
@@ -203,7 +203,7 @@ def test_ties_go_to_the_lowest_id_also_across_subtrees() -> None:
     values, ids = best_tokens(forks, torch.ones(1, 2), 8)
     assert ids.tolist() == [[5, 6, 7, 3, 4, 0, 1, 2]]
     bias = torch.tensor([0.0] * 7)
-    # All words at 1/8: the order of ids, though no subtree holds neighbours.
+    # All tokens at 1/8: the order of ids, though no subtree holds neighbours.
     even = read_tree([[[7, 0], [3, 5]], [[1, 6], [2, 4]]], 8)
     assert best_tokens(Forks(torch.zeros(7, 2), bias, even), torch.ones(1, 2), 3)[1].tolist() == [
         [0, 1, 2]
@@ -212,7 +212,7 @@ def test_ties_go_to_the_lowest_id_also_across_subtrees() -> None:
 
 
 @pytest.mark.both_cores
-def test_words_of_probability_0_come_last_in_the_order_of_ids() -> None:
+def test_tokens_of_probability_0_come_last_in_the_order_of_ids() -> None:
     tree = balanced(8)
     bias = torch.tensor([-math.inf, *[0.0] * 6])  # the first branch of the root is closed
     values, ids = best_tokens(Forks(torch.zeros(7, 2), bias, tree), torch.ones(1, 2), 8)
@@ -222,7 +222,7 @@ def test_words_of_probability_0_come_last_in_the_order_of_ids() -> None:
 
 @pytest.mark.both_cores
 @pytest.mark.parametrize("tree", [balanced(9), balanced(9, arity=3)], ids=["2", "3"])
-def test_a_nan_is_no_word(tree: Tree) -> None:
+def test_a_nan_is_no_token(tree: Tree) -> None:
     hidden = torch.ones(3, 4)
     hidden[1, 2] = math.nan
     forks = Forks(torch.randn(8, 4), None, tree)
@@ -236,7 +236,7 @@ def test_a_nan_is_no_word(tree: Tree) -> None:
 
 
 @pytest.mark.both_cores
-def test_a_nan_is_no_word_even_where_there_is_one() -> None:
+def test_a_nan_is_no_token_even_where_there_is_one() -> None:
     forks = Forks(torch.empty(0, 2), None, balanced(1))
     values, ids = best_tokens(forks, torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), 1)
     assert ids.tolist() == [[0], [-1]]
@@ -279,7 +279,7 @@ def test_deep_chains() -> None:
 
 
 @pytest.mark.parametrize("arity", [2, 10])
-def test_a_hundred_thousand_words_sum_to_1(arity: int) -> None:
+def test_a_hundred_thousand_tokens_sum_to_1(arity: int) -> None:
     tree = huffman(1 / np.arange(1, 100_001), arity=arity)
     weight = 0.3 * torch.randn(99_999, 16)
     log_p = Forks(weight, None, tree).all_log_probs(3 * torch.randn(2, 16))

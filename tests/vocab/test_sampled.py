@@ -75,7 +75,7 @@ def test_reductions(hidden: Tensor) -> None:
 
 
 def test_every_part_of_the_head_counts(hidden: Tensor) -> None:
-    """Bias, scale, soft-capping and the low-rank delta: with all words drawn, the full loss."""
+    """Bias, scale, soft-capping and the low-rank delta: with all tokens drawn, the full loss."""
     loss = make(head={"bias": True, "softcap": 3.0, "scale": 2.0}, proposal="uniform")
     loss.head.add_low_rank(2)
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_draws_follow_the_proposal(proposal: str) -> None:
         assert torch.equal(q.argsort(descending=True), counts.argsort(descending=True))
 
 
-def test_a_word_that_never_occurs_may_be_a_target(hidden: Tensor) -> None:
+def test_a_token_that_never_occurs_may_be_a_target(hidden: Tensor) -> None:
     frequencies = torch.ones(VOCAB)
     frequencies[3] = 0
     loss = make(proposal="unigram", frequencies=frequencies)

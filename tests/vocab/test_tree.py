@@ -1,4 +1,4 @@
-"""Trees over words: how they are made, read and written, and what is refused."""
+"""Trees over tokens: how they are made, read and written, and what is refused."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_nested_lists_and_forks_are_the_same_tree(tmp_path: Path) -> None:
     assert read_tree(flat, 5) is flat
 
 
-def test_a_single_word_needs_no_fork() -> None:
+def test_a_single_token_needs_no_fork() -> None:
     for tree in (read_tree(0, 1), read_tree({"forks": []}, 1), balanced(1), huffman([3])):
         assert tree.forks == 0
         assert tree.depths.tolist() == [0]
@@ -93,8 +93,8 @@ def test_a_chain_of_2000() -> None:
     assert steps.fork.tolist() == [*range(1999), 0]
     assert steps.branch.tolist() == [1] * 1999 + [0]
     nested: Any = [1998, 1999]
-    for word in reversed(range(1998)):
-        nested = [word, nested]
+    for token in reversed(range(1998)):
+        nested = [token, nested]
     assert read_tree(nested, 2000) == tree
 
 
@@ -106,7 +106,7 @@ def test_a_deeply_nested_file_says_how_to_write_it(tmp_path: Path) -> None:
         read_tree(file, 5)
 
 
-def test_words_never_met_form_a_balanced_subtree() -> None:
+def test_tokens_never_met_form_a_balanced_subtree() -> None:
     tree = huffman([0] * 1024 + [1000, 500])
     assert tree.depths[-2:].tolist() == [1, 2]
     assert set(tree.depths[:1024].tolist()) == {12}

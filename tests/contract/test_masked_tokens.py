@@ -12,11 +12,11 @@ from torch import Tensor
 from contract.cases import Inputs, Options, Outcome, assert_true, inputs, probabilities, run
 from contract.implementations import Implementation, every_implementation
 
-REAL = 30  # of 37 words
+REAL = 30  # of 37 tokens
 
 
 def padded() -> Inputs:
-    """The last 7 of 37 words are padding: rows of rubbish, and a bias of -inf."""
+    """The last 7 of 37 tokens are padding: rows of rubbish, and a bias of -inf."""
     hidden, weight, bias, targets = inputs()
     weight[REAL:] = 1e3 * weight[REAL:]
     bias[REAL:] = -torch.inf
@@ -60,7 +60,7 @@ def test_softcap_does_not_revive_padding(implementation: Implementation) -> None
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])
 @every_implementation(torch_differs="smoothing multiplies log 0 = -inf by ε / V: the loss is inf")
-def test_smoothing_gives_masked_words_no_share(
+def test_smoothing_gives_masked_tokens_no_share(
     implementation: Implementation, weighted: bool, reduction: str
 ) -> None:
     hidden, weight, bias, targets = padded()
@@ -76,7 +76,7 @@ def test_smoothing_gives_masked_words_no_share(
 
 
 @every_implementation(torch_differs="0 · log 0 = 0 · -inf = NaN for probabilities")
-def test_a_soft_target_of_zero_on_a_masked_word_costs_nothing(
+def test_a_soft_target_of_zero_on_a_masked_token_costs_nothing(
     implementation: Implementation,
 ) -> None:
     hidden, weight, bias, _ = padded()
@@ -101,7 +101,7 @@ def test_a_forbidden_target_costs_infinity(implementation: Implementation) -> No
 
 @every_implementation()
 def test_an_ignored_row_may_have_any_logits(implementation: Implementation) -> None:
-    """ignore_index as a word that is masked: the row is ignored, not infinite."""
+    """ignore_index as a token that is masked: the row is ignored, not infinite."""
     hidden, weight, bias, targets = padded()
     targets[3] = 36
     options: Options = {"bias": bias, "ignore_index": 36}
@@ -111,8 +111,8 @@ def test_an_ignored_row_may_have_any_logits(implementation: Implementation) -> N
 
 @pytest.mark.parametrize("left", [0, 17, 36])
 @every_implementation()
-def test_one_word_left(implementation: Implementation, left: int) -> None:
-    """Only one word is allowed: its probability is 1, the loss and every gradient 0."""
+def test_one_token_left(implementation: Implementation, left: int) -> None:
+    """Only one token is allowed: its probability is 1, the loss and every gradient 0."""
     hidden, weight, _, _ = inputs()
     bias = torch.full((37,), -torch.inf, dtype=torch.float64)
     bias[left] = 0.5
@@ -137,7 +137,7 @@ def test_masking_holds_in_every_tile(implementation: Implementation) -> None:
 
 
 @every_implementation(needs={"z_loss"})
-def test_z_loss_with_masked_words(implementation: Implementation) -> None:
+def test_z_loss_with_masked_tokens(implementation: Implementation) -> None:
     hidden, weight, bias, targets = padded()
     outcome = run(implementation, hidden, weight, targets, bias=bias, z_loss=0.1)
     assert_true(outcome, hidden, weight, targets, bias=bias, z_loss=0.1)

@@ -25,6 +25,7 @@ PACKAGES = [
     ("screen",),
     ("parallel",),
     ("lazy",),
+    ("bypass",),
     ("head",),
     ("loss",),
     ("linear_query",),

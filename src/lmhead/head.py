@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
-from lmhead import checks
+from lmhead import bypass, checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
 from lmhead.parallel.linear import sharded_scores
@@ -195,6 +196,17 @@ class LMHead(nn.Linear):
         True
         """
         return ScreenedHead(self, **options).attach()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the logits are hidden @ weight.T + bias: no softcap, scale or low-rank delta."""
+        return self.softcap is None and self.scale == 1.0 and self.low_rank_a is None
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, as every module does; trainers call it before they use the weight."""
+        if not self.is_plain:
+            bypass.watch(self)
+        return super().train(mode)
 
     @property
     def hidden_size(self) -> int:

@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
 VOCAB = 64
+WIDE_VOCAB = 1031
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
@@ -152,6 +153,17 @@ def _original(family: str, sharpness: float) -> Any:
 def tiny(family: str = "llama", *, sharpness: float = 20.0) -> Any:
     """Return a fresh model, always with the same weights."""
     return copy.deepcopy(_original(family, sharpness))
+
+
+def wide(*, sharpness: float = 20.0) -> Any:
+    """Return a Llama whose vocabulary is large next to everything else in it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sizes = {"vocab_size": WIDE_VOCAB, "hidden_size": 8, "head_dim": 4}
+        model = _llama(**sizes, intermediate_size=12, num_hidden_layers=1).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(sharpness)
+    return model
 
 
 def batch(rows: int = 3, length: int = 9, *, seed: int = 0) -> dict[str, Any]:

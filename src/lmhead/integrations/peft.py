@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import model as lora_model
-from peft.tuners.lora.layer import VARIANT_KWARG_KEYS
 from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.lora.variants import DoraLinearVariant
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
@@ -34,30 +33,41 @@ class LoraHead(LoraLinear):  # type: ignore[misc]
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return lazy logits (..., V)."""
-        active = [name for name in self.active_adapters if name in self.lora_A]
-        special = [name for name in active if name in self.lora_variant]
-        dora = all(isinstance(self.lora_variant[name], DoraLinearVariant) for name in special)
-        plain = not args and all(kwargs.get(k) is None for k in (*VARIANT_KWARG_KEYS, *kwargs))
-        head = self.base_layer
-        if (
-            self.disable_adapters
-            or self.merged
-            or not active
-            or not (dora and plain)
-            or not isinstance(head, LMHead)
-        ):
+        if args or any(value is not None for value in kwargs.values()) or not self._is_lazy():
             result: Tensor = super().forward(x, *args, **kwargs)
             return result
-        if not special and head.softcap is None and head.scale == 1.0:
-            return _lazy(self._added(head.scores(x), x, active), x)
+        if (scores := self.scores(x)) is not None:
+            return _lazy(scores, x)
         # PEFT adds to what the head returns, one adapter after the other.
-        logits: Tensor = head(x)
-        for name in active:
-            if name in special:
+        logits: Tensor = self.base_layer(x)
+        for name in self._active():
+            if name in self.lora_variant:
                 logits = self._dora(name, x, logits)
             else:
                 logits = logits + _lazy(self._delta(name, x), x)
         return logits
+
+    def scores(self, x: Tensor) -> SweptScores | None:
+        """Return the scores of hidden states (..., D), as rows; None if they are no plain sum."""
+        head, active = self.base_layer, self._active()
+        if (
+            not self._is_lazy()
+            or not head.is_plain
+            or any(name in self.lora_variant for name in active)
+        ):
+            return None
+        scores = head.scores(x)
+        return self._added(scores, x, active) if isinstance(scores, SweptScores) else None
+
+    def _active(self) -> list[str]:
+        return [name for name in self.active_adapters if name in self.lora_A]
+
+    def _is_lazy(self) -> bool:
+        """Whether the forward pass is ours: LoRA and DoRA on an `LMHead`, not merged."""
+        variants = [self.lora_variant[name] for name in self._active() if name in self.lora_variant]
+        ours = all(isinstance(variant, DoraLinearVariant) for variant in variants)
+        ready = isinstance(self.base_layer, LMHead) and not self.merged
+        return ours and ready and not self.disable_adapters
 
     def _added(self, scores: SweptScores, x: Tensor, names: list[str]) -> SweptScores:
         """Return the scores with the terms of the adapters."""

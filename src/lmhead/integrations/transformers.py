@@ -173,7 +173,7 @@ def _convert(layer: nn.Module, change: Callable[[nn.Module], nn.Module]) -> nn.M
 
 
 def _as_linear(head: LMHead) -> nn.Linear:
-    if head.softcap is not None or head.scale != 1.0 or head.low_rank_a is not None:
+    if not head.is_plain:
         raise ValueError(
             f"an nn.Linear cannot do what this head does: {head}. A low-rank delta can be merged "
             "with merge_low_rank()"

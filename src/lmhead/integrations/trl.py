@@ -1,0 +1,303 @@
+"""`patch`: TRL's trainers compute log-probabilities and divergences with lmhead.
+
+TRL's SFT, DPO, KTO, GRPO and RLOO trainers run the body of a model and hand its hidden states, with
+the weight of the output layer, to a function of TRL; so does its distillation trainer. The patch
+puts lmhead's sweep there. Positions that are ignored are left out, and an output layer that is more
+than its weight (an `LMHead` with softcap, scale or low-rank delta, PEFT's LoRA and DoRA) counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from types import MethodType, TracebackType
+from typing import Any
+
+import torch
+import trl
+from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
+from torch import Tensor, nn
+from trl.trainer import (
+    distillation_trainer,
+    dpo_trainer,
+    grpo_trainer,
+    kto_trainer,
+    rloo_trainer,
+    sft_trainer,
+    utils,
+)
+
+from lmhead import bypass, checks
+from lmhead.checks import eager
+from lmhead.head import LMHead
+from lmhead.integrations.peft import LoraHead
+from lmhead.integrations.transformers import replace_head
+from lmhead.lazy import LazyLogits
+from lmhead.linear_divergence import divergence
+from lmhead.sweep import (
+    GradFilter,
+    Pointwise,
+    SweptScores,
+    accumulation_dtype,
+    as_filter,
+    linear_scores,
+)
+
+TESTED = ("1.16.0",)
+"""Versions of TRL that the patch was tested with."""
+
+# The output layer of the model whose fused forward pass is running.
+_layer: ContextVar[nn.Module | None] = ContextVar("_layer", default=None)
+
+
+@dataclass(frozen=True)
+class _Options:
+    grad_filter: GradFilter | None
+    max_bytes: int | None
+
+
+class Patch:
+    """What `patch` returns: as a context manager it undoes the patch at the end."""
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        unpatch()
+
+
+def patch(*, grad_filter: float | GradFilter | None = None, max_bytes: int | None = None) -> Patch:
+    """Make TRL's trainers compute log-probabilities and divergences with lmhead.
+
+    Call it before the trainer is made. `unpatch()`, or the end of a `with patch():` block, undoes
+    it; models that already have a fused head keep working either way.
+
+    Args:
+        grad_filter: tail mass of the gradient filter, see `linear_cross_entropy`; None for exact
+            gradients, which DPO with `use_weighting` and distillation have in any case.
+        max_bytes: bound on temporary memory; None for 128 MiB.
+
+    Raises:
+        RuntimeError: a version of TRL that this was not tested with.
+    """
+    if trl.__version__ not in TESTED:
+        raise RuntimeError(
+            f"lmhead.integrations.trl was tested with TRL {', '.join(TESTED)}; installed is "
+            f"{trl.__version__}, whose functions may differ. Install a tested version, or use "
+            "lmhead.replace_head(model) without the patch"
+        )
+    checks.check_max_bytes(max_bytes)
+    unpatch()
+    options = _Options(as_filter(grad_filter), max_bytes)
+    _set(utils, "_ChunkedLogProbFunction", _LogProbs(options))
+    _set(distillation_trainer, "ChunkedDivergenceFunction", _Divergence(options))
+    for module in (utils, distillation_trainer):
+        _set(module, "_use_triton", _leave_out_ignored)
+    for module in (sft_trainer, dpo_trainer, kto_trainer, grpo_trainer, rloo_trainer):
+        _set(module, "BaseTunerLayer", _RefusedAdapter)
+    _replace(_add_fused_lm_head, _add_head)
+    return Patch()
+
+
+def unpatch() -> None:
+    """Give TRL its own functions back."""
+    while _saved:
+        owner, name, value = _saved.pop()
+        setattr(owner, name, value)
+    _replace(_add_head, _add_fused_lm_head)
+
+
+_saved: list[tuple[Any, str, Any]] = []
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    _saved.append((owner, name, getattr(owner, name)))
+    setattr(owner, name, value)
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Replace a function in every module of TRL that has imported it."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "trl" and vars(module).get("add_fused_lm_head") is old:
+            module.add_fused_lm_head = new  # type: ignore[attr-defined]
+
+
+# The fused head ----------------------------------------------------------------------------------
+
+_add_fused_lm_head = utils.add_fused_lm_head
+
+
+@wraps(_add_fused_lm_head)
+def _add_head(model: Any, *args: Any, cast_lm_head_to_fp32: bool = False, **kwargs: Any) -> None:
+    """Add TRL's fused head, and tell our function which output layer it works for."""
+    if isinstance(model.get_output_embeddings(), LoraLinear):
+        if cast_lm_head_to_fp32:
+            raise ValueError("cast_lm_head_to_fp32 must be False where lm_head has a PEFT adapter")
+        replace_head(model)
+    _add_fused_lm_head(model, *args, cast_lm_head_to_fp32=cast_lm_head_to_fp32, **kwargs)
+    fused = model.forward
+
+    @wraps(fused)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("fused_lm_head"):
+            return fused(*args, **kwargs)
+        before = _layer.set(self.get_output_embeddings())
+        try:
+            return fused(*args, **kwargs)
+        finally:
+            _layer.reset(before)
+
+    model.forward = MethodType(forward, model)
+
+
+class _Refused(type):
+    def __instancecheck__(cls, layer: Any) -> bool:
+        return isinstance(layer, BaseTunerLayer) and type(layer) not in (LoraLinear, LoraHead)
+
+
+class _RefusedAdapter(metaclass=_Refused):
+    """Adapters on the output layer that TRL must still refuse: all but LoRA and DoRA."""
+
+
+def _leave_out_ignored(device: torch.device) -> bool:  # noqa: ARG001
+    """Return True: pass on only the positions that count, as TRL does where it has Triton."""
+    return True
+
+
+# Log-probabilities -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _LogProbs:
+    """Replaces TRL's `ChunkedLogProbFunction`."""
+
+    options: _Options
+    respects_heads = True
+
+    @eager
+    def apply(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,  # noqa: ARG002
+        final_logit_softcapping: float | None = None,
+        logit_scale: float = 1.0,
+        outputs: tuple[str, ...] = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1"),
+    ) -> tuple[Tensor | None, ...]:
+        """Return log-probability, entropy, log Σp², mean logit and argmax hits: (N,) each."""
+        z = _logits(_layer.get(), hidden, weight, bias, self.options)
+        z = _mapped(z, final_logit_softcapping, logit_scale, temperature)
+        answers = z.ask(
+            log_prob=targets,
+            entropy="entropy" in outputs,
+            log_sum_sq="log_sum_sq_probs" in outputs,
+            mean_logit="mean_logits" in outputs,
+            top1_match=targets if "is_top1" in outputs else None,
+        )
+        constants = (answers.log_sum_sq, answers.mean_logit)
+        detached = (None if value is None else value.detach() for value in constants)
+        return (answers.log_prob, answers.entropy, *detached, answers.top1_match)
+
+
+def _logits(
+    layer: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options
+) -> LazyLogits:
+    """Return lazy logits of rows (N, D) in float32; by the layer, if it is more than a weight."""
+    layer = _active(layer)
+    if layer is None or not _is_ours(layer):
+        layer = bypass.head_of(weight)
+    dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    hidden = hidden.to(dtype)
+    if layer is None:
+        return _lazy(linear_scores(hidden, weight.to(dtype), bias, Pointwise(), **vars(options)))
+    scores = layer.scores(hidden) if isinstance(layer, LMHead | LoraHead) else None
+    if not isinstance(scores, SweptScores):
+        logits: LazyLogits = layer(hidden).to(accumulation_dtype(dtype))
+        return logits
+    grad_filter = options.grad_filter or scores.grad_filter
+    return _lazy(SweptScores(scores.source, grad_filter, options.max_bytes or scores.max_bytes))
+
+
+def _active(layer: Any) -> Any:
+    """Return what a `modules_to_save` wrapper calls at present."""
+    if not isinstance(layer, ModulesToSaveWrapper):
+        return layer
+    names = [name for name in layer.active_adapters if name in layer.modules_to_save]
+    return layer.modules_to_save[names[0]] if names and not layer.disable_adapters else None
+
+
+def _is_ours(layer: Any) -> bool:
+    if isinstance(layer, TrainableTokensWrapper):
+        return isinstance(layer.token_adapter.base_layer, LMHead)
+    return isinstance(layer, LMHead | LoraHead)
+
+
+def _lazy(scores: SweptScores) -> LazyLogits:
+    return LazyLogits.of(scores, torch.Size([scores.n_rows]), scores.dtype)
+
+
+def _mapped(z: Any, softcap: float | None, scale: float, temperature: float) -> Any:
+    """Return z after the scale, the soft-capping and the temperature of a model."""
+    if scale != 1.0:
+        z = z * scale
+    if softcap is not None:
+        z = softcap * (z / softcap).tanh()
+    return z if temperature == 1.0 else z / temperature
+
+
+# Divergences -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Divergence:
+    """Replaces TRL's `ChunkedDivergenceFunction`."""
+
+    options: _Options
+    respects_heads = True
+
+    @eager
+    def apply(
+        self,
+        student_hidden: Tensor,
+        student_weight: Tensor,
+        student_bias: Tensor | None,
+        teacher_hidden: Tensor,
+        teacher_weight: Tensor,
+        teacher_bias: Tensor | None,
+        beta: float,
+        temperature: float = 1.0,
+        student_logit_scale: float = 1.0,
+        student_final_logit_softcapping: float | None = None,
+        teacher_logit_scale: float = 1.0,
+        teacher_final_logit_softcapping: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the divergence of student and teacher, and the student's entropy: (N,) each.
+
+        beta = 0 is KL(teacher ‖ student), 1 is KL(student ‖ teacher), between them the generalized
+        Jensen-Shannon divergence with the mixture (1 - beta) · student + beta · teacher.
+        """
+        student = _logits(None, student_hidden, student_weight, student_bias, self.options)
+        student = _mapped(
+            student, student_final_logit_softcapping, student_logit_scale, temperature
+        )
+        with torch.no_grad():
+            teacher = _logits(None, teacher_hidden, teacher_weight, teacher_bias, self.options)
+            teacher = _mapped(
+                teacher, teacher_final_logit_softcapping, teacher_logit_scale, temperature
+            )
+            entropy = student.ask(entropy=True).entropy
+        kind = {0.0: "kl", 1.0: "reverse_kl"}.get(beta, "jsd")
+        weight = beta if kind == "jsd" else 0.5
+        return divergence(teacher, student, kind=kind, beta=weight), entropy

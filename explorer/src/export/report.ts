@@ -1,10 +1,12 @@
-// A report as one HTML file: pictures, tables and code. It contains no scripts and loads nothing.
+// A report as one HTML file: pictures, tables, code, and parts with sliders and numbers under the pointer.
+// It loads nothing; its only script is `liveScript`.
 //
 // Its tables are those of the CSV with translated headings, rounded numbers, and ranks from 1.
 
 import { LANGUAGES } from "../i18n/strings";
 import { fixed, grouped } from "../ui/format";
 import type { Cell, Table } from "./csv";
+import { dataText, liveScript, type Live } from "./live";
 import { reportHeadings, type ReportHeadings } from "./reportHeadings";
 
 export interface Report {
@@ -14,12 +16,13 @@ export interface Report {
   readonly colours: Readonly<Record<string, string>>;
   /** SVG, made by `svgText`. */
   readonly pictures: readonly string[];
+  readonly live?: Live | undefined;
   readonly tables: readonly Table[];
   readonly lines: readonly (readonly [string, string])[];
   readonly foot: string;
 }
 
-// Even if markup slipped through, the report may not run or load anything.
+// Even if markup slipped through, the report may not load anything, or run anything but its own script.
 const POLICY = "default-src 'none'; style-src 'unsafe-inline'";
 const STYLE = `
 body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem; background: var(--ground); color: var(--ink);
@@ -37,11 +40,27 @@ td { max-width: 40rem; white-space: pre-wrap; overflow-wrap: break-word; }
 pre { padding: 0.9rem 1rem; border: 1px solid var(--line); border-radius: 8px; background: var(--panel); white-space: pre-wrap;
   overflow-wrap: anywhere; font: 0.8125rem/1.6 ui-monospace, Menlo, Consolas, monospace; }
 footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
+.live-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 0.3rem 1.5rem; }
+.live-controls label { display: flex; gap: 0.6rem; align-items: center; color: var(--soft); }
+.live-controls input { flex: 1; accent-color: var(--accent); }
+.live-controls output { min-width: 2.5rem; color: var(--ink); }
+.live-bars { width: 100%; margin-top: 0.8rem; }
+.live-bar { width: 60%; min-width: 8rem; vertical-align: middle; }
+.live-bar i { display: block; min-width: 1px; height: 1rem; background: var(--accent); }
+.live-text { line-height: 2; white-space: pre-wrap; overflow-wrap: anywhere; }
+.live-cell { background: color-mix(in srgb, var(--accent) var(--share, 0%), var(--panel)); cursor: default; }
+.live-cell:is(:hover, :focus) { outline: 2px solid var(--ink); }
+.live-grid td { padding: 0.2rem 0.6rem; white-space: nowrap; }
+.live-grid small { display: block; }
+.live-grid th:first-child { position: sticky; left: 0; background: var(--ground); }
+.live-told { min-height: 1.6em; }
 @media print { body { max-width: none; padding: 0; } }
 `;
 
 export function reportText(report: Report): string {
-  const { title, lang, colours, pictures, tables, lines, foot } = report;
+  const { title, lang, colours, pictures, live, tables, lines, foot } = report;
+  const nonce = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16)).join("");
+  const policy = live ? `${POLICY}; script-src 'nonce-${nonce}'` : POLICY;
   const { strings } = Object.values(LANGUAGES).find(({ tag }) => tag === lang) ?? LANGUAGES.en;
   const read = reportHeadings(strings);
   const root = Object.entries(colours).map(([name, value]) => `${name}: ${value.replace(/[^\w#(),.%\s-]/g, "")};`);
@@ -50,17 +69,19 @@ export function reportText(report: Report): string {
     `<html lang="${escaped(lang)}">`,
     "<head>",
     '<meta charset="utf-8">',
-    `<meta http-equiv="Content-Security-Policy" content="${POLICY}">`,
+    `<meta http-equiv="Content-Security-Policy" content="${policy}">`,
     '<meta name="viewport" content="width=device-width, initial-scale=1">',
     `<title>${escaped(title)}</title>`,
     `<style>:root { ${root.join(" ")} }${STYLE}</style>`,
     "</head>",
     "<body>",
     `<h1>${escaped(title)}</h1>`,
+    ...(live ? [`<script type="application/json">${dataText(live)}</script>`] : []),
     ...pictures.map((svg) => `<figure>${svg}</figure>`),
     ...tables.map((table) => tableText(table, read)),
     ...lines.map(([name, code]) => `<h2>${escaped(name)}</h2>\n<pre><code>${escaped(code)}</code></pre>`),
     `<footer>${escaped(foot)}</footer>`,
+    ...(live ? [`<script nonce="${nonce}">(${liveScript.toString()})()</script>`] : []),
     "</body>",
     "</html>",
     "",

@@ -4,12 +4,39 @@ import type { Model } from "../api";
 import type { Table } from "../export/csv";
 import { commandLine, pyText, shell, fitsShell } from "../export/quote";
 import type { CodeLines } from "../ui/exportPanel";
-import type { Lens } from "./lensMeasures";
+import type { Live } from "../export/live";
+import type { Strings } from "../i18n/strings";
+import { visible } from "../ui/tokenText";
+import { layerName } from "./grid";
+import { brief, MEASURES, shareOf, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
 import { TOP } from "./useLens";
 
 export function lensDocument({ name, vocab_size, hidden_size, max_length }: Model, lens: Lens): object {
   const { prompt, targets, layers } = lens;
   return { model: { name, vocab_size, hidden_size, max_length }, prompt, targets, layers };
+}
+
+/** The grid, colored by any measure. */
+export function lensLive(lens: Lens, scale: Scale, by: Measure, s: Strings["lens"]): Live {
+  return {
+    kind: "cells",
+    title: s.grid,
+    by,
+    choose: s.by,
+    point: "",
+    measures: MEASURES.map((measure) => [measure, s.measures[measure]]),
+    columns: lens.prompt.map(({ text }) => visible(text)),
+    rows: lens.layers.map(({ cells }, row) => ({
+      name: layerName(row, lens.rows - 1, s),
+      cells: cells.map((cell) => ({
+        text: visible(cell.best[0]?.text ?? ""),
+        values: MEASURES.map((measure) => {
+          const value = valueOf(cell, measure);
+          return [brief(value, measure), Math.max(0, shareOf(value, measure, scale))];
+        }),
+      })),
+    })),
+  };
 }
 
 /** One row per cell. */

@@ -14,7 +14,7 @@ import { Status } from "../ui/requestStatus";
 import { usePromptParam } from "../text/usePromptParam";
 import { change, flag, integer, oneOf, useParam, type Codec } from "../url";
 import { CellPanel } from "./cell";
-import { lensDocument, lensLines, lensTable } from "./lensExport";
+import { lensDocument, lensLive, lensLines, lensTable } from "./lensExport";
 import { Grid, wholeInView, type At } from "./grid";
 import { legendOf, MEASURES, scaleOf, type Measure } from "./lensMeasures";
 import { Numbers } from "./lensTable";
@@ -121,6 +121,7 @@ export function LensPage(): JSX.Element {
                 document={() => lensDocument(model, lens)}
                 tables={() => [lensTable(lens, s.table)]}
                 charts='[data-chart="legend"], [data-chart="grid"] table, [data-chart="climb"] svg'
+                live={() => lensLive(lens, scale, measure, s)}
                 lines={(where) => lensLines(where(name), prompt, fixedTarget === null ? undefined : lens.targets[0])}
               />
             </div>

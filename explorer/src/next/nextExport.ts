@@ -2,6 +2,7 @@
 
 import { fetchTokens, type Model, type Token } from "../api";
 import type { Table } from "../export/csv";
+import { base64, type Live } from "../export/live";
 import { modelJson } from "../export/jsonDocument";
 import { commandLine, pyOptions, pyText, fitsShell } from "../export/quote";
 import { commandOptions, INTEGERS, pythonSampler, stageRepr, type Chain } from "../sampler/code";
@@ -10,8 +11,12 @@ import type { Context, Counting } from "../sampler/penalties";
 import type { Processed } from "../sampler/process";
 import type { Row } from "../sampler/row";
 import { textOf } from "../text/tokenSpelling";
+import type { Strings } from "../i18n/strings";
 import type { CodeLines } from "../ui/exportPanel";
+import { visible } from "../ui/tokenText";
 import { shownRanks } from "./rankedTokens";
+
+const LIVE_TOKENS = 20; // in the interactive part of a report
 
 export interface Shown {
   readonly model: Model;
@@ -100,6 +105,33 @@ function rankedTokens({ row, processed, top }: Shown): RankedToken[] {
       cut_by: processed.removedAt(rank)?.name ?? null,
     };
   });
+}
+
+/** The best tokens with sliders. */
+export function nextLive({ row, chain }: Shown, say: (id: number) => string, strings: Strings): Live {
+  const { next: s, sampler: t, common } = strings;
+  const set = givenOptions(chain.stages);
+  return {
+    kind: "distribution",
+    title: s.ranked,
+    labels: {
+      temperature: t.stages.temperature,
+      top_k: t.stages.top_k,
+      top_p: t.stages.top_p,
+      min_p: t.stages.min_p,
+      token: common.token,
+      raw: s.raw,
+      processed: s.processed,
+    },
+    values: {
+      temperature: set["temperature"] ?? 1,
+      top_k: set["top_k"] ?? 0,
+      top_p: set["top_p"] ?? 1,
+      min_p: set["min_p"] ?? 0,
+    },
+    tokens: Array.from(row.ids.slice(0, LIVE_TOKENS), (id) => visible(say(id))),
+    logits: base64(Float32Array.from(row.ids, (id) => row.logits[id] ?? 0)),
+  };
 }
 
 export async function nextDocument(shown: Shown): Promise<object> {

@@ -18,7 +18,7 @@ import { goTo, parse, path, show, type Branches } from "./branches";
 import { Flow } from "./flow";
 import { FindToken } from "./findToken";
 import { RankCurve } from "./rankCurve";
-import { nextDocument, nextLines, nextTables, type Shown } from "./nextExport";
+import { nextDocument, nextLines, nextLive, nextTables, type Shown } from "./nextExport";
 import { Paths } from "./continuations";
 import { CopySampler } from "./copySampler";
 import { Draws } from "./draws";
@@ -112,7 +112,8 @@ interface PredictionProps {
 
 /** The prediction after a text. */
 function Prediction({ model, reading, current, texts, branches, sampler, onChange }: PredictionProps): JSX.Element {
-  const { next: s, exports } = useStrings();
+  const strings = useStrings();
+  const { next: s, exports } = strings;
   const [top, setTop] = useParam("top", integer(10, 1, 500));
   const [scale, setScale] = useParam("scale", oneOf<BarScale>("linear", ["linear", "log"]));
   const { row, context } = reading;
@@ -219,6 +220,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
           document={() => nextDocument(shown)}
           tables={() => nextTables(shown, say, s)}
           charts='[data-chart="ranked"], .curve svg'
+          live={() => nextLive(shown, say, strings)}
           lines={(where) => nextLines(shown, where(model.name), exports.anew)}
         />
       ) : null}

@@ -4,14 +4,45 @@ import type { Model } from "../api";
 import type { Table } from "../export/csv";
 import { modelJson } from "../export/jsonDocument";
 import { pyText, shell, fitsShell } from "../export/quote";
+import type { Live } from "../export/live";
+import type { Strings } from "../i18n/strings";
 import type { CodeLines } from "../ui/exportPanel";
-import type { Score } from "./score";
+import { everyToken, type Score } from "./score";
+import { level, LEVELS, MEASURES, SCALES, type Measure } from "./textMeasures";
+import { spell } from "./tokenSpelling";
 
 const LONGEST_ARGUMENT = 100_000; // bytes; Linux allows 131,072 for one argument
 
 export function scoreDocument(model: Model, score: Score): object {
   const { first: _, tokens, ...sums } = score;
   return { model: modelJson(model), tokens, ...sums };
+}
+
+/** The text, colored by any measure. */
+export function scoreLive(score: Score, by: Measure, s: Strings["text"]): Live {
+  const spelled = spell(everyToken(score));
+  return {
+    kind: "cells",
+    title: s.map,
+    by,
+    choose: s.by,
+    point: s.point,
+    measures: MEASURES.map((measure) => [measure, s.measures[measure]]),
+    rows: [
+      {
+        name: "",
+        cells: spelled.map(({ shown, breaks }, at) => {
+          const token = score.tokens[at - 1];
+          const values = MEASURES.map((measure): [string, number] => {
+            if (!token) return ["–", 0];
+            const value = SCALES[measure].of(token);
+            return [SCALES[measure].show(value), level(measure, value) / (LEVELS - 1)];
+          });
+          return { text: shown, breaks: Math.min(breaks, 2), values };
+        }),
+      },
+    ],
+  };
 }
 
 export function scoreTables(score: Score, titles: { tokens: string; sums: string }): Table[] {

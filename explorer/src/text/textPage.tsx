@@ -12,7 +12,7 @@ import { PromptForm, useDraft } from "../ui/promptForm";
 import { Status } from "../ui/requestStatus";
 import { change, flag, integer, oneOf, text as textCodec, useParam } from "../url";
 import { Drawer } from "./alternatives";
-import { scoreDocument, scoreLines, scoreTables } from "./textExport";
+import { scoreDocument, scoreLines, scoreLive, scoreTables } from "./textExport";
 import { MOST_BYTES, readFile } from "./readFile";
 import { Heat } from "./heatMap";
 import { beginning, wellFormed } from "./storedText";
@@ -150,6 +150,7 @@ export function TextPage(): JSX.Element {
               document={() => scoreDocument(model, score)}
               tables={() => scoreTables(score, { tokens: s.map, sums: s.summary })}
               charts='[data-chart="sums"], [data-chart="legend"], [data-chart="heat"], [data-chart="worst"]'
+              live={() => scoreLive(score, by, s)}
               lines={(where) => scoreLines(where(name), text, file, s.beside)}
             />
           ) : null}

@@ -7,6 +7,7 @@
 //     tables={() => [{ title, columns, rows }]}      // the first is the CSV; the report has all
 //     charts='[data-chart="ranked"], .curve svg'     // what SVG and PNG show: selector within <main>
 //     lines={(where) => ({ python, command })}       // where(model's name): how to open it again
+//     live={() => ({ kind: "cells", ... })}          // the interactive part of the report, if any
 //   />
 //
 // Documents and tables are functions, called when a button is pressed. Numbers are exact; tokens are
@@ -18,6 +19,7 @@ import type { JSX } from "preact";
 import { useContext, useRef, useState } from "preact/hooks";
 import { csvText, type Table } from "../export/csv";
 import { png, save, svgText } from "../export/files";
+import type { Live } from "../export/live";
 import { documentText } from "../export/jsonDocument";
 import { reportText } from "../export/report";
 import { fill, Language, LANGUAGES, useStrings } from "../i18n/strings";
@@ -38,9 +40,11 @@ export interface ExportsProps {
   tables(): readonly Table[];
   readonly charts: string;
   lines(where: (model: string) => string): CodeLines;
+  /** The interactive part of the report. */
+  live?(): Live;
 }
 
-const COLOURS = ["--ground", "--panel", "--ink", "--soft", "--line"];
+const COLOURS = ["--ground", "--panel", "--ink", "--soft", "--line", "--accent"];
 
 export function ExportPanel(props: ExportsProps): JSX.Element {
   const { name, title, charts } = props;
@@ -84,6 +88,7 @@ export function ExportPanel(props: ExportsProps): JSX.Element {
       lang: tag,
       colours: Object.fromEntries(COLOURS.map((colour) => [colour, style.getPropertyValue(colour)])),
       pictures: drawn().map((chart) => svgText([chart], title)),
+      live: props.live?.(),
       tables: props.tables(),
       lines: [[s.python, lines.python], ...(lines.command ? [[s.command, lines.command] as const] : [])],
       foot: fill(s.foot, { version, date: new Date().toISOString().slice(0, 10) }),

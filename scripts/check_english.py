@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # All that people read. Paths are git's, relative to the root; a folder means all files below it.
 TREE = ["src", "native", "explorer/src", "docs", "README.md", "README.zh.md", "CHANGELOG.md",
         "CONTRIBUTING.md", "SECURITY.md", "benchmarks", "examples", "scripts", "Makefile",
-        "mkdocs.yml"]  # fmt: skip
+        "mkdocs.yml", "tests", "explorer/tests"]  # fmt: skip
 
 
 class Rule(NamedTuple):
@@ -106,6 +106,12 @@ ALLOWED = [
     Allowed("word", "*", r"one token per word|33,278 words", "WikiText-2 is split into words"),
     Allowed("word", "docs/*", r"^(  (an answer|a loss|head|shortlist)|stage|Heads) ", "output"),
     Allowed("*", "scripts/check_english.py", "", "has the list"),
+    Allowed("*", "tests/test_check_english.py", "", "has examples"),
+    Allowed("word", "tests/*", "", "sample texts consist of words"),
+    Allowed("word", "explorer/tests/*", "", "sample texts consist of words"),
+    Allowed("*", "explorer/tests/*.json", "", "data of tests"),
+    Allowed("*", "benchmarks/results/*.json", "", "measurements"),
+    Allowed("marks", "tests/*", "marks=", "an argument of pytest.param"),
     Allowed("*", "src/lmhead/models/tiny/*", "", "data of a model"),
 ]  # fmt: skip
 
@@ -138,14 +144,20 @@ def allowed(rule: Rule, path: str, line: str) -> bool:
     )
 
 
+def _rules(path: str) -> list[Rule]:
+    """Return the rules that are not allowed for every line of the file."""
+    return [rule for rule in RULES if not allowed(rule, path, "")]
+
+
 def check(path: str, text: str) -> Iterator[Finding]:
     """Yield what a file with this text should say otherwise."""
-    place = path
+    place, rules = path, _rules(path)
     for number, line in enumerate(text.splitlines(), 1):
         if path.endswith(".json") and (section := re.match(r'  "(\w+)":', line)):
             place = f"{path}#{section[1]}"
+            rules = _rules(place)
         separated = _IN_NAMES.sub(" ", line)
-        for rule in RULES:
+        for rule in rules:
             for found in re.finditer(rf"\b({rule.pattern})\b", separated, re.IGNORECASE):
                 if not allowed(rule, place, line):
                     yield Finding(path, number, found[0], rule)

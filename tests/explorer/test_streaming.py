@@ -19,7 +19,7 @@ TEXT = "hello ab cab hello lo " * 12
 
 
 class Gate:
-    """Lets a model make so many calls of its head, and then holds it."""
+    """Lets a model make the given number of calls of its head, and then holds it."""
 
     def __init__(self) -> None:
         self.left = threading.Semaphore(0)

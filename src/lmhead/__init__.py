@@ -12,6 +12,7 @@ Hidden state in; loss, log-probabilities and next token out, with no logits tens
 The public names are imported on first use, so that `lmhead --help` loads no torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lmhead.lazy_exports import lazy_exports
@@ -74,6 +75,8 @@ __all__ = [*_names, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("distill", "losses"):
+        return import_module(f"lmhead.{name}")
     if name != "__version__":
         return _load(name)
     from importlib.metadata import version  # slow to import

@@ -32,6 +32,7 @@ CALLS: dict[str, list[str]] = {
     ],
     "eval": ["eval {model} --tasks {tasks} --limit 2"],
     "lens": ["lens {model} hello"],
+    "distill-cache": ["distill-cache {model} {text} --out {cache} --bits 8"],
     "compare": [
         "compare {model} {other} {text}",
         "compare {model} {text} --sampler-a top_k=2",
@@ -57,6 +58,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "model": str(write_model(folder / "model")),
         "other": str(write_model(folder / "other", seed=1)),
         "text": str(folder / "text.txt"),
+        "cache": str(folder / "teacher"),
         "pairs": str(folder / "pairs.tsv"),
         "run": str(folder / "run"),
         "tasks": str(Path(__file__).resolve().parents[2] / "examples/eval/choice.yaml"),

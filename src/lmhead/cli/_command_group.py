@@ -39,6 +39,7 @@ _COMMANDS = {
     "compare": "Compare two models, or two samplers, on a text.",
     "train": "Train a language model on text, or a translation model on pairs.",
     "translate": "Translate sentences with a translation model.",
+    "distill-cache": "Write a teacher's hidden states of a text, for distillation.",
     "inspect": "Show a model's head: sizes, dtype, memory, advice.",
     "check": "Check a model's head against the float64 reference.",
     "models": "List, install and locate models that have a name.",
@@ -76,7 +77,8 @@ class LazyGroup(click.Group):
         """Import and return the command."""
         if cmd_name not in self.lazy:
             return None
-        command: click.Command = import_module(f"lmhead.cli.cmd_{cmd_name}").command
+        module = f"lmhead.cli.cmd_{cmd_name.replace('-', '_')}"
+        command: click.Command = import_module(module).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

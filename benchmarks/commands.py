@@ -24,6 +24,7 @@ COMMANDS = {
     "shakespeare": "Train on characters of Shakespeare with three losses.",
     "wikitext-filter": "Train on WikiText-2 with and without the gradient filter.",
     "vocab-training": "Heads for huge vocabularies: perplexity, time, memory on WikiText-2.",
+    "vocab-parallel": "A loss with the vocabulary split over ranks, beside loss_parallel.",
     "vocab-scaling": "Heads for huge vocabularies: cost for 10,000 to 1,000,000 tokens.",
     "explorer-speed": "Time the web page in a browser: slider to frame, address to first chart.",
     "standard": "Run the standard set and compare it with its goals.",

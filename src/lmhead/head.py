@@ -85,6 +85,7 @@ class LMHead(nn.Linear):
         self.grad_filter = as_filter(grad_filter)
         self.max_bytes: int | None = None
         self.screened: Screen | None = None
+        self._screened_version = 0
         self._add("low_rank_a", None)
         self._add("low_rank_b", None)
 
@@ -195,7 +196,14 @@ class LMHead(nn.Linear):
         >>> bool(head(hidden).argmax(-1) == before)
         True
         """
-        return ScreenedHead(self, **options).attach()
+        if not checks.is_dtensor(self.weight):
+            return ScreenedHead(self, **options).attach()
+        weight: Any = self.weight.detach()
+        slice = nn.Parameter(weight.to_local(), requires_grad=False)
+        local = LMHead._sharing(slice, None, softcap=self.softcap, scale=self.scale)
+        self.screened = screened = ScreenedHead(local, **options)
+        self._screened_version = self.weight._version  # changes of a DTensor are counted there
+        return screened
 
     @property
     def is_plain(self) -> bool:
@@ -242,7 +250,7 @@ class LMHead(nn.Linear):
                 Pointwise.of(softcap=self.softcap, scale=self.scale),
                 grad_filter=self.grad_filter,
                 max_bytes=self.max_bytes,
-                screen=self.screened,
+                screen=self.screened if self.weight._version == self._screened_version else None,
             )
             return scores, plain.shape[:-1], autocast(plain)[0].dtype
         taken = autocast(hidden, self.weight)

@@ -230,6 +230,10 @@ PROGRAMS: dict[str, Any] = {
     "kl": lambda z, _y: F.kl_div(
         (z * 0.5).log_softmax(-1), z.log_softmax(-1), log_target=True, reduction="batchmean"
     ),
+    "divergence": lambda z, _y: lmhead.divergence(z, z * 0.5, kind="jsd"),
+    "few allowed": lambda z, _y: (
+        z.masked_fill(torch.arange(z.shape[-1]) > 1, -math.inf).topk(2).values
+    ),
     "two questions": lambda z, _y: z.logsumexp(-1) + z.max(-1).values,
 }
 

@@ -66,7 +66,7 @@ class Root:
 
     def _states(self, scores: Scores) -> list[Any]:
         pairs = zip(scores.watched(), self._sharded, strict=True)
-        return [_state(t) if s is None else (version(t), version(s)) for t, s in pairs]
+        return [_state(t) if s is None else (version(t), version(s.parameter)) for t, s in pairs]
 
     def gathered(self) -> tuple[Tensor, ...] | None:
         """Return the head's tensors if FSDP2 has freed some: those, gathered again; else None."""
@@ -77,7 +77,7 @@ class Root:
         if not any(freed):
             return None
         pairs = zip(tensors, self._sharded, freed, strict=True)
-        return tuple(fsdp.gather(s, t) if gone else t for t, s, gone in pairs)
+        return tuple(s.gather(t) if s is not None and gone else t for t, s, gone in pairs)
 
     def bind(self, env: Env) -> Scores:
         """Return the scores on the tensors of `env`; not for a root with a program."""

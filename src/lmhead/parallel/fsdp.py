@@ -8,7 +8,7 @@ again for the time of the question. Every rank must ask the same questions in th
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,29 @@ from lmhead import checks
 _STATES = "torch.distributed._composable_state"
 
 
-def sharded_parameter(tensor: Tensor) -> Any:
-    """Return the sharded parameter (a DTensor) that a gathered tensor was made from, or None."""
+class Sharded(NamedTuple):
+    """A parameter in its sharded form."""
+
+    parameter: Any  # a DTensor
+    kept: tuple[Any, ...]  # placements on the last mesh dimensions that FSDP2 does not gather
+
+    def gather(self, like: Tensor) -> Tensor:
+        """Return the entries that FSDP2 would gather, in the dtype it gathered them in before."""
+        with torch.no_grad():
+            found = self.parameter.detach().to(like.dtype)
+            if not self.kept:
+                whole: Tensor = found.full_tensor()
+            else:
+                from torch.distributed.tensor import Replicate
+
+                gathered = found.device_mesh.ndim - len(self.kept)
+                placements = [Replicate()] * gathered + list(self.kept)
+                whole = found.redistribute(placements=placements).to_local()
+        return whole.requires_grad_(like.requires_grad)
+
+
+def sharded_parameter(tensor: Tensor) -> Sharded | None:
+    """Return the sharded parameter that a gathered tensor was made from, or None."""
     local = _memory(tensor)
     if local is None:
         return None
@@ -28,7 +49,8 @@ def sharded_parameter(tensor: Tensor) -> Any:
         gathered = getattr(parameter, "_unsharded_param", None)  # unset before the first forward
         memory = None if gathered is None else _memory(gathered)
         if memory is not None and memory.untyped_storage()._cdata == place:
-            return parameter.sharded_param
+            kept = getattr(parameter, "_unsharded_dtensor_spec", None)
+            return Sharded(parameter.sharded_param, () if kept is None else kept.placements)
     return None
 
 
@@ -41,13 +63,6 @@ def is_freed(tensor: Tensor) -> bool:
     """Return whether the storage of a tensor was freed."""
     local = _memory(tensor)
     return local is not None and local.numel() > 0 and local.untyped_storage().nbytes() == 0
-
-
-@torch.no_grad()
-def gather(sharded: Any, like: Tensor) -> Tensor:
-    """Return all entries of a sharded parameter, in the dtype FSDP2 gathered it in before."""
-    found: Tensor = sharded.detach().to(like.dtype).full_tensor()
-    return found.requires_grad_(like.requires_grad)
 
 
 def _memory(tensor: Tensor) -> Tensor | None:

@@ -118,7 +118,7 @@ def _local(
     rows = tuple(h.reshape(-1, h.shape[-1]) for h in hiddens)
     source = Source(rows, tuple(taken[:n]), bias, pointwise).keep_masked()
     if screen is not None:
-        return ScreenedScores(source, grad_filter, max_bytes, screen)
+        return ScreenedScores(source, grad_filter, max_bytes, screen=screen)
     return SweptScores(source, grad_filter, max_bytes)
 
 

@@ -222,13 +222,14 @@ class ShardedScores(Scores):
     def top(self, k: int, *, lse: bool = True) -> TopRows:
         """Return the k largest logits: the largest of each rank, then the largest of those."""
         if not lse:
-            # A quantized copy of the slice decides without the log-sum-exp.
-            local = self._swept.top(min(k, self._swept.vocab_size), lse=False)
-            if local.lse is None:
-                unknown = torch.zeros_like(local.values[:, 0])
-                found = Decisions(local.values, local.ids)
-                _, decisions = self.shard.combine(RowSums(lse=unknown), found, k)
-                return TopRows(decisions.top_values, decisions.top_ids, None)
+            # Every rank may decide by a quantized copy of its slice, or by a sweep.
+            swept = self._swept
+            local = swept.top(min(k, swept.vocab_size), lse=False)
+            nothing = torch.where(local.values[:, 0].isnan(), math.nan, -math.inf).double()
+            state = torch.where(local.ids[:, 0] < 0, nothing, 0.0)
+            found = Decisions(local.values, local.ids)
+            _, decisions = self.shard.combine(RowSums(lse=state), found, k)
+            return TopRows(decisions.top_values, decisions.top_ids, None)
         found_answers = self.answer(top_k=k)
         return TopRows(found_answers.top_values, found_answers.top_ids, found_answers.lse)
 

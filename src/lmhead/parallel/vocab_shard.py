@@ -118,6 +118,9 @@ class VocabShard:
     def _candidates(self, found: Decisions, k: int) -> Decisions:
         """Return k candidates with global ids; padding gets the id V, which comes last."""
         values, ids = found.top_values, found.top_ids
+        masked = ids < 0  # a row of -inf only, or with a NaN, which the others will hear of
+        ids = torch.where(masked, torch.arange(ids.shape[1], device=ids.device), ids)
+        values = values.masked_fill(masked, -math.inf)
         padding = ids >= self.size
         ids = (ids + self.start).masked_fill(padding, self.total)
         values = values.masked_fill(padding, -math.inf)

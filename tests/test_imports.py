@@ -3,7 +3,10 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
+from graphlib import TopologicalSorter
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -64,7 +67,7 @@ def only_for_types(node: ast.AST) -> bool:
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """Every module that the code imports, at its top or inside a function."""
+    """Every module that the code imports, at its top, in a function, or by `import_module`."""
     for child in ast.iter_child_nodes(node):
         if only_for_types(child):
             continue
@@ -74,6 +77,12 @@ def imports(node: ast.AST) -> Iterator[str]:
             assert child.level == 0, f"line {child.lineno}: imports are written in full"
             yield str(child.module)
             yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
+            name = child.args[0]
+            if isinstance(name, ast.JoinedStr):  # f"lmhead.cli.cmd_{name}": the package is known
+                name = name.values[0]
+            if isinstance(name, ast.Constant):
+                yield str(name.value)
         yield from imports(child)
 
 
@@ -97,6 +106,34 @@ def test_imports_point_upwards(file: Path) -> None:
         assert "reference" not in used
 
 
+def module_of(file: Path) -> str:
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_used(tree: ast.AST, modules: Container[str]) -> Iterator[str]:
+    """The modules among those given; `from lmhead.sweep import kernels` is not the package."""
+    found = list(imports(tree))
+    for name, following in zip_longest(found, found[1:], fillvalue=""):
+        package_of_next = following.rpartition(".")[0] == name and following in modules
+        if name in modules and not package_of_next:
+            yield name
+
+
+def test_no_import_cycle_not_even_a_hidden_one() -> None:
+    modules = {module_of(file): file for file in files()}
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for module, file in modules.items():
+        used = set(modules_used(ast.parse(file.read_text(encoding="utf-8")), modules))
+        order.add(module, *(used - {module}))
+    order.prepare()  # raises CycleError
+
+
+def test_a_module_name_occurs_once() -> None:
+    names = Counter(file.stem for file in files())
+    assert not {name for name, n in names.items() if n > 1} - {"__init__", "__main__"}
+
+
 def test_the_textbook_needs_no_torch() -> None:
     for file in (SOURCE / "reference").glob("*.py"):
         loaded = {name.split(".")[0] for name in imports(ast.parse(file.read_text()))}
@@ -108,8 +145,10 @@ def test_the_parser_sees_imports_inside_functions() -> None:
         "import a\nfrom b import c\n"
         "def f():\n    from lmhead.sweep import g\n"
         "if TYPE_CHECKING:\n    import hidden\n"
+        "import_module('lmhead.screen')\nimport_module(f'lmhead.cli.cmd_{name}')\n"
     )
-    assert list(imports(tree)) == ["a", "b", "b.c", "lmhead.sweep", "lmhead.sweep.g"]
+    at_once = ["a", "b", "b.c", "lmhead.sweep", "lmhead.sweep.g"]
+    assert list(imports(tree)) == [*at_once, "lmhead.screen", "lmhead.cli.cmd_"]
 
 
 def loaded_by(code: str) -> set[str]:

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from lmhead import bypass, checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
-from lmhead.parallel.linear import sharded_scores
+from lmhead.parallel.linear_layer import sharded_scores
 from lmhead.scores import Scores
 from lmhead.screen import ScreenedHead
 from lmhead.screen.screened_scores import Screen, ScreenedScores
@@ -155,10 +155,9 @@ class LMHead(nn.Linear):
         """
         checks.check_integer("rank", rank, low=1)
         like = self.weight.detach()
-        self._add("low_rank_a", like.new_empty(rank, self.hidden_size))
+        first = like.new_empty(rank, self.hidden_size)
+        self._add("low_rank_a", nn.init.kaiming_uniform_(first, a=math.sqrt(5)))
         self._add("low_rank_b", like.new_zeros(self.vocab_size, rank))
-        assert self.low_rank_a is not None
-        nn.init.kaiming_uniform_(self.low_rank_a, a=math.sqrt(5))
         return self
 
     @torch.no_grad()

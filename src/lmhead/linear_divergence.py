@@ -15,7 +15,7 @@ from lmhead.lazy.program import Env, Node
 from lmhead.lazy.replay import replay
 from lmhead.lazy.routing import answer
 from lmhead.scores import DenseScores
-from lmhead.scores.by_rows import divergence_of
+from lmhead.scores.protocol import divergence_of
 from lmhead.sweep import Pointwise, accumulation_dtype, linear_scores
 
 KINDS = ("kl", "reverse_kl", "jsd", "tvd")

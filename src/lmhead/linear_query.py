@@ -10,7 +10,7 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
-from lmhead.parallel.linear import LinearScores, linear_scores
+from lmhead.parallel.linear_layer import LinearScores, linear_scores
 from lmhead.scores.answers import Answers, Asked, Ids
 from lmhead.sweep import Pointwise, accumulation_dtype
 

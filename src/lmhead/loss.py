@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.checks import eager
-from lmhead.parallel.linear import linear_scores
+from lmhead.parallel.linear_layer import linear_scores
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import GradFilter, Pointwise, accumulation_dtype, as_filter
 

@@ -257,9 +257,8 @@ class LazyLogits(Tensor):
                 bit i % 32 of entry i // 32 for token i, as xgrammar, llguidance and outlines-core
                 write it. Tokens beyond its end are forbidden.
         """
-        from lmhead.lazy.bitmask import mask_tokens
-
-        return mask_tokens(self, bitmask)
+        made: LazyLogits = HANDLER[0](LazyLogits.mask_tokens, (self, bitmask), {})
+        return made
 
     def materialize(self) -> Tensor:
         """Build the tensor (..., V), with memory of its own; warns once, with its size."""

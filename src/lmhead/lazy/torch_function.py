@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_any, tree_map
 
 from lmhead.checks import eager
-from lmhead.lazy import indexing, losses, recording, reductions, routing, views
+from lmhead.lazy import bitmask, indexing, recording, reductions, routing, torch_losses, views
 from lmhead.lazy import logits as lazy_logits
 from lmhead.lazy.logits import LazyLogits, assign, become_dense, derived
 from lmhead.lazy.program import Call, Constant, Dense, Node, Operand
@@ -591,11 +591,11 @@ for _name in ("softmax", "log_softmax"):
     HANDLERS[getattr(F, _name)] = partial(_functional_softmax, _name)
 HANDLERS[F.softmin] = _softmin
 
-HANDLERS[F.cross_entropy] = losses.cross_entropy
-HANDLERS[F.nll_loss] = losses.nll_loss
-HANDLERS[F.kl_div] = losses.kl_div
-for _name in losses.POINTWISE_LOSSES:
-    HANDLERS[getattr(F, _name)] = losses.pointwise_loss(_name)
+HANDLERS[F.cross_entropy] = torch_losses.cross_entropy
+HANDLERS[F.nll_loss] = torch_losses.nll_loss
+HANDLERS[F.kl_div] = torch_losses.kl_div
+for _name in torch_losses.POINTWISE_LOSSES:
+    HANDLERS[getattr(F, _name)] = torch_losses.pointwise_loss(_name)
 
 _add(_scatter, "scatter")
 _add(_scatter_add, "scatter_add")
@@ -607,6 +607,7 @@ _add(_masked_fill_in_place, "masked_fill_", modules=(Tensor,))
 _add(_fill, "fill_", modules=(Tensor,))
 _add(partial(_fill, value=0.0), "zero_", modules=(Tensor,))
 _add(_copy, "copy_", modules=(Tensor,))
+HANDLERS[LazyLogits.mask_tokens] = bitmask.mask_tokens
 
 
 # These handlers are methods of lazy logits; other arguments may be lazy in the rest.

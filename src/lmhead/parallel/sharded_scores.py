@@ -18,8 +18,7 @@ from typing_extensions import Self
 
 from lmhead.parallel.vocab_shard import VocabShard
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
-from lmhead.scores.by_rows import kl_by_rows
-from lmhead.scores.protocol import Tile
+from lmhead.scores.protocol import Tile, kl_by_rows
 from lmhead.scores.row_loss import CrossEntropy, RowSums
 from lmhead.sweep import SweptScores, run_sweep
 from lmhead.sweep.questions import Decisions, Questions

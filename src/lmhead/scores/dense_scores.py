@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lmhead.scores.by_rows import mean_finite
-from lmhead.scores.protocol import RowAnswers, Rows, Scores, TopRows
+from lmhead.scores.protocol import RowAnswers, Rows, Scores, TopRows, mean_finite
 from lmhead.scores.row_loss import CrossEntropy
 
 

@@ -66,8 +66,7 @@ def from_environment() -> tuple[int, int] | None:
 
 def measure(nbytes: int = 2 * LARGE) -> tuple[int, int]:
     """Return the fastest distances for copies of 8 and of 4 bits, by passes over memory."""
-    assert kernels.core is not None
-    core, width = kernels.core, 2048
+    core, width = kernels.compiled(), 2048
     vocab = nbytes // width
     whole = torch.full((vocab, width), 1, dtype=torch.int8)
     kinds = ((whole, None), (None, whole.view(torch.uint8).view(2 * vocab, width // 2)))
@@ -99,13 +98,12 @@ def _file() -> Path:
 
 def _machine() -> str:
     """Return the processor and the instruction set, by which a measurement is kept."""
-    assert kernels.core is not None
     name = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         line = next(line for line in lines if line.startswith("model name"))
         name = line.partition(":")[2].strip()
-    return f"{name}, {kernels.core.instruction_set()}, {kernels.threads()} threads"
+    return f"{name}, {kernels.compiled().instruction_set()}, {kernels.threads()} threads"
 
 
 def _read() -> tuple[int, int] | None:

@@ -91,8 +91,9 @@ def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor
         return values
     first = approx[rows, ids].double()
     both = first.clone()
-    for lo in range(0, len(rows) if copy.low is not None else 0, 4096):
-        assert copy.low is not None
+    for lo in range(0, len(rows), 4096):
+        if copy.low is None:
+            break
         some = slice(lo, lo + 4096)
         main = states.main[rows[some]].double()
         low = unpack(copy.low[ids[some]]).double() - 7.5

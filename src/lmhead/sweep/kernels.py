@@ -83,6 +83,13 @@ MIN_TOKENS = 8
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def compiled() -> ModuleType:
+    """Return the core, for callers that know it is there."""
+    if core is None:
+        raise RuntimeError("this needs the compiled core")
+    return core
+
+
 def for_tile(z: Tensor, *others: Tensor | None) -> ModuleType | None:
     """Return the core if it can work on this tile, and read the other tensors."""
     fits = z.dtype == torch.float32 and z.shape[1] >= MIN_TOKENS and readable(z, *others)
@@ -249,7 +256,7 @@ class Softmax(NamedTuple):
 
     m: Tensor
     s: Tensor
-    t: Tensor | None
+    t: Any  # None where the entropy is not asked for
 
     @classmethod
     def start(cls, n_rows: int, *, entropy: bool, like: Tensor) -> Softmax:
@@ -266,7 +273,6 @@ class Softmax(NamedTuple):
     @property
     def entropy(self) -> Tensor:
         """Log s - t / s in float64: no cancellation of large numbers."""
-        assert self.t is not None
         return self.s.log() - self.t / self.s
 
 
@@ -358,9 +364,8 @@ def loss_(
 
     The gradient is with respect to the linear layer. Needs the compiled core.
     """
-    assert core is not None
     assert weights.softened is None
-    loss: float = core.loss(
+    loss: float = compiled().loss(
         z,
         None if bias is None else bias.detach().contiguous(),
         map_tuple(pointwise),

@@ -302,8 +302,8 @@ def answer_and_differentiate(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return the loss over all rows, and its gradients for the flagged tensors, in one sweep."""
     small = small_plan(questions)
-    if small is not None:
-        return _small_loss(questions, small, loss, flags)
+    if small is not None and questions.ids is not None:
+        return _small_loss(questions, questions.ids[:, 0], small, loss, flags)
     into, other_into = _gradients(questions, flags)
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
     for rows, chunk in chunks(questions, retain=True, filtered=True):
@@ -483,13 +483,11 @@ def small_plan(questions: Questions) -> Plan | None:
 
 
 def _small_loss(
-    questions: Questions, plan: Plan, loss: RowLoss, flags: tuple[bool, ...]
+    questions: Questions, ids: Tensor, plan: Plan, loss: RowLoss, flags: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the loss over all rows, and its gradients for the flagged tensors."""
+    """Return the loss over all rows with targets `ids` (N,), and the flagged gradients."""
     source = questions.source
     (hidden,), (weight,), bias = source.hiddens, source.weights, source.bias
-    assert questions.ids is not None
-    ids = questions.ids[:, 0]
     to_hidden = hidden.new_empty(hidden.shape) if flags[0] else None
     to_weight = to_bias = None
     total = 0.0

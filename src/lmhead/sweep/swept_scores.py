@@ -13,11 +13,10 @@ from typing_extensions import Self
 
 from lmhead import checks
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
-from lmhead.scores.by_rows import kl_by_rows
-from lmhead.scores.protocol import Tile
+from lmhead.scores.protocol import Tile, kl_by_rows
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import run_sweep
-from lmhead.sweep.divergences import Kind, swept_divergence
+from lmhead.sweep.divergence_terms import Kind, swept_divergence
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import GradFilter, Plan, Questions
 from lmhead.sweep.source import Source, without_autocast

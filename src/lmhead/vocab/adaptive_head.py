@@ -11,10 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from lmhead import checks
+from lmhead.vocab.cluster_loss import cluster_loss
+from lmhead.vocab.cluster_top import cluster_top
 from lmhead.vocab.clusters import Clusters
 from lmhead.vocab.cutoffs import check_cutoffs, choose_cutoffs, widths
 from lmhead.vocab.factored_head import FactoredHead
 from lmhead.vocab.frequencies import check_frequencies
+
+
+class AdaptiveFactors(Clusters):
+    """The distribution of an adaptive head: loss and top-k read only the clusters they need."""
+
+    cross_entropy = cluster_loss
+    top = cluster_top
 
 
 class AdaptiveHead(FactoredHead):
@@ -165,10 +174,10 @@ class AdaptiveHead(FactoredHead):
         for bias, part in zip(self.biases, clusters, strict=False):
             bias.copy_((part / part.sum()).log())
 
-    def factors(self) -> Clusters:
+    def factors(self) -> AdaptiveFactors:
         """Return the distribution with the parameters as they are now."""
         biases = tuple(self.biases) or (None,) * len(self.weights)
-        return Clusters(
+        return AdaptiveFactors(
             head_weight=self.head_weight,
             head_bias=self.head_bias,
             projections=tuple(self.projections),

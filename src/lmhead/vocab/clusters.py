@@ -186,35 +186,6 @@ class Clusters(Factors):
             total = total + mass[:, part.number - 1] * inner
         return total.to(accumulation_dtype(hidden.dtype))  # type: ignore[no-any-return]
 
-    def cross_entropy(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        *,
-        class_weight: Tensor | None,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-    ) -> Tensor:
-        """Return the sum of the parts' cross-entropies: see `cluster_loss`."""
-        from lmhead.vocab.cluster_loss import cluster_loss
-
-        return cluster_loss(
-            self,
-            hidden,
-            targets,
-            class_weight=class_weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-        )
-
-    def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best tokens, by branch and bound: see `cluster_top`."""
-        from lmhead.vocab.cluster_top import cluster_top
-
-        return cluster_top(self, hidden, k)
-
     def draw(self, hidden: Tensor, uniform: Uniform) -> Tensor:
         """Draw an entry of the head, then a token of its cluster; each row alone."""
         first, second = uniform(0), uniform(1)

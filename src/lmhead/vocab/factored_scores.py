@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
-from lmhead.scores.by_rows import by_rows, kl_by_rows, mean_finite
+from lmhead.scores.protocol import by_rows, kl_by_rows, mean_finite
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep.source import check_numbers
 from lmhead.vocab.factors import Factors, Uniform

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.scores.by_rows import divergence_of
+from lmhead.scores.protocol import divergence_of
 from lmhead.sweep import kernels
 from lmhead.sweep.chunk import Gradients, Inputs, Needs
 from lmhead.sweep.kernels import Pointwise, Softmax

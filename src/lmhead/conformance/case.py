@@ -103,7 +103,7 @@ def expect_close(
 
 
 def expect_refusal(call: Callable[[], Any], what: str) -> None:
-    """The call must raise ValueError, RuntimeError, IndexError or TypeError, not return."""
+    """Check that the call raises ValueError, RuntimeError, IndexError or TypeError."""
     try:
         got = call()
     except NotImplementedError:

@@ -184,7 +184,7 @@ class Transformers(Torch):
         raise NotImplementedError("its top-k is torch's")
 
     def process(self, logits: Tensor, context: Tensor, **options: Any) -> Tensor:
-        """The warpers of `generate`."""
+        """Apply the warpers of `generate`."""
         p = self._made
         known = {
             "repetition_penalty": p.RepetitionPenaltyLogitsProcessor,
@@ -272,7 +272,7 @@ class Function(Implementation):
         self.name, self._loss = name, function
 
     def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """The function."""
+        """Call the function."""
         return self._loss(hidden, weight, targets, **options)
 
 

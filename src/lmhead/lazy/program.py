@@ -330,6 +330,12 @@ class Leaf(Node):
         """V."""
         return self._node.width if self._node is not None else self.now.vocab_size
 
+    @property
+    def root_rows(self) -> int:
+        """The number of rows that the head was called on."""
+        root = self.root
+        return root.scores.n_rows if root.scores is not None else self.n_rows
+
     @cached_property
     def _node(self) -> Node | None:
         """The program behind the root, if it has one that is not scores."""

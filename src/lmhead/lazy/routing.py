@@ -189,14 +189,48 @@ class _Answer(torch.autograd.Function):
         if again:
             within = _Substitutes(ctx.roots, ctx.tensors, fresh=False)
             outputs = ctx.function(within.env)
-        found = _gradients(outputs, grads, within.leaves, create_graph=again)
-        payloads, to_tensors = within.payloads(found)
+
+        def run() -> tuple[list[Payload], list[Tensor | None]]:
+            found = _gradients(outputs, grads, within.leaves, create_graph=again)
+            return within.payloads(found)
+
+        pending = _Pending(run)
+        to_tensors: list[Tensor | None] = [None] * len(ctx.tensors)
+        if again or any(t.requires_grad for t in ctx.tensors):
+            to_tensors = pending.run_now()
 
         def dense(root: Root) -> Tensor:
             return _dense_gradient(ctx.function, ctx.roots, ctx.tensors, root, grads)
 
-        handed = _handed(ctx.roots, payloads, ctx.forms, dense)
+        handed = _handed(ctx.roots, pending.payloads(len(ctx.roots)), ctx.forms, dense)
         return (None, None, None, *handed, *to_tensors)
+
+
+class _Pending:
+    """Gradients of an answer that are computed when the head's own node needs them.
+
+    Many answers about parts of the logits then need one gradient of the weight at a time, not one
+    each.
+    """
+
+    def __init__(self, run: Callable[[], tuple[list[Payload], list[Tensor | None]]]) -> None:
+        self._run = run
+        self._made: dict[int, Payload] = {}
+
+    def run_now(self) -> list[Tensor | None]:
+        """Compute; return the gradients of the operands."""
+        payloads, to_tensors = self._run()
+        self._made = dict(enumerate(payloads))
+        return to_tensors
+
+    def payloads(self, n: int) -> list[Callable[[], Payload]]:
+        """Return what gives the payload of each of n roots."""
+        return [lambda place=place: self._take(place) for place in range(n)]  # type: ignore[misc]
+
+    def _take(self, place: int) -> Payload:
+        if place not in self._made:
+            self.run_now()
+        return self._made.pop(place)
 
 
 def _form(handle: Tensor | None) -> Any:
@@ -205,7 +239,7 @@ def _form(handle: Tensor | None) -> Any:
 
 def _handed(
     roots: Sequence[Root],
-    payloads: Sequence[Payload],
+    payloads: Sequence[Callable[[], Payload]],
     forms: Sequence[Any],
     dense: Callable[[Root], Tensor],
 ) -> list[LazyGradient | None]:
@@ -271,7 +305,7 @@ class LazyGradient(Tensor):
     are kept as terms, and computed by `payload` where autograd can follow them.
     """
 
-    terms: list[tuple[Payload, tuple[tuple[str, Any], ...]]]
+    terms: list[tuple[Callable[[], Payload], tuple[tuple[str, Any], ...]]]
     _build: Callable[[], Tensor]
     _dense: Tensor | None
 
@@ -292,11 +326,16 @@ class LazyGradient(Tensor):
     def payload(self) -> Payload:
         """The gradients of all tensors behind the logits."""
         total: Payload = None
+        ours = False  # whether the sum is in tensors made here
         for payload, factors in self.terms:
-            scaled = payload
+            scaled = payload()
             for name, factor in factors:
                 scaled = _map(scaled, lambda g, n=name, f=factor: getattr(g, n)(f))  # type: ignore[misc]
-            total = scaled if total is None else _add(total, scaled)
+            if total is None:
+                total = scaled
+                continue
+            total = _add(total, scaled, in_place=ours and not torch.is_grad_enabled())
+            ours = True
         return total
 
     def materialize(self) -> Tensor:
@@ -348,12 +387,12 @@ def _map(payload: Payload, change: Callable[[Tensor], Tensor]) -> Payload:
     return None if payload is None else change(payload)
 
 
-def _add(a: Payload, b: Payload) -> Payload:
+def _add(a: Payload, b: Payload, *, in_place: bool = False) -> Payload:
     if isinstance(a, list | tuple):
-        return type(a)(_add(x, y) for x, y in zip(a, b, strict=True))
+        return type(a)(_add(x, y, in_place=in_place) for x, y in zip(a, b, strict=True))
     if a is None or b is None:
         return b if a is None else a
-    return a + b
+    return a.add_(b) if in_place else a + b
 
 
 class _Head(torch.autograd.Function):
@@ -444,7 +483,8 @@ class _Record(torch.autograd.Function):
             flat = whole.reshape(node.n_rows, node.width)
             return _dense_gradient(function, roots, tensors, root, [flat])
 
-        handed = _handed(roots, payloads, ctx.forms, dense)
+        given = [lambda p=p: p for p in payloads]  # type: ignore[misc]
+        handed = _handed(roots, given, ctx.forms, dense)
         return (None, None, None, None, None, *handed, *to_tensors)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmhead.lazy import routing
 from lmhead.lazy.logits import LazyLogits
-from lmhead.lazy.program import Env, Operand
+from lmhead.lazy.program import Env, Leaf, Operand
 from lmhead.lazy.recording import NotRecorded, record
 from lmhead.lazy.reductions import over_rows, reduce
 from lmhead.scores.row_loss import CrossEntropy
@@ -60,9 +60,12 @@ def cross_entropy(
         like = torch.empty(0, device=logits.device)
         spec = CrossEntropy.checked(logits.lead, logits.shape[-1], like, targets, **options)
 
+        leaf = found.leaf
+        # A small part of the rows: there may be many such losses, each with a gradient to keep.
+        keep = not isinstance(leaf, Leaf) or 3 * leaf.n_rows >= leaf.root_rows
+
         def of(env: Env) -> tuple[Tensor, ...]:
-            scores = found.leaf.bound(env)
-            return (scores.cross_entropy(spec),)
+            return (leaf.bound(env).cross_entropy(spec, keep_gradients=keep),)
 
         if torch.is_tensor(targets) and targets.is_floating_point() and targets.requires_grad:
             return _of_rows(logits, targets, **options).reshape(

@@ -162,7 +162,7 @@ class ShardedScores(Scores):
             count = self.shard.add_up(weights.sum())
         return self.shard.padded(weights / count)
 
-    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
+    def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss: three products, and one collective per chunk of rows."""
         source, shard = self._swept.source, self.shard
         masked = None

@@ -112,7 +112,7 @@ class DenseScores(Scores):
             ranks=ranks,
         )
 
-    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
+    def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss by its definition."""
         return loss.of_dense(self.logits)
 

@@ -173,8 +173,14 @@ class Scores(ABC):
         return by_rows(lambda p, q: divergence_of(p, q, kind, beta), self, other)
 
     @abstractmethod
-    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
-        """Return the reduced loss, or (N,) for reduction="none"; float64."""
+    def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:
+        """Return the reduced loss, or (N,) for reduction="none"; float64.
+
+        Args:
+            loss: targets and options.
+            keep_gradients: gradients may be computed together with the value and kept until the
+                backward pass; otherwise that pass computes them, for one more product.
+        """
 
     @abstractmethod
     def columns(self, ids: Tensor) -> Tensor:

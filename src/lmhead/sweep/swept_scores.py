@@ -14,7 +14,7 @@ from typing_extensions import Self
 from lmhead import checks
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.protocol import Tile, kl_by_rows
-from lmhead.scores.row_loss import CrossEntropy
+from lmhead.scores.row_loss import CrossEntropy, RowLoss
 from lmhead.sweep import run_sweep
 from lmhead.sweep.divergence_terms import Kind, swept_divergence
 from lmhead.sweep.kernels import Pointwise
@@ -178,7 +178,7 @@ class SweptScores(Scores):
             weights = weights.masked_fill(self.source.bias.detach() == -math.inf, 0.0)
         return weights / weights.sum()
 
-    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
+    def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:
         """Return the loss; with gradients and a reduction, three matrix products in all."""
         bias = self.source.bias
         weighted = loss.weighted(
@@ -194,10 +194,19 @@ class SweptScores(Scores):
             grad_filter=self.grad_filter,
             max_bytes=self.max_bytes,
         )
+
+        def rows(weights: RowLoss) -> Tensor:
+            return weights.rows(run_sweep.row_answers(questions)[0])
+
+        def total(weights: RowLoss) -> Tensor:
+            if keep_gradients:
+                return run_sweep.total_loss(questions, weights)
+            return rows(weights).sum()
+
         return loss.reduced(
             weighted,
-            rows=lambda weights: weights.rows(run_sweep.row_answers(questions)[0]),
-            total=lambda weights: run_sweep.total_loss(questions, weights),
+            rows=rows,
+            total=total,
             log_probs=lambda: self.dense().detach().double().log_softmax(1),
         )
 

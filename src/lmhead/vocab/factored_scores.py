@@ -118,7 +118,7 @@ class FactoredScores(Scores):
         fine = self.hidden.detach().isfinite().all(-1)
         return torch.where(fine, 0.0, math.nan).double()
 
-    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
+    def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss, from the factors of the targets alone."""
         check_numbers(self.device)
         made: Tensor = self.factors.cross_entropy(

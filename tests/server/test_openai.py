@@ -375,7 +375,15 @@ def test_chat_streaming_and_log_probabilities(client: OpenAI) -> None:
         ({"stream_options": {"x": 1}}, "stream_options"),
         ({"suffix": "end"}, "suffix"),
         ({"tools": []}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": "a"}, "guided_choice"),
+        ({"guided_grammar": "start: x"}, "guided_grammar"),
+        ({"guided_json": {"type": "nothing"}}, "guided_json"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"kept": 1}, "kept"),
         ({"nonsense": 1}, "nonsense"),
         ({"min_p": 2}, "min_p"),
         ({"order": "other"}, "order"),
@@ -561,3 +569,87 @@ def test_threads_end_with_the_server(models: dict[str, LanguageModel]) -> None:
         httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"model": "tiny", "prompt": "a"})
     time.sleep(0.2)
     assert threading.active_count() <= before
+
+
+# --- structured output ----------------------------------------------------------------------------
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ann", "Bo"]}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def long_client(models: dict[str, LanguageModel]) -> Iterator[OpenAI]:
+    """The same models without a bound on their length, for JSON spelt in bytes."""
+    longer = {name: replace(model, max_length=None) for name, model in models.items()}
+    screened = {name: screened_model(model) for name, model in longer.items()}
+    with (
+        listening(lambda hosts: create_api_app(longer, hosts=hosts, screened=screened)) as port,
+        OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as found,
+    ):
+        yield found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("certified", [False, True])
+def test_json_schema(long_client: OpenAI, stream: bool, certified: bool) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    for seed in range(3):
+        asked: dict[str, Any] = {
+            "model": "chat", "messages": [{"role": "user", "content": "who"}], "seed": seed,
+            "max_tokens": 200, "response_format": form, "extra_body": {"certified": certified},
+        }  # fmt: skip
+        if stream:
+            chunks = long_client.chat.completions.create(**asked, stream=True)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        else:
+            choice = long_client.chat.completions.create(**asked).choices[0]
+            assert choice.finish_reason == "stop"
+            text = choice.message.content or ""
+        found = json.loads(text)
+        assert found["name"] in ("Ann", "Bo")
+        assert found["age"] <= 99
+
+
+def test_guided_fields(long_client: OpenAI) -> None:
+    def text(**extra: Any) -> str:
+        found = long_client.completions.create(
+            model="tiny", prompt="hello", max_tokens=100, seed=1, extra_body=extra
+        )
+        return found.choices[0].text
+
+    assert text(guided_regex="[0-9]{2}-[0-9]") == pytest.approx(text(guided_regex="[0-9]{2}-[0-9]"))
+    assert len(text(guided_regex="[0-9]{2}-[0-9]")) == 4
+    assert text(guided_choice=["one", "two"]) in ("one", "two")
+    assert text(guided_grammar='start: "a" "b"+ "c"').startswith("ab")
+    assert json.loads(text(guided_json=PERSON))["name"] in ("Ann", "Bo")
+    assert text(response_format={"type": "text"}) == text()
+
+
+def test_a_json_object(long_client: OpenAI) -> None:
+    found = long_client.completions.create(
+        model="tiny", prompt="hello", max_tokens=30, temperature=0,
+        extra_body={"response_format": {"type": "json_object"}},
+    )  # fmt: skip
+    assert found.choices[0].text.startswith("{")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept(client: OpenAI, stream: bool) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": 6, "seed": 1,
+        "extra_body": {"top_k": 3, "kept": True}, "logprobs": 0,
+    }  # fmt: skip
+    if stream:
+        chunks = list(client.completions.create(**asked, stream=True))
+        kept = [entry for c in chunks for entry in (c.choices[0].model_extra or {})["kept"]]
+    else:
+        kept = (client.completions.create(**asked).choices[0].model_extra or {})["kept"]
+    assert [entry["count"] for entry in kept] == [3] * 6
+    assert all(len(entry["ids"]) == 3 for entry in kept)
+    asked["extra_body"] = {"kept": True}
+    free = (client.completions.create(**asked).choices[0].model_extra or {})["kept"]
+    assert free[0] == {"count": 300, "ids": None}

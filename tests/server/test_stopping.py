@@ -14,7 +14,7 @@ from torch import nn
 
 from lmhead import LMHead
 from lmhead.models import LanguageModel
-from lmhead.server.worker import call_before_layers
+from lmhead.server.worker import call_before, layers_of
 from server.serve_tiny import running, write_page
 
 LAYERS = 50
@@ -83,7 +83,7 @@ def test_outside_nothing_is_asked_and_no_hook_is_left() -> None:
     def refuse() -> None:
         raise InterruptedError
 
-    with pytest.raises(InterruptedError), call_before_layers([model], refuse):
+    with pytest.raises(InterruptedError), call_before(layers_of([model]), refuse):
         model.hidden(torch.tensor([[1]]))
     assert not any(block._forward_pre_hooks for block in model.body.blocks)
     model.hidden(torch.tensor([[1]]))
@@ -97,6 +97,6 @@ def test_a_body_that_is_no_module_is_left_alone() -> None:
         return torch.zeros(*ids.shape, 4), None
 
     model = LanguageModel(body, LMHead(4, 10))
-    with call_before_layers([model], lambda: pytest.fail("there is no layer")):
+    with call_before(layers_of([model]), lambda: pytest.fail("there is no layer")):
         model.hidden(torch.tensor([[1]]))
     assert calls.is_set()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import SectionedCommand
-from lmhead.cli._model_arguments import model_json, model_options, open_model
+from lmhead.cli._command_group import SectionedCommand, as_usage_errors
+from lmhead.cli._model_arguments import model_json, model_options, open_model, read_text
 from lmhead.cli._prompt_arguments import Prompt, chat_prompt, parse_prompts
 from lmhead.cli._sampler_arguments import (
     given_sampler_options,
@@ -35,6 +35,7 @@ from lmhead.progress import Progress
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel
     from lmhead.sampling import Generation, Sampler, TokenEvent
+    from lmhead.sampling.grammar import Grammar
     from lmhead.screen import ScreenedHead
 
 
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
     "--logprobs", type=click.IntRange(0), default=0, help="Show the k best tokens at each position."
 )
 @click.option("--ignore-eos", is_flag=True, help="Do not stop at end-of-text tokens.")
+@click.option(
+    "--json-schema", help="Generate JSON that matches this schema: its text, or the name of a file."
+)
+@click.option("--regex", help="Generate text that matches this regular expression as a whole.")
 @click.option("--screen", is_flag=True, help="Certified decode: same tokens, fewer bytes read.")
 @click.option(
     "--beams",
@@ -93,6 +98,8 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
       lmhead generate smollm2 "The capital of France is" --screen -n 40
       lmhead generate "One, two," -p "A, b," --stop "." --json
       lmhead generate smollm2 --chat "What is the capital of France?"
+      lmhead generate smollm2 --chat "Invent a person." --json-schema person.json
+      lmhead generate smollm2 "My phone number is " --regex "[0-9]{3}-[0-9]{4}"
       lmhead generate ./model "It was" --logprobs 3
       lmhead generate ./model "It was" --beams 4 --num-return 2
     """
@@ -101,6 +108,7 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     _check(options, given)
     if given:
         make_sampler(given)
+    options["grammar"] = _grammar(options)
     model = open_model(where, download=options["download"], threads=options["threads"])
     vocab = model.head.vocab_size
     if options["logprobs"] > vocab:
@@ -123,12 +131,33 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     _Run(model, prompts, sampler, as_json, options).go()
 
 
+def _grammar(options: dict[str, Any]) -> Grammar | None:
+    """Return what the text must match; None for anything."""
+    schema, regex = options["json_schema"], options["regex"]
+    if schema is None and regex is None:
+        return None
+    if schema is not None and regex is not None:
+        raise click.UsageError("--json-schema and --regex cannot be combined.")
+    from lmhead.sampling.grammar import Grammar
+
+    try:
+        with as_usage_errors():
+            if schema is None:
+                return Grammar.regex(regex)
+            if not schema.lstrip().startswith(("{", "true", "false")):
+                schema = "".join(read_text(schema))
+            return Grammar.json_schema(schema)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from None
+
+
 def _check(options: dict[str, Any], given: dict[str, Any]) -> None:
     """Refuse options that cannot be combined."""
     if options["beams"]:
-        for name in ("screen", "stop", "logprobs"):
+        for name in ("screen", "stop", "logprobs", "json_schema", "regex"):
             if options[name]:
-                raise click.UsageError(f"--beams and --{name} cannot be combined.")
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--beams and --{option} cannot be combined.")
         if options["num_return"] > options["beams"]:
             raise click.UsageError("--num-return must be at most --beams.")
     elif options["num_return"] > 1:
@@ -172,6 +201,7 @@ class _Run:
             stop=list(self.options["stop"]) or None,
             logprobs=self.options["logprobs"],
             eos_token_ids=() if self.options["ignore_eos"] else None,
+            grammar=self.options["grammar"],
             stream=self._event if self.live else None,
         )
         if self.as_json:

@@ -271,8 +271,13 @@ class Attention(nn.Module):
 
     def attend(self, x: Tensor, source: KeyValue, mask: AttentionMask) -> Tensor:
         """Return the output (B, T, D) of queries from x (B, T, D) over keys and values."""
-        rows, new = x.shape[:2]
         query = self._split_heads(self.query(x), self.heads, mask.rotary)
+        out: Tensor = self.output(self.attended(query, source, mask))
+        return out
+
+    def attended(self, query: Tensor, source: KeyValue, mask: AttentionMask) -> Tensor:
+        """Return what queries (B, H, T, d) attend to, heads concatenated: (B, T, H · d)."""
+        rows, _, new, _ = query.shape
         key, value = source
         allowed, share = mask.mask, self.heads // self.key_heads
         if share > 1 and mask.causal:
@@ -292,8 +297,7 @@ class Attention(nn.Module):
             is_causal=mask.causal,
         )
         attended = attended.reshape(rows, self.heads, new, self.head_size)
-        out: Tensor = self.output(attended.transpose(1, 2).flatten(2))
-        return out
+        return attended.transpose(1, 2).flatten(2)
 
     def _split_heads(self, x: Tensor, heads: int, rotary: RotaryAngles | None = None) -> Tensor:
         """Return (B, T, heads · d) as (B, heads, T, d), rotated if there are angles."""

@@ -15,6 +15,7 @@ from lmhead.sampling.constraint_stages import (
 from lmhead.sampling.events import Generation, TokenEvent
 from lmhead.sampling.explain import Explanation, Step
 from lmhead.sampling.generation import generate, stream_generate
+from lmhead.sampling.grammar import Grammar
 from lmhead.sampling.kept_log_prob import kept_log_prob
 from lmhead.sampling.mirostat_stage import Mirostat1, Mirostat2
 from lmhead.sampling.model import Body, Cache, Model, Tokenizer
@@ -52,6 +53,7 @@ __all__ = [
     "Explanation",
     "ForcedTokens",
     "Generation",
+    "Grammar",
     "Guidance",
     "Kept",
     "LogitBias",

@@ -24,6 +24,7 @@ class TokenEvent:
             a text, "stop" for a stop string or id, "length" for the maximum length.
         stopped_by: the stop string or id; None for other reasons.
         log_prob_error: how far the log-probabilities may be off; above 0 only for a screened head.
+        kept: ids that the sampler could have drawn; None if not asked for, or if it left all.
     """
 
     row: int
@@ -35,6 +36,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None
     log_prob_error: float = 0.0
+    kept: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, overload
 from lmhead.sampling.arguments import Stop
 from lmhead.sampling.events import Generation, TokenEvent
 from lmhead.sampling.generation_loop import GenerationTask
+from lmhead.sampling.grammar import Grammar
 from lmhead.sampling.model import Model
 
 
@@ -27,6 +28,7 @@ def generate(
     stop: Stop | None = ...,
     logprobs: int = ...,
     eos_token_ids: Sequence[int] | None = ...,
+    grammar: Grammar | None = ...,
     stream: Callable[[TokenEvent], object] | None = ...,
 ) -> Generation: ...
 
@@ -41,6 +43,7 @@ def generate(
     stop: Stop | None = ...,
     logprobs: int = ...,
     eos_token_ids: Sequence[int] | None = ...,
+    grammar: Grammar | None = ...,
     stream: Callable[[TokenEvent], object] | None = ...,
 ) -> list[Generation]: ...
 
@@ -54,6 +57,7 @@ def generate(
     stop: Stop | None = None,
     logprobs: int = 0,
     eos_token_ids: Sequence[int] | None = None,
+    grammar: Grammar | None = None,
     stream: Callable[[TokenEvent], object] | None = None,
 ) -> Generation | list[Generation]:
     """Generate tokens after a prompt, or after several prompts at once.
@@ -76,6 +80,7 @@ def generate(
             tokens, and is not part of the text.
         logprobs: k, for the k most probable tokens of each position.
         eos_token_ids: in place of the model's; () to always generate `max_new_tokens`.
+        grammar: what the new text must match, see `lmhead.sampling.Grammar`.
         stream: called with each `TokenEvent`, as it comes.
 
     Returns:
@@ -98,7 +103,9 @@ def generate(
     >>> len(made.tokens), made.finish_reason, len(made.events[0].top)
     (5, 'length', 2)
     """
-    task = GenerationTask(model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids)
+    task = GenerationTask(
+        model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids, grammar
+    )
     # Only whole events are kept, so that an interruption leaves no partial event.
     made: list[list[TokenEvent]] = [[] for _ in task.prompts]
     interrupted = False
@@ -122,6 +129,7 @@ def stream_generate(
     stop: Stop | None = None,
     logprobs: int = 0,
     eos_token_ids: Sequence[int] | None = None,
+    grammar: Grammar | None = None,
 ) -> Iterator[TokenEvent]:
     """Yield a `TokenEvent` for each token of each row as soon as it is generated.
 
@@ -144,5 +152,5 @@ def stream_generate(
     [0, 1, 0, 1]
     """
     return GenerationTask(
-        model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids
+        model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids, grammar
     ).run()

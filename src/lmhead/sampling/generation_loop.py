@@ -3,7 +3,7 @@
 GenerationTask   checked arguments; runs the loop
 GenerationBatch  unfinished rows: ids, mask, cache, hidden state of the last position
 GenerationRow    one of them: its text, and when it is done
-Choice           the next token of every row
+choose_tokens    the next token of every row, from their hidden states
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from lmhead import checks
 from lmhead.lazy import LazyLogits
 from lmhead.sampling.arguments import Stop, id_list, is_one, prompt_ids, stops
 from lmhead.sampling.events import FinishReason, Generation, TokenEvent
+from lmhead.sampling.grammar import Grammar, GrammarMatcher
 from lmhead.sampling.model import Cache, Model
 from lmhead.sampling.run_stages import ScreenedSampled
+from lmhead.sampling.sampler import masked
 from lmhead.sampling.text import TextStream, bytes_after, bytes_of
 
 
@@ -36,6 +38,7 @@ class GenerationTask:
         stop: Stop | None,
         logprobs: int,
         eos_token_ids: Sequence[int] | None,
+        grammar: Grammar | None = None,
     ) -> None:
         checks.check_integer("max_new_tokens", max_new_tokens, low=0)
         checks.check_integer("logprobs", logprobs, low=0)
@@ -45,6 +48,9 @@ class GenerationTask:
         self.stop_texts, self.stop_ids = stops(stop, model.tokenizer)
         eos = model.eos_token_ids if eos_token_ids is None else eos_token_ids
         self.eos_ids = frozenset(id_list("eos_token_ids", eos))
+        if grammar is not None and not isinstance(grammar, Grammar):
+            raise TypeError(f"grammar must be a Grammar or None; got {type(grammar).__name__}")
+        self.grammar = grammar
         self.single = is_one(prompt)
         prompts = [prompt] if self.single else prompt
         self.prompts = [prompt_ids(one, model.tokenizer) for one in prompts]
@@ -69,6 +75,7 @@ class GenerationTask:
             self.model, self.sampler, [self.prompts[number] for number in numbers]
         )
         rows = [GenerationRow(self, number) for number in numbers]
+        batch.grammars = [row.grammar for row in rows if row.grammar is not None]
         while True:
             choice = batch.choose(self.logprobs)
             unfinished = []
@@ -108,6 +115,7 @@ class GenerationRow:
         self.previous = prompt[-1]
         before = bytes_of(self.tokenizer, prompt) if self.tokenizer else b""
         self.text = TextStream(task.stop_texts, before=before)
+        self.grammar = None if task.grammar is None else task.grammar.matcher(task.model)
 
     def show(self, token: int) -> str:
         """Return the text that is complete after this token."""
@@ -130,7 +138,9 @@ class GenerationRow:
             reason = "eos"
         else:
             text = self.show(token)
-            if self.left == 0:
+            if self.grammar is not None and self.grammar.accept(token):
+                reason = "stop"  # nothing may follow
+            elif self.left == 0:
                 reason = "length"
         if reason is not None:
             text += self.text.finish()
@@ -146,7 +156,19 @@ class GenerationRow:
             log_prob_error=choice.log_prob_error,
             finish_reason=reason,
             stopped_by=stopped_by,
+            kept=_ids(choice.kept[place]) if choice.kept else None,
         )
+
+
+def _last_ids(row: int, given: dict[str, Any]) -> list[int]:
+    """Return the last ids of a row of the context, for an error message."""
+    ids, mask = given["context"][row], given.get("context_mask")
+    found: list[int] = ids if mask is None else ids[mask[row]].tolist()
+    return found[-8:]
+
+
+def _ids(kept: Tensor | None) -> tuple[int, ...] | None:
+    return None if kept is None else tuple(kept.tolist())
 
 
 class Choice(NamedTuple):
@@ -157,6 +179,8 @@ class Choice(NamedTuple):
     sampler_log_probs: Sequence[float | None]
     top: Sequence[tuple[tuple[int, float], ...]]
     log_prob_error: float = 0.0  # how far log-probabilities may be off, with a screened head
+    kept: Sequence[Tensor | None] = ()  # ids that the sampler left; () if not asked for
+    state: Any = None  # of the sampler
 
 
 class GenerationBatch:
@@ -165,7 +189,10 @@ class GenerationBatch:
     cache: Cache
 
     def __init__(
-        self, model: Model, sampler: Callable[..., Any] | None, prompts: list[list[int]]
+        self,
+        model: Model,
+        sampler: Callable[..., Any] | None,
+        prompts: list[list[int]],
     ) -> None:
         self.model, self.sampler = model, sampler
         device = getattr(model, "device", None)
@@ -175,6 +202,7 @@ class GenerationBatch:
         place = torch.arange(length, device=device)
         self.mask = place >= length - self.prompt_length[:, None]
         self.state: Any = None
+        self.grammars: list[GrammarMatcher] = []  # one per row, or none
         self._run(self.ids, None)
 
     def read(self, tokens: list[int], unfinished: list[int]) -> None:
@@ -186,6 +214,7 @@ class GenerationBatch:
             self.ids, self.mask = self.ids[rows], self.mask[rows]
             self.prompt_length = self.prompt_length[rows]
             self.state = _select(self.state, rows)
+            self.grammars = [self.grammars[place] for place in unfinished if self.grammars]
             select = getattr(self.sampler, "select", None)
             self.sampler = select(rows) if select else self.sampler  # it may have a seed per row
         self.ids = torch.cat((self.ids, new[:, None]), 1)
@@ -197,51 +226,97 @@ class GenerationBatch:
             hidden, self.cache = self.model.body(new, cache, self.mask)
             self.last = hidden[:, -1]
 
-    def choose(self, k: int) -> Choice:
+    def choose(self, k: int, *, kept: bool = False) -> Choice:
         """Choose the next token of every row, with the k most probable ones."""
-        error = 0.0
-        with torch.no_grad():
-            logits = self.model.head(self.last)
-            if k > logits.shape[-1]:
-                raise ValueError(
-                    f"logprobs must be at most {logits.shape[-1]}, the vocabulary size; got {k}"
-                )
-            if logits.dtype in (torch.bfloat16, torch.float16):
-                logits = logits.float()
-            if self.sampler is None:
-                drawn: list[float] | None = None
-                tokens, log_probs, top = _greedy(logits, k)
-            else:
-                sampled = self.sampler(
-                    logits,
-                    self.ids,
-                    self.mask.sum(-1),
-                    prompt_length=self.prompt_length,
-                    context_mask=self.mask,
-                    state=self.state,
-                )
-                self.state = sampled.state
-                if isinstance(sampled, ScreenedSampled):
-                    by_sampler, log_probs = sampled.estimate
-                    error = sampled.estimate_error
-                else:
-                    by_sampler, log_probs = sampled.log_prob, sampled.raw_log_prob
-                tokens, drawn = sampled.token, by_sampler.tolist()
-                top = _top(logits, k) if k else None
-        chosen = Choice(
-            tokens.tolist(),
-            log_probs.tolist(),
-            drawn or [None] * len(self.ids),
-            top.pairs() if top else [()] * len(self.ids),
-            error,
+        allowed = None
+        if self.grammars:
+            allowed = torch.stack([grammar.bitmask() for grammar in self.grammars])
+        chosen = choose_tokens(
+            self.model.head,
+            self.last,
+            self.sampler,
+            k,
+            allowed=allowed,
+            kept=kept,
+            context=self.ids,
+            position=self.mask.sum(-1),
+            prompt_length=self.prompt_length,
+            context_mask=self.mask,
+            state=self.state,
         )
-        for place, (token, log_prob) in enumerate(zip(*chosen[:2], strict=True)):
-            if token < 0 or log_prob != log_prob:
-                raise ValueError(
-                    "the model's logits must have a finite maximum; got NaN, inf, "
-                    f"or only -inf after {self.ids[place][self.mask[place]].tolist()[-8:]}"
-                )
+        self.state = chosen.state
         return chosen
+
+
+@torch.no_grad()
+def choose_tokens(
+    head: Callable[[Tensor], LazyLogits | Tensor],
+    hidden: Tensor,
+    sampler: Callable[..., Any] | None,
+    k: int,
+    *,
+    allowed: Tensor | None = None,
+    kept: bool = False,
+    **given: Any,
+) -> Choice:
+    """Choose the next token of every row.
+
+    Args:
+        head: hidden states to logits.
+        hidden: (B, D), of the last positions.
+        sampler: None for the most probable token.
+        k: number of most probable tokens to return with it.
+        allowed: (B, W) int32, tokens whose bit is 0 are forbidden; None for no such rule.
+        kept: whether to return the tokens that the sampler left.
+        given: further arguments of the sampler: context, position, prompt_length, ...
+    """
+    logits = head(hidden)
+    if k > logits.shape[-1]:
+        raise ValueError(
+            f"logprobs must be at most {logits.shape[-1]}, the vocabulary size; got {k}"
+        )
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    error, drawn, state = 0.0, None, None
+    left: Sequence[Tensor | None] = ()
+    top: _Top | None
+    if sampler is None:
+        tokens, log_probs, top = _greedy(logits, k, allowed)
+    else:
+        more = given if allowed is None else {**given, "allowed": allowed}
+        sampled = sampler(logits, **more)
+        state = sampled.state
+        if isinstance(sampled, ScreenedSampled):
+            by_sampler, log_probs = sampled.estimate
+            error = sampled.estimate_error
+        else:
+            by_sampler, log_probs = sampled.log_prob, sampled.raw_log_prob
+            if allowed is not None:  # of the model, not among allowed tokens
+                log_probs = _log_probs(logits, sampled.token)
+        tokens, drawn = sampled.token, by_sampler.tolist()
+        top = _top(logits, k) if k else None
+        if kept:
+            counts = sampled.kept.counts()
+            left = [
+                ids if n < logits.shape[-1] else None
+                for ids, n in zip(sampled.kept, counts, strict=True)
+            ]
+    chosen = Choice(
+        tokens.tolist(),
+        log_probs.tolist(),
+        drawn or [None] * len(hidden),
+        top.pairs() if top else [()] * len(hidden),
+        error,
+        left,
+        state,
+    )
+    for row, (token, log_prob) in enumerate(zip(*chosen[:2], strict=True)):
+        if token < 0 or log_prob != log_prob:
+            raise ValueError(
+                "the model's logits must have a finite maximum; got NaN, inf, "
+                f"or only -inf after {_last_ids(row, given)}"
+            )
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -266,13 +341,27 @@ def _top(logits: LazyLogits | Tensor, k: int) -> _Top:
     return _Top(ids, values - lse[:, None])
 
 
-def _greedy(logits: LazyLogits | Tensor, k: int) -> tuple[Tensor, Tensor, _Top | None]:
+def _greedy(
+    logits: LazyLogits | Tensor, k: int, allowed: Tensor | None
+) -> tuple[Tensor, Tensor, _Top | None]:
     """Return the best token, its log-probability, and the k most probable tokens."""
+    if allowed is not None:
+        tokens = masked(logits, allowed).argmax(-1)
+        return tokens, _log_probs(logits, tokens), _top(logits, k) if k else None
     top = _top(logits, max(k, 1))
     tokens, log_probs = top.ids[:, 0], top.log_probs[:, 0]
     if not isinstance(logits, LazyLogits):  # of equals, argmax takes the first, topk any
         tokens = logits.argmax(-1)
     return tokens, log_probs, top if k else None
+
+
+def _log_probs(logits: LazyLogits | Tensor, tokens: Tensor) -> Tensor:
+    """Return the model's log-probabilities of tokens, (B,)."""
+    if isinstance(logits, LazyLogits):
+        found: Any = logits.ask(log_prob=tokens)
+        log_probs: Tensor = found.log_prob
+        return log_probs
+    return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
 def _select(state: Any, rows: Tensor) -> Any:

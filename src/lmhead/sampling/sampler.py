@@ -10,13 +10,14 @@ import inspect
 import math
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmhead.lazy import LazyLogits
+from lmhead.lazy.bitmask import allowed_tokens
 from lmhead.sampler_options import ORDERS, Options
 from lmhead.sampling.chain import check_chain
 from lmhead.sampling.dialects import TIES, stages_of
@@ -77,6 +78,7 @@ class Sampler:
         self.options = Options.of(options)
         self.order, self.ties = order, ties
         self.seed = _check_seed(seed)
+        self._own_stages = stages is not None
         self.stages = stages_of(self.options, order, ties) if stages is None else list(stages)
         check_chain(self.stages, self.options)
 
@@ -91,7 +93,7 @@ class Sampler:
         chosen: dict[str, Any] = {}
         for f in fields(Options):
             value = getattr(self.options, f.name)
-            if "PerRow" in str(f.type) and isinstance(value, list | tuple | Tensor):
+            if _is_per_row(f) and isinstance(value, list | tuple | Tensor):
                 chosen[f.name] = torch.as_tensor(value)[rows].tolist()
         other = copy(self)
         if isinstance(self.seed, list):
@@ -99,6 +101,40 @@ class Sampler:
         if chosen:
             other.options = replace(self.options, **chosen)
             other.stages = stages_of(other.options, self.order, self.ties)
+        return other
+
+    @property
+    def merge_key(self) -> Any:
+        """What samplers must have in common to be merged: all but seeds and numbers per row."""
+        if self._own_stages or any(isinstance(s, Mirostat2) for s in self.stages):
+            return id(self)
+        parts = [
+            (getattr(self.options, f.name) is None) if _is_per_row(f) else repr(value)
+            for f in fields(Options)
+            for value in [getattr(self.options, f.name)]
+        ]
+        return (self.order, self.ties, self.seed is None, *parts)
+
+    @staticmethod
+    def merge(samplers: Sequence[Sampler]) -> Sampler:
+        """Return one sampler for the rows of several, which have one row and one `merge_key` each.
+
+        Equivalent to: each sampler on its own row of the logits.
+        """
+        first = samplers[0]
+        if len(samplers) == 1:
+            return first
+        changed: dict[str, Any] = {}
+        for f in fields(Options):
+            values = [getattr(sampler.options, f.name) for sampler in samplers]
+            if _is_per_row(f) and values[0] is not None:
+                rows = [torch.as_tensor(value).reshape(-1).tolist()[0] for value in values]
+                changed[f.name] = rows if len(set(rows)) > 1 else rows[0]
+        other = copy(first)
+        other.options = replace(first.options, **changed)
+        other.stages = stages_of(other.options, first.order, first.ties)
+        if first.seed is not None:
+            other.seed = [s.seed[0] if isinstance(s.seed, list) else s.seed for s in samplers]  # type: ignore[misc]
         return other
 
     def __repr__(self) -> str:
@@ -119,6 +155,7 @@ class Sampler:
         context_mask: Tensor | None = None,
         unconditional: Tensor | LazyLogits | None = None,
         state: Tensor | None = None,
+        allowed: Tensor | None = None,
     ) -> Sampled:
         """Choose a token for each row of logits.
 
@@ -131,6 +168,8 @@ class Sampler:
             context_mask: (B, L), False for padding.
             unconditional: (..., V), logits without the prompt, for `guidance_scale`.
             state: `Sampled.state` of the previous call.
+            allowed: (B, W) int32, a bit per token as in `LazyLogits.mask_tokens`: the others have
+                no probability. A screened head never scores them.
 
         Raises:
             ValueError: NaN or inf among the logits, a row where every token is masked (naming the
@@ -141,9 +180,16 @@ class Sampler:
             shape, context, position, prompt_length, context_mask, unconditional, state
         )
         lead, given = shape[:-1], _rows(logits)
+        free = given
+        if allowed is not None and not isinstance(given, ScreenedScores):
+            given = _rows(masked(logits, allowed))
 
         def exact() -> Sampled:
-            sampled = run_stages(given, self.stages, call, self.greedy_rows(call))
+            if allowed is not None and given is free:  # a screened head
+                rows = _rows(masked(logits, allowed))
+            else:
+                rows = given
+            sampled = run_stages(rows, self.stages, call, self.greedy_rows(call))
             return replace(
                 sampled,
                 token=sampled.token.reshape(lead),
@@ -162,7 +208,13 @@ class Sampler:
             source = screened.serves(given.source)
             if source is not None:
                 found = sample_rows(
-                    screened, source, self.stages, call, self.greedy_rows(call), exact=False
+                    screened,
+                    source,
+                    self.stages,
+                    call,
+                    self.greedy_rows(call),
+                    exact=False,
+                    allowed=None if allowed is None else allowed_tokens(allowed, shape[-1]),
                 ).reshape(lead)
                 ranges = (found.log_prob, found.raw_log_prob)
                 log_prob, raw_log_prob = ((low + high) / 2 for low, high in ranges)
@@ -335,6 +387,17 @@ def _shape(logits: Tensor | LazyLogits) -> torch.Size:
             f"shape {tuple(shape)}"
         )
     return shape
+
+
+def _is_per_row(option: Field[Any]) -> bool:
+    return "PerRow" in str(option.type)
+
+
+def masked(logits: Tensor | LazyLogits, allowed: Tensor) -> Tensor | LazyLogits:
+    """Return the logits with -inf where a bit of `allowed` (B, W) is 0."""
+    if isinstance(logits, LazyLogits):
+        return logits.mask_tokens(allowed)
+    return logits.masked_fill(~allowed_tokens(allowed, logits.shape[-1]), -math.inf)
 
 
 def _rows(logits: Tensor | LazyLogits) -> Tensor | Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,15 +26,22 @@ def sample_rows(
     greedy: Tensor,
     *,
     exact: bool,
+    allowed: Tensor | None = None,
 ) -> ScreenedSample:
-    """Sample one token per row of the source, (N,); `greedy` rows (N,) take the best token."""
-    batch = _Batch(source, stages, call, greedy)
+    """Sample one token per row of the source, (N,).
+
+    `greedy` rows (N,) take the best token; tokens that are not `allowed`, (N, V), are never scored.
+    """
+    batch = _Batch(source, stages, call, greedy, allowed)
     if screened.fits(source):
         good = usable(screened.copy, source.hiddens[0]).nonzero()[:, 0]
         for some in torch.split(good, TOGETHER) if len(good) else ():
             part = source if len(some) == source.rows else source.select(some)
             bias = screened.bias64(source.bias)
-            batch.screen(Candidates(screened.copy, part, bias), some)
+            found = Candidates(screened.copy, part, bias)
+            if allowed is not None:
+                found.forbid(~allowed[some])
+            batch.screen(found, some)
     batch.dense()
     answer = batch.answer(exact=exact)
     screened.report.add(answer.certificate, source.weights[0].nbytes)
@@ -43,8 +51,15 @@ def sample_rows(
 class _Batch:
     """The results so far of every row."""
 
-    def __init__(self, source: Source, stages: Sequence[Stage], call: Call, greedy: Tensor) -> None:
-        self.source, self.stages, self.call = source, stages, call
+    def __init__(
+        self,
+        source: Source,
+        stages: Sequence[Stage],
+        call: Call,
+        greedy: Tensor,
+        allowed: Tensor | None,
+    ) -> None:
+        self.source, self.stages, self.call, self.allowed = source, stages, call, allowed
         self.greedy = greedy.tolist()
         self.draws: list[Draw | None] = [None] * source.rows
         self.fallback = [True] * source.rows
@@ -66,18 +81,23 @@ class _Batch:
         """Decide the remaining rows by float64 logits of all tokens, one row at a time."""
         for row, draw in enumerate(self.draws):
             if draw is None:
-                self.draws[row] = self._by_all_logits(row)
-                self.read += self.source.weights[0].nbytes
+                self.draws[row] = found = self._by_all_logits(row)
+                self.read += found.rescored * self.source.weights[0][0].nbytes
 
     def _by_all_logits(self, row: int) -> Draw:
-        """Sample from the float64 logits of a row."""
+        """Sample from the float64 logits of a row, of all allowed tokens."""
         every = torch.arange(self.source.vocab)
-        z = self.source.pairs(torch.full_like(every, row), every)
+        if self.allowed is None:
+            z = self.source.pairs(torch.full_like(every, row), every)
+        else:
+            every = every[self.allowed[row]]
+            z = torch.full((self.source.vocab,), -math.inf, dtype=torch.float64)
+            z[every] = self.source.pairs(torch.full_like(every, row), every)
         one = torch.tensor([row])
         greedy = torch.tensor([self.greedy[row]])
         sampled = run_stages(z[None], self.stages, self.call.select(one), greedy)
         token, log_prob, lse = int(sampled.token), float(sampled.log_prob), float(z.logsumexp(0))
-        return Draw(token, float(z[token]), (log_prob,) * 2, (lse,) * 2, len(z))
+        return Draw(token, float(z[token]), (log_prob,) * 2, (lse,) * 2, len(every))
 
     def answer(self, *, exact: bool) -> ScreenedSample:
         """Return the tokens, with intervals for their log-probabilities, or exact ones."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -105,6 +106,12 @@ class ScreenedRow:
     # Edited tokens: logits before, (K,).
     _before: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
+    @cached_property
+    def _count(self) -> int:
+        """Number of tokens that may be drawn."""
+        forbidden = self.found.forbidden
+        return self.call.vocab - (0 if forbidden is None else int(forbidden.sum()))
+
     def draw(self) -> Draw | None:
         """Return the token; None where the bounds do not decide."""
         plan, edited = self._plan(), self._edited()
@@ -146,7 +153,9 @@ class ScreenedRow:
                 return None
             touched.update(changed[0])
         ids = torch.tensor(sorted(touched), dtype=torch.int64)
-        if not touched:
+        if self.found.forbidden is not None:
+            ids = ids[~self.found.forbidden[0, ids]]
+        if len(ids) == 0:
             return TopCandidates(ids[None], torch.empty(1, 0, dtype=torch.float64))
         # Each token is changed by its own logit alone: what the others are does not matter.
         z = torch.zeros(1, self.call.vocab, dtype=torch.float64)
@@ -158,7 +167,7 @@ class ScreenedRow:
 
     def _from_best(self, beta: float, chain: list[Stage], edited: TopCandidates) -> Draw | None:
         """Choose among the best tokens: few first, more where a cut may keep more."""
-        vocab = self.call.vocab
+        vocab = self._count
         n, cut = 1, chain[0] if chain else None
         if isinstance(cut, TopK):
             n = int(cut.wanted(self.call)[0])
@@ -179,7 +188,7 @@ class ScreenedRow:
     def _best(self, n: int, edited: TopCandidates) -> _Known | None:
         """Return the n best tokens or more, exact, after edits; None if the bounds are too wide."""
         ids, z = edited.ids[0], edited.z[0]
-        wanted = min(n + len(ids), self.call.vocab)
+        wanted = min(n + len(ids), self._count)
         found = decide(self.found, wanted)
         if not bool(found.decided.all()):
             return None
@@ -190,7 +199,7 @@ class ScreenedRow:
         raw = torch.cat([found.values[0][plain], self._before])
         ids = torch.cat([found.ids[0][plain], ids])
         z = torch.cat([found.values[0][plain], z])
-        sure = z >= (-math.inf if wanted == self.call.vocab else found.values[0, -1])
+        sure = z >= (-math.inf if wanted == self._count else found.values[0, -1])
         # Below the last token that was found there may be others.
         order = ids[sure].argsort()
         best = TopCandidates.sort(ids[sure][order][None], z[sure][order][None])
@@ -198,7 +207,7 @@ class ScreenedRow:
 
     def _choose(self, known: _Known, beta: float, chain: list[Stage]) -> Draw | None:
         """Return the token, if it is the same for every mass that the other tokens may have."""
-        best, everything = known.best, len(known.ids) == self.call.vocab
+        best, everything = known.best, len(known.ids) == self._count
         # One pass over the bounds is enough for the cut and the model's own distribution.
         by_mass = not self.greedy and not isinstance(chain[0], _BY_RANK)
         others = self._others(known.ids, {1.0, beta} if by_mass else {1.0})
@@ -256,7 +265,7 @@ class ScreenedRow:
 
     def _others(self, ids: Tensor, betas: set[float]) -> dict[float, Range]:
         """Return, per β, the range of the log of the mass of all tokens but these."""
-        if len(ids) == self.call.vocab:
+        if len(ids) == self._count:
             return dict.fromkeys(betas, (-math.inf, -math.inf))
         each = sorted(betas)
         return dict(zip(each, log_masses(self.found, ids, each), strict=True))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lmhead.screen import screen_kernels
-from lmhead.screen.copy import BLOCK, Copy
+from lmhead.screen.copy import BLOCK, Copy, block_largest
 from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source
 
@@ -136,6 +136,7 @@ class Candidates:
         approx: (B, V) float32. Token v's linear value, w_v · h + b_v, and its float64 dot product,
             lie in base + approx ± (e · e_v + n · n_v + |approx| · 2^-22 + 2^-120).
         states: base, e and n, one number per hidden state.
+        forbidden: (B, V) bool, tokens that must not be scored; None for none.
     """
 
     def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
@@ -146,6 +147,13 @@ class Candidates:
         self.states = States.of(copy, source.hiddens[0])
         self.approx, self._top = screen_kernels.products(copy, self.states, bias)
         self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
+        self.forbidden: Tensor | None = None
+
+    def forbid(self, tokens: Tensor) -> None:
+        """Give tokens, (B, V) bool, the logit -inf, as a bias would; they are not scored again."""
+        self.forbidden = tokens
+        self.approx.masked_fill_(tokens, -math.inf)
+        self._top = block_largest(self.approx)
 
     def row(self, index: int) -> Candidates:
         """Return the candidates of one hidden state, without reading the copy again."""
@@ -156,6 +164,7 @@ class Candidates:
         one.states = self.states.row(index)
         one.approx, one._top = self.approx[index : index + 1], self._top[index : index + 1]
         one.bytes_read = 0
+        one.forbidden = None if self.forbidden is None else self.forbidden[index : index + 1]
         return one
 
     def around(self) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ Out: files of the page, JSON, one row of logits as binary float32.
     api_context     what endpoints use: models, worker, validation of fields
     endpoints       API of the page, one file per page
     openai_requests validation of OpenAI's requests
+    batch_engine    continuous batching: one token per step of all requests to a model
     openai_api      OpenAI-compatible API
     metrics         counters as Prometheus text
     app             the ASGI applications

@@ -23,7 +23,7 @@ from lmhead.sampler_options import ORDERS
 from lmhead.sampling import Sampler
 from lmhead.server.guard import error_response
 from lmhead.server.request_limits import Limits
-from lmhead.server.worker import Cancellation, QueueFull, Worker, call_before_layers
+from lmhead.server.worker import Cancellation, QueueFull, Worker, call_before, layers_of
 
 __all__ = ["ApiContext", "Endpoint", "RequestError", "check_length", "encode_text", "handle_errors"]
 
@@ -74,6 +74,7 @@ class ApiContext:
     ) -> None:
         self.models, self.worker, self.limits, self.run = dict(models), worker, limits, run
         self.given = dict(given or {})
+        self._layers = layers_of(self.models.values())
 
     async def read(self, request: Request, known: set[str]) -> dict[str, Any]:
         """Return the body: a JSON object with only these fields."""
@@ -174,7 +175,7 @@ class ApiContext:
             steps = job(cancellation)
             while True:
                 # Not around the loop: between two steps, other jobs use the models.
-                with call_before_layers(self.models.values(), cancellation.check):
+                with call_before(self._layers, cancellation.check):
                     try:
                         result = next(steps)
                     except StopIteration:

@@ -8,7 +8,8 @@ GET  /tokenizer_info          ?model=NAME
 GET  /health, /metrics        the latter as Prometheus text
 
 Extensions: every option of `Sampler` is a field of a request, and `ignore_eos`, `prompt_logprobs`,
-`certified`, `order`. Log-probabilities are the model's, before temperature and truncation.
+`certified`, `kept`, `order`, `guided_json` and so on. Log-probabilities are the model's, before
+temperature and truncation.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from starlette.routing import Route
 from lmhead import __version__
 from lmhead.analysis.token_text import Piece, hidden_states, piece_of
 from lmhead.models import LanguageModel
-from lmhead.sampling import Sampler, TokenEvent, stream_generate
+from lmhead.sampling import Sampler, TokenEvent
+from lmhead.sampling.generation_loop import GenerationTask
 from lmhead.server.api_context import (
     ApiContext,
     RequestError,
@@ -37,6 +39,7 @@ from lmhead.server.api_context import (
     handle_errors,
     parse_json_object,
 )
+from lmhead.server.batch_engine import BatchEngine
 from lmhead.server.metrics import Metrics
 from lmhead.server.openai_requests import (
     CompletionRequest,
@@ -51,6 +54,7 @@ __all__ = ["openai_routes"]
 
 _STARTED = int(time.time())
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
+_MOST_KEPT = 1024  # ids of `kept` in a response; of more only the count
 _LEAST = -9999.0  # OpenAI's value for a probability of 0, which JSON cannot hold as a logarithm
 
 
@@ -59,11 +63,14 @@ def openai_routes(
 ) -> list[Route]:
     """Return the routes of the API.
 
+    Requests to one model share the steps of its body where that has a batch-invariant arithmetic.
+
     Args:
         api: models and worker.
         metrics: counters to update.
         screened: by name, models with a screened head, for requests with `certified`.
     """
+    engines = {name: BatchEngine(model) for name, model in api.models.items()}
 
     async def list_models(request: Request) -> Response:  # noqa: ARG001
         data = [_model_entry(name, model) for name, model in api.models.items()]
@@ -73,10 +80,10 @@ def openai_routes(
         return JSONResponse(_model_entry(*_find_model(api, request.path_params["name"])))
 
     async def completions(request: Request) -> Response:
-        return await _complete(api, metrics, screened, request, chat=False)
+        return await _complete(api, metrics, screened, engines, request, chat=False)
 
     async def chat_completions(request: Request) -> Response:
-        return await _complete(api, metrics, screened, request, chat=True)
+        return await _complete(api, metrics, screened, engines, request, chat=True)
 
     async def tokenize(request: Request) -> Response:
         body = await api.read(request, {"model", "prompt", "add_special_tokens"})
@@ -172,13 +179,14 @@ def _job(
     api: ApiContext,
     model: LanguageModel,
     screened: LanguageModel | None,
+    engine: BatchEngine,
     body: Mapping[str, Any],
     *,
     chat: bool,
 ) -> Any:
-    """Return a job for the worker: first a `_Prepared`, then the `TokenEvent`s."""
+    """Return a job for the worker: first a `_Prepared`, then lists of `TokenEvent`s."""
 
-    def steps(cancellation: Cancellation) -> Iterator[_Prepared | TokenEvent]:
+    def steps(cancellation: Cancellation) -> Iterator[_Prepared | list[TokenEvent]]:
         request = (parse_chat if chat else parse_completion)(body, model, api.limits)
         prompts = [encode_prompt(model, prompt, api.limits) for prompt in request.prompts]
         if request.certified and screened is None:
@@ -194,22 +202,25 @@ def _job(
             scores = [_score_prompt(model, ids, top) for ids in prompts]
         prepared = _Prepared(request, prompts, scores)
         cancellation.check()
-        yield prepared
-        count = api.limits.new_tokens if request.max_tokens is None else request.max_tokens
         decoder, sampler = model, request.sampler
         if request.certified and screened is not None:
+            decoder = screened
+        if request.certified or request.kept:
             # Greedy decoding without a sampler would also compute exact log-probabilities.
-            decoder, sampler = screened, sampler or Sampler(do_sample=False)
+            sampler = sampler or Sampler(do_sample=False)
         try:
-            yield from stream_generate(
+            task = GenerationTask(
                 decoder,
                 prepared.rows,
                 sampler,
-                max_new_tokens=count,
-                stop=list(request.stop) or None,
-                logprobs=request.logprobs or 0,
-                eos_token_ids=() if request.ignore_eos else None,
+                api.limits.new_tokens if request.max_tokens is None else request.max_tokens,
+                list(request.stop) or None,
+                request.logprobs or 0,
+                () if request.ignore_eos else None,
+                request.grammar,
             )
+            yield prepared
+            yield from engine.stream(task, kept=request.kept)
         except ValueError as error:
             raise RequestError(400, "generation_failed", str(error)) from None
 
@@ -220,13 +231,14 @@ async def _complete(
     api: ApiContext,
     metrics: Metrics,
     screened: Mapping[str, LanguageModel],
+    engines: Mapping[str, BatchEngine],
     request: Request,
     *,
     chat: bool,
 ) -> Response:
     body = parse_json_object(await request.body())
     name, model = _find_model(api, body.get("model"))
-    job = _job(api, model, screened.get(name), body, chat=chat)
+    job = _job(api, model, screened.get(name), engines[name], body, chat=chat)
     results: AsyncGenerator[Any, None] = api.stream(job)
     try:
         prepared = await api.until_disconnect(request, anext(results))
@@ -241,26 +253,28 @@ async def _complete(
 
     async def collect() -> None:
         async with aclosing(results):
-            async for event in results:
-                metrics.generated_tokens += 1
-                response.add(event)
+            async for events in results:
+                metrics.generated_tokens += len(events)
+                for event in events:
+                    response.add(event)
 
     await api.until_disconnect(request, collect())
     return JSONResponse(response.document())
 
 
 async def _server_sent_events(
-    response: _Completion, results: AsyncGenerator[TokenEvent, None], metrics: Metrics
+    response: _Completion, results: AsyncGenerator[list[TokenEvent], None], metrics: Metrics
 ) -> AsyncIterator[str]:
     """Yield the events of a streamed response; the last one is [DONE]."""
     async with aclosing(results):
         for chunk in response.first_chunks():
             yield _event(chunk)
         try:
-            async for event in results:
-                metrics.generated_tokens += 1
-                if (part := response.chunk(event)) is not None:
-                    yield _event(part)
+            async for events in results:
+                metrics.generated_tokens += len(events)
+                for event in events:
+                    if (part := response.chunk(event)) is not None:
+                        yield _event(part)
         except RequestError as error:  # too late for a status
             yield f"data: {bytes(error.response.body).decode('utf-8')}\n\n"
             return
@@ -378,6 +392,7 @@ class _Choice:
     offset: int = 0  # characters before the next token
     text: str = ""
     tokens: list[_Token] = field(default_factory=list)
+    kept: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str = "length"
 
 
@@ -410,10 +425,19 @@ class _Completion:
             log_prob = event.log_prob
             new = [_Token.of(self.model, event.token, choice.previous, log_prob, event.top)]
             choice.tokens += new
+        if self.request.kept:
+            choice.kept.append(self._kept(event))
         choice.previous = event.token
         if event.finish_reason is not None:
             choice.finish_reason = _FINISH[event.finish_reason]
         return choice, new
+
+    def _kept(self, event: TokenEvent) -> dict[str, Any]:
+        """Return how many tokens the sampler left, and which, if these are few."""
+        if event.kept is None:
+            return {"count": self.model.head.vocab_size, "ids": None}
+        few = len(event.kept) <= _MOST_KEPT
+        return {"count": len(event.kept), "ids": list(event.kept) if few else None}
 
     def document(self) -> dict[str, Any]:
         """Return the whole response."""
@@ -423,6 +447,7 @@ class _Completion:
                 "index": index,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": None,
+                **({"kept": choice.kept} if self.request.kept else {}),
             }
             for index, choice in enumerate(self.choices)
         ]
@@ -447,6 +472,8 @@ class _Completion:
         if not event.text and not new and reason is None:
             return None
         part = self._part(choice, event.text, new)
+        if self.request.kept:
+            part["kept"], choice.kept = choice.kept, []  # of chunks that showed nothing, too
         return self._chunk(event.row, **part, finish_reason=reason)
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from lmhead.models import LanguageModel
 from lmhead.sampling import Options, Sampler
+from lmhead.sampling.grammar import Grammar
 from lmhead.server.api_context import RequestError, check_length
 from lmhead.server.guard import error_response
 from lmhead.server.request_limits import Limits
@@ -32,7 +33,8 @@ _NOT_SUPPORTED = {
     "tools", "web_search_options",
 }  # fmt: skip
 _COMMON = {
-    "certified", "echo", "frequency_penalty", "ignore_eos", "logit_bias", "logprobs", "max_tokens",
+    "certified", "echo", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
+    "guided_regex", "ignore_eos", "kept", "logit_bias", "logprobs", "max_tokens",
     "model", "n", "order", "presence_penalty", "prompt_logprobs", "response_format", "seed",
     "stop", "stream", "stream_options", "temperature", "top_p",
 }  # fmt: skip
@@ -57,6 +59,8 @@ class CompletionRequest:
         echo: whether the response repeats the prompt.
         ignore_eos: whether to continue after end-of-text tokens, as an extension.
         certified: whether to decode from the quantized copy of the head, as an extension.
+        kept: whether to return the tokens that the sampler left, as an extension.
+        grammar: what the text must match; None for anything.
         stream: whether to send events as they come.
         include_usage: whether the last event has the token counts.
     """
@@ -72,6 +76,8 @@ class CompletionRequest:
     echo: bool
     ignore_eos: bool
     certified: bool
+    kept: bool
+    grammar: Grammar | None
     stream: bool
     include_usage: bool
 
@@ -134,11 +140,6 @@ def _parse(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> CompletionRequest:
-    form = given.get("response_format")
-    if form is not None and form != {"type": "text"}:
-        raise field_error(
-            "response_format", "response_format must be text; others are not supported"
-        )
     if _boolean(given, "certified") and logprobs is not None:
         raise field_error("certified", "certified and logprobs cannot be combined")
     n = _integer(given, "n", 1, MOST_CHOICES, 1)
@@ -160,6 +161,8 @@ def _parse(
         echo=_boolean(given, "echo"),
         ignore_eos=_boolean(given, "ignore_eos"),
         certified=_boolean(given, "certified"),
+        kept=_boolean(given, "kept"),
+        grammar=_grammar(given, model),
         stream=_boolean(given, "stream"),
         include_usage=_boolean(stream_options, "include_usage"),
     )
@@ -236,6 +239,70 @@ def _logit_bias(given: object, vocab: int) -> dict[int, float]:
 def _check_ids(name: str, ids: object, vocab: int) -> None:
     if not isinstance(ids, Sequence) or not all(type(id) is int and 0 <= id < vocab for id in ids):
         raise field_error(name, f"{name} must be a list of token ids from 0 to {vocab - 1}")
+
+
+def _grammar(given: Mapping[str, Any], model: LanguageModel) -> Grammar | None:
+    """Return what the text must match, by `response_format` or one of vLLM's `guided_` fields."""
+    names = [name for name in ("response_format", *_GUIDED) if name in given]
+    if "response_format" in names and given["response_format"] == {"type": "text"}:
+        names.remove("response_format")
+    if not names:
+        return None
+    if len(names) > 1:
+        raise field_error(names[1], f"{names[0]} and {names[1]} cannot be combined")
+    name = names[0]
+    value = _schema(given[name]) if name == "response_format" else given[name]
+    try:
+        grammar = _GUIDED.get(name, _json_grammar)(value)
+        grammar.matcher(model)  # it may not fit the model's tokens
+        return grammar
+    except ModuleNotFoundError as error:
+        raise field_error(name, str(error), code="unsupported_parameter") from None
+    except (ValueError, TypeError) as error:
+        raise field_error(name, f"{name}: {error}") from None
+
+
+def _schema(form: object) -> Any:
+    """Return the JSON schema of a `response_format`."""
+    kinds = "text, json_object or json_schema"
+    if not isinstance(form, Mapping) or form.get("type") not in ("json_object", "json_schema"):
+        raise field_error("response_format", f"response_format must have a type: {kinds}")
+    if form["type"] == "json_object":
+        return {"type": "object"}
+    described = form.get("json_schema")
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise field_error("response_format", "response_format.json_schema must have a schema")
+    return schema
+
+
+def _text_of(make: Callable[[str], Grammar]) -> Callable[[Any], Grammar]:
+    def checked(value: Any) -> Grammar:
+        if not isinstance(value, str) or not _is_utf8(value):
+            raise ValueError("must be text")
+        return make(value)
+
+    return checked
+
+
+def _json_grammar(value: Any) -> Grammar:
+    if not isinstance(value, str | Mapping):
+        raise ValueError("must be a JSON schema")
+    return Grammar.json_schema(value)
+
+
+def _choice_grammar(value: Any) -> Grammar:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of texts")
+    return Grammar.choice(value)
+
+
+_GUIDED: dict[str, Callable[[Any], Grammar]] = {
+    "guided_json": _json_grammar,
+    "guided_regex": _text_of(Grammar.regex),
+    "guided_choice": _choice_grammar,
+    "guided_grammar": _text_of(Grammar.lark),
+}
 
 
 def _prompts(prompt: object, most: int) -> tuple[str | list[int], ...]:

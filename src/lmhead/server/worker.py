@@ -23,7 +23,7 @@ from torch import nn
 from lmhead.models import LanguageModel
 from lmhead.server.request_limits import Limits
 
-__all__ = ["Cancellation", "Cancelled", "QueueFull", "Worker", "call_before_layers"]
+__all__ = ["Cancellation", "Cancelled", "QueueFull", "Worker", "call_before", "layers_of"]
 
 _T = TypeVar("_T")
 
@@ -213,13 +213,24 @@ class _Job:
             self._loop.call_soon_threadsafe(self.results.put_nowait, result)
 
 
-@contextmanager
-def call_before_layers(
-    models: Iterable[LanguageModel], call: Callable[[], object]
-) -> Iterator[None]:
-    """Within this block, call a function before each layer of these models; it may raise.
+def layers_of(models: Iterable[LanguageModel]) -> list[nn.Module]:
+    """Return the layers of models: the entries of every `nn.ModuleList`."""
+    bodies = (model.body for model in models)
+    lists = (
+        module
+        for body in bodies
+        if isinstance(body, nn.Module)
+        for module in body.modules()
+        if isinstance(module, nn.ModuleList)
+    )
+    return list(dict.fromkeys(layer for each in lists for layer in each))
 
-    A layer is an entry of an `nn.ModuleList`. The models must not be in use elsewhere meanwhile.
+
+@contextmanager
+def call_before(layers: Iterable[nn.Module], call: Callable[[], object]) -> Iterator[None]:
+    """Within this block, call a function before each of these layers; it may raise.
+
+    The layers must not be in use elsewhere meanwhile.
 
     >>> import torch
     >>> from lmhead.head import LMHead
@@ -227,7 +238,7 @@ def call_before_layers(
     >>> body = LlamaBody(LlamaConfig(50, 16, 24, 3, 4, 2))
     >>> model = LanguageModel(body, LMHead.tied(body.embedding))
     >>> calls = []
-    >>> with call_before_layers([model], lambda: calls.append("layer")):
+    >>> with call_before(layers_of([model]), lambda: calls.append("layer")):
     ...     _ = model.hidden(torch.tensor([[1, 2]]))
     >>> _ = model.hidden(torch.tensor([[1, 2]]))
     >>> len(calls)
@@ -237,17 +248,9 @@ def call_before_layers(
     def before(module: nn.Module, args: Any) -> None:  # noqa: ARG001
         call()
 
-    layers = {layer for model in models for layer in _layers(model.body)}
     hooks = [layer.register_forward_pre_hook(before) for layer in layers]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _layers(body: object) -> Iterator[nn.Module]:
-    if isinstance(body, nn.Module):
-        for module in body.modules():
-            if isinstance(module, nn.ModuleList):
-                yield from module

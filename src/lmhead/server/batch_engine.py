@@ -1,0 +1,227 @@
+"""Continuous batching: the rows of all requests to a model, one token per step.
+
+In:  tasks of `generate`; each joins between two steps and leaves when it is done or cancelled.
+Out: their `TokenEvent`s.
+
+Each request pulls its own events. Whoever finds none waiting runs one step for the rows of all, so
+requests that take turns (see `Worker`) share the steps. A row's numbers do not depend on the other
+rows: see `lmhead.nn.batch_decode`. Bodies that transformers runs have no such arithmetic; their
+requests take turns without sharing steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.models import LanguageModel
+from lmhead.nn import DecoderBody
+from lmhead.nn.batch_decode import BatchDecoder, SequenceCache
+from lmhead.sampling import Sampler, TokenEvent
+from lmhead.sampling.generation_loop import (
+    Choice,
+    GenerationBatch,
+    GenerationRow,
+    GenerationTask,
+    choose_tokens,
+)
+
+__all__ = ["BatchEngine"]
+
+
+@dataclass(eq=False)
+class _Row:
+    """One row while it is generated.
+
+    Attributes:
+        row: its text, and when it is done.
+        ids: prompt and generated tokens.
+        head: plain or screened.
+        sampler: of one row; None for greedy.
+        kept: whether to return the tokens that the sampler left.
+        hidden: of the last token, (D,).
+        events: generated, but not yet pulled; an exception ends the row.
+    """
+
+    row: GenerationRow
+    ids: list[int]
+    head: Callable[[Tensor], Any]
+    sampler: Sampler | None
+    kept: bool
+    hidden: Tensor
+    cache: SequenceCache
+    prompt_length: int
+    state: Any = None
+    done: bool = False
+    events: deque[TokenEvent | Exception] = field(default_factory=deque)
+
+    @property
+    def group(self) -> Any:
+        """What rows must have in common to be decided by one sweep of the head."""
+        sampler = None if self.sampler is None else self.sampler.merge_key
+        constrained = self.row.grammar is not None
+        return id(self.head), sampler, self.row.task.logprobs, self.kept, constrained
+
+    def take(self, choice: Choice, place: int) -> int | None:
+        """Add the next token; return it if the row continues."""
+        try:
+            event = self.row.take(choice, place)
+        except ValueError as error:  # of its grammar
+            self.fail(error)
+            return None
+        self.events.append(event)
+        self.state = choice.state
+        self.ids.append(event.token)
+        self.done = event.finish_reason is not None
+        return None if self.done else event.token
+
+    def fail(self, error: Exception) -> None:
+        """End the row with an error."""
+        self.events.append(error)
+        self.done = True
+
+
+class BatchEngine:
+    """Generate for several requests at once.
+
+    Args:
+        model: whose body decides whether requests share steps.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.decoder: BatchDecoder | None = None
+        if isinstance(model.body, DecoderBody) and not model.body.has_cross_attention:
+            self.decoder = BatchDecoder(model.body)
+        self.rows: list[_Row] = []
+        self.steps = 0
+
+    def stream(self, task: GenerationTask, *, kept: bool = False) -> Iterator[list[TokenEvent]]:
+        """Yield the events of a task, step by step; those of one step together.
+
+        The task's model has this engine's body; its head may be a screened one.
+        """
+        if self.decoder is None:
+            yield from _alone(task, kept=kept)
+            return
+        mine: list[_Row] = []
+        try:
+            for number, most in enumerate(task.max_new):
+                if most:
+                    mine.append(self._start(task, number, mine, kept=kept))
+            self.rows += mine
+            yield []  # others may join before the first step
+            while any(row.events or not row.done for row in mine):
+                if not any(row.events for row in mine):
+                    self.step()
+                yield [_checked(row.events.popleft()) for row in mine if row.events]
+        finally:
+            self.rows = [row for row in self.rows if row not in mine]
+
+    def _start(
+        self, task: GenerationTask, number: int, others: Sequence[_Row], *, kept: bool
+    ) -> _Row:
+        """Process a prompt, or copy the state of another row with the same one."""
+        assert self.decoder is not None
+        ids = task.prompts[number]
+        same = next((row for row in others if row.ids == ids), None)
+        if same is None:
+            hidden, cache = self.decoder.start(ids)
+        else:
+            hidden, cache = same.hidden, same.cache.copy()
+        sampler: Any = task.sampler
+        if sampler is not None:
+            sampler = sampler.select(torch.tensor([number]))
+        row = GenerationRow(task, number)
+        return _Row(row, list(ids), task.model.head, sampler, kept, hidden, cache, len(ids))
+
+    def step(self) -> None:
+        """Generate one token of every row."""
+        assert self.decoder is not None
+        self.steps += 1
+        groups: dict[Any, list[_Row]] = {}
+        for row in self.rows:
+            if not row.done:
+                groups.setdefault(row.group, []).append(row)
+        tokens: list[int] = []
+        left: list[_Row] = []
+        for rows in groups.values():
+            for row, token in _choose(rows):
+                if token is not None:
+                    tokens.append(token)
+                    left.append(row)
+        if not left:
+            return
+        hidden = self.decoder.step(tokens, [row.cache for row in left])
+        for row, state in zip(left, hidden, strict=True):
+            row.hidden = state
+
+
+def _choose(rows: list[_Row]) -> Iterator[tuple[_Row, int | None]]:
+    """Choose the next tokens of rows of one group, by one sweep of the head."""
+    try:
+        choice = _decide(rows)
+    except ValueError as error:
+        if len(rows) == 1:
+            rows[0].fail(error)
+            return
+        for row in rows:  # an error of one row must not end the others
+            yield from _choose([row])
+        return
+    for place, row in enumerate(rows):
+        yield row, row.take(choice, place)
+
+
+def _decide(rows: list[_Row]) -> Choice:
+    first = rows[0]
+    sampler = None
+    if first.sampler is not None:
+        sampler = Sampler.merge([row.sampler for row in rows if row.sampler is not None])
+    grammars = [row.row.grammar for row in rows]
+    masks = [grammar.bitmask() for grammar in grammars if grammar is not None]
+    return choose_tokens(
+        first.head,
+        torch.stack([row.hidden for row in rows]),
+        sampler,
+        first.row.task.logprobs,
+        allowed=torch.stack(masks) if masks else None,
+        kept=first.kept,
+        context=[row.ids for row in rows],
+        prompt_length=[row.prompt_length for row in rows],
+        state=first.state,  # mirostat alone has one, and a group of its own
+    )
+
+
+def _alone(task: GenerationTask, *, kept: bool) -> Iterator[list[TokenEvent]]:
+    """Generate each row in a batch of its own: the body's arithmetic may depend on the batch."""
+    rows: list[tuple[GenerationRow, GenerationBatch]] = []
+    for number, most in enumerate(task.max_new):
+        if most:
+            sampler: Any = task.sampler
+            if sampler is not None:
+                sampler = sampler.select(torch.tensor([number]))
+            batch = GenerationBatch(task.model, sampler, [task.prompts[number]])
+            row = GenerationRow(task, number)
+            batch.grammars = [] if row.grammar is None else [row.grammar]
+            rows.append((row, batch))
+    while rows:
+        choices = [batch.choose(task.logprobs, kept=kept) for _, batch in rows]
+        pairs = list(zip(rows, choices, strict=True))
+        events = [row.take(choice, 0) for (row, _), choice in pairs]
+        yield events
+        rows = []
+        for (pair, choice), event in zip(pairs, events, strict=True):
+            if event.finish_reason is None:
+                pair[1].read(choice.tokens, [0])
+                rows.append(pair)
+
+
+def _checked(event: TokenEvent | Exception) -> TokenEvent:
+    if isinstance(event, Exception):
+        raise event
+    return event

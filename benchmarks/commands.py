@@ -16,6 +16,7 @@ COMMANDS = {
     "loss": "Cross-entropy and both gradients: lmhead, and every other way to get them.",
     "query": "Log-probability, entropy, rank, argmax and top 20 at once.",
     "sample": "Time one token from logits, beside Hugging Face's processors.",
+    "sample-batch": "Time a token per row of lazy logits: a batch beside one row.",
     "decode": "One token from a hidden state: certified decode beside full products.",
     "memory": "Temporary memory against max_bytes, at every shape.",
     "scaling": "Time against the vocabulary and against the number of rows.",

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+import lmhead
 from bench import faulty_implementations as faulty
 from bench.running import TINY, run
-from benchmarks import decode, loss, query, sample
+from benchmarks import decode, loss, query, sample, sample_batch
 from benchmarks.commands import COMMANDS
 from benchmarks.comparison import Measured
 
@@ -125,6 +126,30 @@ def test_sample_finds_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = run("sample", "--vocab", "500", "--rounds", "1", "--out", str(tmp_path), "--no-plot")
     assert done.exit_code == 1
     assert "not the same tokens are kept" in done.output
+
+
+def test_sample_batch_compares_and_writes(tmp_path: Path) -> None:
+    done = run("sample-batch", "--vocab", "500", "--rounds", "1", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "sample-batch-500.json").read_text())
+    assert [r["label"] for r in document["results"]] == list(sample_batch.CASES)
+    assert all(r["wrong"] is None and r["batch_ratio"]["median"] > 0 for r in document["results"])
+
+
+def test_sample_batch_finds_other_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_one = lmhead.Sampler.__call__
+
+    def by_batch_size(sampler: Any, logits: Any) -> Any:
+        found = sample_one(sampler, logits)
+        return replace(found, token=found.token + len(found.token))
+
+    monkeypatch.setattr(lmhead.Sampler, "__call__", by_batch_size)
+    monkeypatch.setattr(lmhead.LMHead, "screen", lambda _: None)
+    monkeypatch.setattr(sample_batch, "CASES", {"temperature 0.8": {}})
+    arguments = ("--vocab", "500", "--rounds", "1", "--no-plot")
+    done = run("sample-batch", *arguments, "--out", str(tmp_path))
+    assert done.exit_code == 1
+    assert "other tokens in each row alone" in done.output
 
 
 def test_decode_compares_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

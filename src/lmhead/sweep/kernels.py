@@ -273,7 +273,8 @@ class Softmax(NamedTuple):
     @property
     def entropy(self) -> Tensor:
         """Log s - t / s in float64: no cancellation of large numbers."""
-        return self.s.log() - self.t / self.s
+        entropy: Tensor = self.s.log() - self.t / self.s
+        return entropy
 
 
 class DivergenceKind(Protocol):

@@ -37,6 +37,12 @@ export function App(): JSX.Element {
     if (path === "/" && page) replacePath(page.path);
   }, [path, page]);
   useEffect(() => {
+    // On a phone the menu scrolls sideways: show where the reader is.
+    const here = document.querySelector<HTMLElement>(".frame nav [aria-current]");
+    const menu = here?.parentElement;
+    if (here && menu) menu.scrollLeft = here.offsetLeft - menu.offsetLeft - (menu.clientWidth - here.offsetWidth) / 2;
+  }, [page, models, lang]);
+  useEffect(() => {
     document.documentElement.lang = tag;
     document.documentElement.dataset["theme"] = theme;
     document.title = title;

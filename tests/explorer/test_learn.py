@@ -211,6 +211,16 @@ def test_the_keyboard_alone_reaches_and_moves_controls(page: Page) -> None:
     rest(page, "target=2")
 
 
+def test_formulas_have_a_font_of_the_page(page: Page) -> None:
+    page.goto("/learn")
+    page.wait_for_function(
+        "() => [...document.fonts].some(f => f.family.includes('STIX') && f.status === 'loaded')"
+    )
+    assert "STIX Two Math" in page.locator("math").first.evaluate(
+        "math => getComputedStyle(math).fontFamily"
+    )
+
+
 def test_language_and_colours(page: Page) -> None:
     page.goto("/learn")
     page.locator(".settings").get_by_label("中文").check()

@@ -18,9 +18,12 @@ def menu(page: Page, name: str) -> None:
     page.get_by_role("navigation", name="Pages").get_by_role("link", name=name, exact=True).click()
 
 
-def test_the_page_opens_on_the_live_model_in_one_view(here: Page, address: str) -> None:
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_page_opens_on_the_live_model_in_one_view(
+    here: Page, bilingual: str, lang: str
+) -> None:
     here.set_viewport_size({"width": 1280, "height": 800})
-    opened(here, f"{address}/")
+    opened(here, f"{bilingual}/?lang={lang}")
     here.wait_for_function("() => location.pathname === '/next'")
     inside = (
         "#prompt",
@@ -28,14 +31,18 @@ def test_the_page_opens_on_the_live_model_in_one_view(here: Page, address: str) 
         '[data-chart="flow"]',
         CONTROL.format("t"),
         CONTROL.format("p"),
-        '[data-chart="ranked"] tbody tr:first-child',
+        '[data-chart="ranked"] tbody tr:nth-child(5)',
     )
     for selector in inside:
         box = here.locator(selector).bounding_box()
         assert box is not None, selector
         assert box["y"] + box["height"] <= 800, selector
-    facts = here.locator('[data-chart="model"] small')
-    expect(facts).to_have_text("8.7 K parameters, 300 tokens")
+    expect(here.locator('[data-chart="model"] small')).to_contain_text("5,120")
+    here.goto(f"{bilingual}/text?lang={lang}")
+    here.wait_for_selector(".exports")
+    heat = here.locator('[data-chart="heat"]').bounding_box()
+    assert heat is not None
+    assert heat["y"] + heat["height"] <= 800
 
 
 def test_without_a_model_it_opens_the_tutorial(page: Page) -> None:
@@ -168,6 +175,15 @@ def test_the_header_is_one_line_on_a_phone(here: Page, address: str) -> None:
     assert box is not None
     assert box["height"] < 56
     expect(here.locator(".model-line")).to_contain_text("300 tokens")
+    # The menu scrolls sideways to where the reader is.
+    here.goto(f"{address}/glossary")
+    link = here.locator(".frame nav [aria-current]")
+    expect(link).to_have_text("Glossary")
+    here.wait_for_function(
+        "() => { const e = document.querySelector('.frame nav [aria-current]');"
+        " const right = e => e.getBoundingClientRect().right;"
+        " return e && right(e) <= right(e.parentElement) + 1 }"
+    )
     here.get_by_role("button", name="Settings").click()
     here.locator(".settings").get_by_label("中文").check()
     expect(here.locator("html")).to_have_attribute("lang", "zh-Hans")

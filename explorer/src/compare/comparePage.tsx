@@ -99,6 +99,17 @@ export function ComparePage(): JSX.Element {
           />
         ) : null}
       </div>
+      <PromptForm
+        name="said"
+        label={onText ? s.text : s.prompt}
+        button={s.go}
+        rows={onText ? 4 : 2}
+        draft={draft}
+        onSubmit={(said) => {
+          if (asked.error && said === field.text) asked.retry();
+          else change({ ...field.to(said), at: null });
+        }}
+      />
       {known.length > 1 ? null : <p class="note">{s.one}</p>}
       <div class="sides">
         {samplers ? (
@@ -116,17 +127,6 @@ export function ComparePage(): JSX.Element {
       <button type="button" class="quiet swap" data-do="swap" onClick={swap}>
         {s.swap}
       </button>
-      <PromptForm
-        name="said"
-        label={onText ? s.text : s.prompt}
-        button={s.go}
-        rows={onText ? 4 : 2}
-        draft={draft}
-        onSubmit={(said) => {
-          if (asked.error && said === field.text) asked.retry();
-          else change({ ...field.to(said), at: null });
-        }}
-      />
       {field.text === undefined ? (
         <p class="note alarm" role="alert">
           {lost}

@@ -46,6 +46,21 @@ if TYPE_CHECKING:
 
     __version__: str
 
+
+def _refuse_sub_interpreters() -> None:
+    """Raise ImportError in a sub-interpreter, where importing torch never ends."""
+    for name in ("_interpreters", "_xxsubinterpreters"):
+        try:
+            interpreters: Any = import_module(name)
+        except ImportError:
+            continue
+        if interpreters.get_current() != interpreters.get_main():
+            raise ImportError(
+                "lmhead cannot be imported in a sub-interpreter: torch cannot; use a process"
+            )
+
+
+_refuse_sub_interpreters()
 _names, _load, __dir__ = lazy_exports(
     __name__,
     {

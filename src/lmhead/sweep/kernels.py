@@ -130,9 +130,25 @@ def row_logits(
     return out
 
 
+_several_threads = False  # whether the core has run on more than one
+
+
 def threads() -> int:
     """Return the number of threads that torch uses."""
-    return torch.get_num_threads()
+    global _several_threads
+    n = torch.get_num_threads()
+    _several_threads = _several_threads or n > 1
+    return n
+
+
+def _after_fork() -> None:
+    """Use one thread in a forked process: OpenMP would wait for those that are lost."""
+    if _several_threads:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def map_tuple(p: Pointwise) -> tuple[float, float, bool, float, float]:

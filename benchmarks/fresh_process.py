@@ -21,7 +21,7 @@ from lmhead.cli._peak_memory import Growth, peak_growth
 
 # With these the C library returns every freed block of 128 KiB and more to the system at once, so
 # that resident memory is memory in use.
-_RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 def growth_of(
@@ -48,7 +48,7 @@ def growth_of(
         cwd=ROOT,
         env={
             **os.environ,
-            **_RETURN_FREED_MEMORY,
+            **RETURN_FREED_MEMORY,
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": str(threads),
         },

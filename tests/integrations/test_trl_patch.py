@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -297,6 +298,26 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl, "__version__", "1.17.0")
     with pytest.raises(RuntimeError, match=r"tested with TRL 1\.16\.0; installed is 1\.17\.0"):
         patched_trl.patch()
+
+
+def test_the_signature_stays_that_of_the_model() -> None:
+    """`generate` and data collators look at it."""
+    with patched_trl.patch():
+        model = tiny()
+        before = inspect.signature(model.forward)
+        trl.trainer.utils.add_fused_lm_head(model)
+        assert inspect.signature(model.forward) == before
+
+
+def test_without_its_adapters_a_head_in_half_precision_scores_the_same() -> None:
+    """The reference pass of a policy that has not moved: a ratio of exactly 1."""
+    model = peft.get_peft_model(tiny().bfloat16(), peft.LoraConfig(**LORA))
+    base = model.get_base_model()
+    with patched_trl.patch(), torch.no_grad():
+        policy = fused(base, batch())
+        with model.disable_adapter():
+            reference = model(**batch(), fused_lm_head=True)
+    assert torch.equal(policy.log_probs, reference.log_probs)
 
 
 def test_generation_is_untouched() -> None:

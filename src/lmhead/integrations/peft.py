@@ -50,14 +50,16 @@ class LoraHead(LoraLinear):  # type: ignore[misc]
     def scores(self, x: Tensor) -> SweptScores | None:
         """Return the scores of hidden states (..., D), as rows; None if they are no plain sum."""
         head, active = self.base_layer, self._active()
-        if (
-            not self._is_lazy()
-            or not head.is_plain
-            or any(name in self.lora_variant for name in active)
-        ):
+        if not isinstance(head, LMHead) or (self.disable_adapters and self.merged):
+            return None  # the forward pass unmerges first
+        if self.disable_adapters or self.merged:
+            active = []
+        elif active and not head.is_plain:
             return None
         scores = head.scores(x)
-        return self._added(scores, x, active) if isinstance(scores, SweptScores) else None
+        if any(name in self.lora_variant for name in active) or not isinstance(scores, SweptScores):
+            return None
+        return self._added(scores, x, active)
 
     def _active(self) -> list[str]:
         return [name for name in self.active_adapters if name in self.lora_A]

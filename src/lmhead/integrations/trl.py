@@ -146,7 +146,7 @@ def _add_head(model: Any, *args: Any, cast_lm_head_to_fp32: bool = False, **kwar
     _add_fused_lm_head(model, *args, cast_lm_head_to_fp32=cast_lm_head_to_fp32, **kwargs)
     fused = model.forward
 
-    @wraps(fused)
+    @wraps(fused.__func__)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("fused_lm_head"):
             return fused(*args, **kwargs)

@@ -159,7 +159,7 @@ def leading_directions(rows: Tensor, k: int, *, most: int = 16384) -> Tensor:
 
 
 Bits = Literal[8, "4+4"]
-Progress = Callable[[int, int], None]
+OnRows = Callable[[int, int], None]
 """Called with the number of rows done and of all rows."""
 
 BLOCK = 256
@@ -283,7 +283,7 @@ def build(
     bits: Bits = 8,
     calibration: Tensor | None = None,
     leading: int | None = None,
-    progress: Progress | None = None,
+    progress: OnRows | None = None,
 ) -> Copy:
     """Quantize a weight (V, D), block by block.
 

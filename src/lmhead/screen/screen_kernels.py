@@ -205,7 +205,7 @@ def decide(
         return None
     values, ids = torch.empty(1, k, dtype=torch.float64), torch.empty(1, k, dtype=torch.int64)
     given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, states.e, states.n)
-    exact = (states.base, kernels.bits(hidden), kernels.bits(weight), bias)
+    exact = (states.base, hidden.detach(), weight.detach(), bias)
     scored, decided, sound = core.screen_decide(
         *given, *exact, most, values, ids, kernels.threads()
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.screen import candidates, store
 from lmhead.screen.candidates import Candidates, decide
-from lmhead.screen.copy import Bits, Copy, Progress, build
+from lmhead.screen.copy import Bits, Copy, OnRows, build
 from lmhead.screen.states import TOGETHER, usable
 from lmhead.sweep import Pointwise, Questions, Source, row_answers
 
@@ -178,7 +178,7 @@ class ScreenedHead:
         *,
         bits: Bits = 8,
         calibration: Tensor | None = None,
-        progress: Progress | None = None,
+        progress: OnRows | None = None,
     ) -> None:
         _check_head(head)
         if bits not in (8, "4+4"):

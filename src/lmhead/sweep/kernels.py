@@ -156,11 +156,6 @@ def map_tuple(p: Pointwise) -> tuple[float, float, bool, float, float]:
     return p.scale, p.shift, p.bounded, p.outer, p.outer_shift
 
 
-def bits(t: Tensor) -> Tensor:
-    """Return a tensor as the core takes it: without gradients."""
-    return t.detach()
-
-
 def views(*tensors: Tensor) -> tuple[Any, ...]:
     """Return NumPy arrays on the tensors' memory (a copy's, if not contiguous): the core takes
     these fastest.
@@ -405,7 +400,7 @@ def pair_products(
     core = for_pairs(hidden, weight)
     if core is not None:
         rows, ids = rows.contiguous(), ids.contiguous()
-        core.pairs(bits(hidden), bits(weight), rows, ids, out, threads())
+        core.pairs(hidden.detach(), weight.detach(), rows, ids, out, threads())
         return out
     block = max(1, max_bytes // (32 * weight.shape[1]))
     for i in range(0, len(rows), block):

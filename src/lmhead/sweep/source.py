@@ -255,6 +255,11 @@ class Source:
         self.pointwise.apply_(x)
         return x if self.row_scale is None else x.mul_(self.row_scale[rows])
 
+    def at(self, ids: Tensor) -> Tensor:
+        """Return the logits of token ids (N, K) of each row, in float64: (N, K)."""
+        rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+        return self.pairs(rows.reshape(-1), ids.reshape(-1)).reshape(ids.shape)
+
     @torch.no_grad()
     def row_logits(self) -> Tensor:
         """Return all logits (N, V), each row the same whatever other rows are present.

@@ -255,10 +255,8 @@ class SweptScores(Scores):
 
     def at(self, ids: Tensor) -> Tensor:
         """Return the logits of token ids (N, K) in float64."""
-        rows = torch.arange(len(ids), device=self.device)[:, None].expand_as(ids).reshape(-1)
         with torch.no_grad():
-            flat = self.source.pairs(rows, ids.reshape(-1))
-        return flat.reshape(ids.shape)
+            return self.source.at(ids)
 
     def row_logits(self) -> Tensor:
         """Return all logits (N, V), each row computed independently of the others."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmhead.sweep import Source
 from lmhead.sweep.source import unit_roundoff, without_autocast
-from lmhead.vocab.clusters import Clusters, Part, exact_pairs, exact_source
+from lmhead.vocab.clusters import Clusters, Part, exact_source
 from lmhead.vocab.factors import Factors
 
 # Candidates kept beyond k: that far down the list the gap is larger than rounding.
@@ -86,7 +86,7 @@ class _Search:
             if len(rows) == 0:
                 continue
             entry = torch.full((len(rows), 1), clusters.shortlist + part.number - 1)
-            through = exact_pairs(source.select(rows), entry.to(rows)) - lse[rows, None]
+            through = source.select(rows).at(entry.to(rows)) - lse[rows, None]
             inner, tail, tail_lse = self._log_softmax(part, rows)
             some = self._best(part, inner, tail, tail_lse, rows, through)
             found = self._merge(found, some, rows)
@@ -138,7 +138,7 @@ class _Search:
         if kept < log_p.shape[1]:
             rest = rough[:, -1] if through is None else rough[:, -1] + through[:, 0]
             self.left[rows] = torch.maximum(self.left[rows], rest)
-        values = exact_pairs(source, local) - lse[:, None]
+        values = source.at(local) - lse[:, None]
         if through is not None:
             values = values + through
         return _Found(values, local + part.start, torch.full_like(local, part.number))

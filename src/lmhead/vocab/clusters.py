@@ -241,7 +241,7 @@ def _exact_logits(clusters: Clusters, part: Part, hidden: Tensor) -> Tensor:
     source = exact_source(clusters, part, hidden)
     every = torch.arange(source.vocab, device=hidden.device)
     ids = every.expand(len(hidden), -1)
-    return exact_pairs(source, ids)
+    return source.at(ids)
 
 
 def exact_source(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
@@ -252,15 +252,8 @@ def exact_source(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
     projection = clusters.projections[c]
     flat = Source((hidden,), (projection,), None, Pointwise())
     every = torch.arange(len(projection), device=hidden.device).expand(len(hidden), -1)
-    projected = exact_pairs(flat, every)
+    projected = flat.at(every)
     return Source((projected,), (clusters.weights[c],), clusters.biases[c], Pointwise())
-
-
-def exact_pairs(source: Source, ids: Tensor) -> Tensor:
-    """Return logits of tokens (N, K) in float64, each sum in one order."""
-    rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
-    flat = source.pairs(rows.reshape(-1), ids.reshape(-1))
-    return flat.reshape(ids.shape)
 
 
 def cluster_rows(part_of: Tensor, parts: tuple[Part, ...]) -> Iterator[tuple[Part, Tensor]]:

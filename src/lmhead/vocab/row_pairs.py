@@ -99,7 +99,7 @@ def _sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
     out = _zeros(size, x.shape[1], wide, x.device)
     core = kernels.for_pairs(x, x)
     if core is not None and kernels.readable(c, a, b):
-        given = (t.contiguous() for t in (c, kernels.bits(x), a, b))
+        given = (t.contiguous() for t in (c, x.detach(), a, b))
         core.tree_sums(*given, out, kernels.threads())
         return out.to(x.dtype)
     block = max(1, _BYTES // (8 * max(1, x.shape[1])))

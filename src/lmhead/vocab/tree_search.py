@@ -47,8 +47,8 @@ def _in_core(core: ModuleType, forks: Forks, hidden: Tensor, k: int) -> tuple[Te
     n, tree = len(hidden), forks.tree
     values = torch.empty(n, k, dtype=torch.float64)
     ids, opened = torch.empty(n, k, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
-    bias = None if forks.bias is None else kernels.bits(forks.bias.contiguous())
-    given = (kernels.bits(hidden), kernels.bits(forks.weight), bias)
+    bias = None if forks.bias is None else forks.bias.contiguous().detach()
+    given = (hidden.detach(), forks.weight.detach(), bias)
     tables = (tree.tables.start, tree.tables.child, tree.vocab)
     core.tree_best(*given, *tables, values, ids, opened, kernels.threads())
     return values, ids

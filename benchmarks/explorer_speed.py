@@ -73,9 +73,13 @@ class Characters:
 
     bos_token_id = eos_token_id = None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, /, *, bos: bool = False) -> list[int]:  # noqa: ARG002
         """Return one id per character."""
         return [ord(c) for c in text]
+
+    def bytes_after(self, previous: int | None, id: int, /) -> bytes:  # noqa: ARG002
+        """Return the text of a token, whatever comes before it."""
+        return self.token_bytes(id)
 
     def token_bytes(self, id: int) -> bytes:
         """Return the text of a token."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmhead import LMHead, Sampler
 from lmhead.screen import ScreenedHead, ScreenedSample
+from lmhead.sweep import SweptScores
 from screen import heads
 
 pytestmark = pytest.mark.both_cores
@@ -39,7 +40,9 @@ CHAINS: dict[str, dict[str, Any]] = {
 
 
 def exact_logits(head: LMHead, hidden: Tensor) -> Tensor:
-    source = head.scores(hidden).source
+    scores = head.scores(hidden)
+    assert isinstance(scores, SweptScores)
+    source = scores.source
     every = torch.arange(source.vocab)
     rows = [
         source.pairs(torch.full_like(every, row), every, max_bytes=2**24)

@@ -10,6 +10,7 @@ from compare import assert_close, float64
 from torch import Tensor
 
 from lmhead import LMHead, reference
+from lmhead.sweep import Source, SweptScores
 from lmhead.vocab import AdaptiveHead, SampledLoss
 from lmhead.vocab.proposals import draw_negatives, log_proposal
 
@@ -19,6 +20,12 @@ VOCAB, DIM, N = 30, 6, 9
 @pytest.fixture
 def hidden() -> Tensor:
     return torch.randn(N, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def source_of(loss: SampledLoss, hidden: torch.Tensor) -> Source:
+    scores = loss.head.scores(hidden)
+    assert isinstance(scores, SweptScores)
+    return scores.source
 
 
 def make(**options: Any) -> SampledLoss:
@@ -82,7 +89,7 @@ def test_every_part_of_the_head_counts(hidden: Tensor) -> None:
         assert loss.head.low_rank_b is not None
         loss.head.low_rank_b.normal_()
     targets = torch.arange(N)
-    rows = loss.rows(loss.head.scores(hidden).source, targets, torch.arange(VOCAB))
+    rows = loss.rows(source_of(loss, hidden), targets, torch.arange(VOCAB))
     assert_close(rows, F.cross_entropy(loss.head(hidden), targets, reduction="none"), rtol=1e-10)
 
 
@@ -132,7 +139,7 @@ def test_only_hits(hidden: Tensor) -> None:
     """Where every negative is the target there is nothing to learn: 0, and no NaN."""
     loss = make(num_samples=1)
     leaf = hidden.clone().requires_grad_()
-    rows = loss.rows(loss.head.scores(leaf).source, torch.full((N,), 4), torch.tensor([4]))
+    rows = loss.rows(source_of(loss, leaf), torch.full((N,), 4), torch.tensor([4]))
     rows.sum().backward()  # type: ignore[no-untyped-call]
     assert not rows.any()
     assert leaf.grad is not None

@@ -281,7 +281,7 @@ def program() -> str:
     on_path = shutil.which("lmhead")
     if on_path and Path(on_path).absolute() == script.absolute():
         return "lmhead"
-    command = [script] if script.exists() else [python, "-m", "lmhead"]
+    command: list[Any] = [script] if script.exists() else [python, "-m", "lmhead"]
     first = Path(command[0])
     if first.is_relative_to(Path.cwd()):
         first = first.relative_to(Path.cwd())

@@ -148,7 +148,7 @@ def _spread(name: str, logits: LazyLogits, dim: Any, *, keepdim: bool, **kw: Any
     correction = kw.get("correction", 1 if kw.get("unbiased", True) else 0)
     mean = reduce("mean", logits, dim, keepdim=True)
     n = logits.numel() // max(1, mean.numel())
-    squares = reduce("sum", (logits - mean).square(), dim, keepdim)  # type: ignore[arg-type]
+    squares = reduce("sum", (logits - mean).square(), dim, keepdim)
     variance = squares / max(n - correction, 0)
     return variance.sqrt() if name == "std" else variance  # type: ignore[no-any-return]
 

@@ -192,7 +192,7 @@ class _Answer(torch.autograd.Function):
 
         def run() -> tuple[list[Payload], list[Tensor | None]]:
             found = _gradients(outputs, grads, within.leaves, create_graph=again)
-            return within.payloads(found)
+            return within.payloads(found)  # type: ignore[no-any-return]
 
         pending = _Pending(run)
         to_tensors: list[Tensor | None] = [None] * len(ctx.tensors)
@@ -483,7 +483,7 @@ class _Record(torch.autograd.Function):
             flat = whole.reshape(node.n_rows, node.width)
             return _dense_gradient(function, roots, tensors, root, [flat])
 
-        given = [lambda p=p: p for p in payloads]  # type: ignore[misc]
+        given = [lambda p=p: p for p in payloads]
         handed = _handed(roots, given, ctx.forms, dense)
         return (None, None, None, None, None, *handed, *to_tensors)
 

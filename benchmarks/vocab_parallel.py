@@ -35,51 +35,49 @@ Step = Callable[[], dict[str, Tensor]]
 
 
 def _steps(vocab: int, width: int, tokens: int) -> dict[str, Step]:
-    """Return one training step of the head per implementation; all ranks have the same inputs."""
+    """Return one training step of the head per implementation, all on the same tensors."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        loss_parallel,
-        parallelize_module,
-    )
-
-    from lmhead.parallel import VocabParallel
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import loss_parallel
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(tokens, width, generator=random).requires_grad_()
     targets = torch.randint(vocab, (tokens,), generator=random)
-    styles = {
-        "lmhead": VocabParallel(),
-        "gather": ColwiseParallel(output_layouts=Replicate()),
-        "loss_parallel": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-    }
+    random.manual_seed(1 + dist.get_rank())
+    part = torch.rand(vocab // dist.get_world_size(), width, generator=random).sub_(0.5)
+    split = DTensor.from_local(part.mul_(width**-0.5), mesh, [Shard(0)], run_check=False)
+    weight: Any = nn.Parameter(split)
+    head = LMHead(width, vocab, device="meta")
+    head.weight = weight
 
-    def make(name: str) -> Step:
-        torch.manual_seed(1)
-        head: Any = nn.Linear(width, vocab, bias=False)
-        head = parallelize_module(
-            LMHead.from_linear(head) if name == "lmhead" else head, mesh, styles[name]
-        )
+    def logits() -> Any:  # what ColwiseParallel makes of nn.Linear
+        return F.linear(DTensor.from_local(hidden, mesh, [Replicate()], run_check=False), weight)
 
+    def lazy() -> Tensor:
+        return F.cross_entropy(head(hidden), targets)
+
+    def gather() -> Tensor:
+        whole = logits().redistribute(placements=[Replicate()]).to_local()
+        return F.cross_entropy(whole, targets)
+
+    def sharded() -> Tensor:
+        return F.cross_entropy(logits(), targets)
+
+    def make(loss_of: Callable[[], Tensor]) -> Step:
         def step() -> dict[str, Tensor]:
-            hidden.grad = head.weight.grad = None
-            if name == "loss_parallel":
-                with loss_parallel():
-                    loss = F.cross_entropy(head(hidden), targets)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                loss = loss.full_tensor()  # type: ignore[attr-defined]
-            else:
-                loss = F.cross_entropy(head(hidden), targets)
-                loss.backward()  # type: ignore[no-untyped-call]
-            leaves: tuple[Any, ...] = (hidden, head.weight)
+            hidden.grad = weight.grad = None
+            with loss_parallel():  # changes nothing for plain tensors
+                loss: Any = loss_of()
+                loss.backward()
+            value = loss.full_tensor() if isinstance(loss, DTensor) else loss
+            leaves: tuple[Any, ...] = (hidden, weight)
             grads = [leaf.grad for leaf in leaves]
-            return {"loss": loss.detach(), "hidden": grads[0], "weight": grads[1].to_local()}
+            return {"loss": value.detach(), "hidden": grads[0], "weight": grads[1].to_local()}
 
         return step
 
-    return {name: make(name) for name in NAMES}
+    return dict(zip(NAMES, map(make, (lazy, gather, sharded)), strict=True))
 
 
 def _rank(rank: int, folder: str, settings: dict[str, int]) -> None:
@@ -103,10 +101,12 @@ def _rank(rank: int, folder: str, settings: dict[str, int]) -> None:
         for name in (*NAMES[number % 3 :], *NAMES[: number % 3]):
             dist.barrier()
             start, cpu = perf_counter(), process_time()
-            _, growth = call_with_growth(steps[name])
+            steps[name]()
             found[name]["cpu"].append(process_time() - cpu)
             found[name]["seconds"].append(perf_counter() - start)
-            found[name]["memory"].append(growth)
+    for name in NAMES:
+        dist.barrier()
+        found[name]["memory"] = [call_with_growth(steps[name])[1]]
     Path(folder, f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
@@ -174,6 +174,8 @@ def command(run: Run, ranks: int, vocab: int, width: int, tokens: int, rounds: i
     settings = {"ranks": ranks, "vocab": vocab, "width": width, "tokens": tokens, "rounds": rounds}
     if run.quick:
         settings |= {"ranks": 2, "vocab": 1000, "width": 32, "tokens": 64, "rounds": 2}
+    if settings["vocab"] % settings["ranks"]:
+        raise ValueError(f"--vocab must be a multiple of --ranks; got {vocab} and {ranks}")
     run.document["settings"] = settings
     run.document["points"] = measure(settings)
     run.wrong = any(

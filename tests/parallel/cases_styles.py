@@ -26,10 +26,12 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import lmhead
 from lmhead import LMHead, Sampler
-from lmhead.parallel import VocabParallel
+from lmhead.parallel import VocabParallel, plan
 from parallel.cases_vocab import assert_close, full, problem, sharded
 from parallel.ranks import case
 
@@ -287,3 +289,50 @@ def screened_decisions() -> None:
             assert torch.equal(ours.indices, theirs.indices)
             assert torch.equal(split(hidden).argmax(-1), whole(hidden).argmax(-1))
         assert screened.report.choices == 18, "the copy must decide before the change, not after"
+
+
+class Sent(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what this rank sends in collectives, by the formulas of `lmhead.parallel.plan`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        n, name = dist.get_world_size(), func.overloadpacket.__name__
+        if func.namespace == "_c10d_functional" and name == "all_gather_into_tensor":
+            self.bytes += (n - 1) * args[0].numel() * args[0].element_size()
+        if func.namespace == "c10d":
+            tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
+            sizes = [t.numel() * t.element_size() for t in tensors]
+            if name in ("allgather_", "_allgather_base_"):
+                self.bytes += (n - 1) * min(sizes)
+            elif name == "allreduce_":
+                self.bytes += 2 * (n - 1) / n * sizes[0]
+            elif name == "_reduce_scatter_base_":
+                self.bytes += (n - 1) / n * max(sizes)
+            elif name not in ("barrier", "broadcast_"):
+                raise AssertionError(f"unknown collective {name}")
+        return func(*args, **(kwargs or {}))
+
+
+@case(2, 4)
+def the_plan_is_what_is_sent() -> None:
+    """`lmhead.parallel.plan` against the bytes that collectives are given."""
+    n, (vocab, width, tokens) = dist.get_world_size(), (64, 16, 12)
+    mesh = init_device_mesh("cpu", (n,))
+    hidden, targets = torch.randn(tokens, width), torch.randint(vocab, (tokens,))
+    settings: Any = {"ranks": n, "itemsize": 4}
+    head: Any = LMHead(width, vocab)
+    split = parallelize_module(LMHead(width, vocab), mesh, VocabParallel())
+    with Sent() as sent:
+        F.cross_entropy(split(hidden.clone().requires_grad_()), targets).backward()  # type: ignore[no-untyped-call]
+    assert sent.bytes == plan(vocab, width, tokens, shard="vocab", **settings).sent
+    for reshard in (True, False):
+        head = fully_shard(LMHead(width, vocab), mesh=mesh, reshard_after_forward=reshard)
+        with Sent() as sent:
+            F.cross_entropy(head(hidden), targets).backward()  # type: ignore[no-untyped-call]
+        found = plan(vocab, width, tokens, shard="full", reshard=reshard, **settings)
+        assert sent.bytes == found.sent, (reshard, sent.bytes, found.sent)

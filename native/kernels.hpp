@@ -50,7 +50,7 @@ struct Pick {
   float value;
 };
 
-// A loss as a weighted sum of each row's answers, as in sweep/loss.py: (rows,) each.
+// A loss as a weighted sum of each row's answers, as in scores/row_loss.py: (rows,) each.
 struct LossWeights {
   const double *lse, *picked;
   const double *mixed, *squared;  // may be null

@@ -1,4 +1,4 @@
-"""Parameters of FSDP2 (`fully_shard`), which are freed and gathered again behind the head's back.
+"""Parameters of FSDP2 (`fully_shard`), which FSDP2 frees and gathers again between calls.
 
 In the forward pass of a group of modules a parameter is a plain tensor, whose storage FSDP2 frees
 afterwards. Lazy logits may be queried later: they find the sharded parameter here, and gather it

@@ -184,7 +184,7 @@ test("the steps of a sampler add up", () => {
         ? ["logits", "temperature", "top_k", "top_p", "min_p"]
         : ["logits", "top_k", "top_p", "min_p", "temperature"],
     );
-    expect(done.at(-1)).toMatchObject({ words: processed.kept, entropy: processed.entropy });
+    expect(done.at(-1)).toMatchObject({ kept: processed.kept, entropy: processed.entropy });
     expect(done.at(-1)?.["best_prob"]).toBeCloseTo(processed.p(0), 12);
     expect(done.reduce((sum, { cut }) => sum + Number(cut), processed.kept)).toBe(50);
     const stay = done.reduce((share, { cut_mass }) => share * (1 - Number(cut_mass)), 1);

@@ -173,7 +173,7 @@ def test_check_passes(model: str) -> None:
     assert result.exit_code == 0, result.output
     assert "FAILED" not in result.stdout
     found = document("check", model)
-    assert (found["tokens"], found["words"]) == (24, 300)
+    assert (found["tokens"], found["vocab_tokens"], found["words"]) == (24, 300, 300)
     names = [row["what"] for row in found["checks"]]
     assert names == [
         "loss",

@@ -263,7 +263,7 @@ def _sampled(row: int, settings: dict[str, Any], order: str | list[str]) -> dict
         "p": p[found.kept[0]].tolist(),
         "token": int(found.token),
         "steps": [
-            {"stage": step.stage, "words": step.words, "mass": step.mass}
+            {"stage": step.stage, "words": step.kept, "mass": step.mass}
             | {"entropy": step.entropy, "best": step.best, "best_prob": step.best_prob}
             for step in steps
         ],

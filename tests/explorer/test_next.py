@@ -54,7 +54,7 @@ def test_the_numbers_are_those_of_lmhead_next(
     assert numbers(here, "processed") == pytest.approx(left, abs=1e-6)
     assert column(here, "ranked", "cut") == [token["cut_by"] or "" for token in tokens]
     steps = processed["steps"]
-    assert numbers(here, "words", "stages") == [step["words"] for step in steps]
+    assert numbers(here, "kept", "stages") == [step["kept"] for step in steps]
     assert numbers(here, "best", "stages") == [step["best"] for step in steps]
     for field, name in (("mass", "mass"), ("entropy", "entropy"), ("p", "best_prob")):
         shown = numbers(here, field, "stages")
@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_lmhead_next(
     entropy = here.locator('[data-chart="entropy"]').inner_text()
     assert f"{want['entropy']:.4f}" in entropy
     assert f"{processed['entropy']:.4f}" in entropy
-    assert f"{100 * want['mass']:.2f}" in here.locator(".play").inner_text()
+    assert f"{100 * want['mass']:.2f}" in here.locator(".play.rest").inner_text()
     said = here.locator('[data-chart="says"] dd').last.get_attribute("data-id")
     assert said == str(processed["token"]["id"])
 

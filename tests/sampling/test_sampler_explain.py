@@ -55,7 +55,7 @@ def test_numbers() -> None:
             after = want[step.stage][row]
             alive, gone = np.isfinite(after), np.isfinite(before) & ~np.isfinite(after)
             assert step.row == row
-            assert step.words == alive.sum()
+            assert step.kept == alive.sum()
             assert step.mass == pytest.approx(min(1.0, model[row, alive].sum()), abs=1e-12)
             assert step.cut == gone.sum()
             p = ref.softmax(before)
@@ -81,7 +81,7 @@ def test_the_token_is_the_one_that_comes(more: dict[str, Any]) -> None:
     assert list(explanation.tokens) == sampled.token.tolist()
     if not sampler.is_greedy:
         last = [steps[-1] for steps in explanation.steps]
-        assert [s.words for s in last] == sampled.kept.counts()
+        assert [s.kept for s in last] == sampled.kept.counts()
         masses = sampled.log_kept_mass.exp().tolist()
         assert [s.mass for s in last] == pytest.approx(masses, abs=1e-9)
 
@@ -104,8 +104,8 @@ def test_lazy_logits() -> None:
     lazy, dense = sampler.explain(head(hidden)), sampler.explain((hidden @ head.weight.T).detach())
     assert lazy.tokens == dense.tokens
     for a, b in zip(lazy.steps, dense.steps, strict=True):
-        assert [(s.stage, s.words, s.cut, s.best) for s in a] == [
-            (s.stage, s.words, s.cut, s.best) for s in b
+        assert [(s.stage, s.kept, s.cut, s.best) for s in a] == [
+            (s.stage, s.kept, s.cut, s.best) for s in b
         ]
 
 

@@ -42,13 +42,14 @@ export function explained({
   counting,
 }: Pick<Shown, "row" | "processed" | "chain" | "counting">): Record<string, string | number>[] {
   const first = {
-    words: row.candidates.size,
+    kept: row.candidates.size,
     mass: 1,
     cut: 0,
     cut_mass: 0,
     entropy: row.entropy,
     best: row.ids[0] ?? 0,
     best_prob: row.p(0),
+    words: row.candidates.size, // the former name of kept
   };
   return [
     { stage: "logits", settings: "", ...first },
@@ -57,13 +58,14 @@ export function explained({
       return {
         stage: step.name,
         settings: stage ? stageRepr(stage, counting) : "",
-        words: step.left,
+        kept: step.left,
         mass: step.mass,
         cut: step.removed,
         cut_mass: step.removedMass,
         entropy: step.entropy,
         best: step.best,
         best_prob: step.bestP,
+        words: step.left,
       };
     }),
   ];
@@ -151,6 +153,7 @@ export async function nextDocument(shown: Shown): Promise<object> {
     processed: chain.stages.length
       ? {
           settings: samplerRepr(order ? givenOptions(chain.stages) : {}, order ?? "hf", chain.seed, model),
+          kept: processed.kept,
           words: processed.kept,
           mass: processed.steps.at(-1)?.mass ?? 1,
           entropy: processed.entropy,
@@ -168,7 +171,7 @@ export function nextTables(
   titles: { ranked: string; stages: string },
 ): Table[] {
   const columns = ["rank", "id", "text", "logit", "p", "processed_p", "log_prob", "cut_by"] as const;
-  const stages = ["stage", "words", "mass", "cut", "cut_mass", "entropy"];
+  const stages = ["stage", "kept", "mass", "cut", "cut_mass", "entropy"];
   return [
     {
       title: titles.ranked,

@@ -35,7 +35,7 @@ export function Stages({ row, processed, say }: StagesProps): JSX.Element {
       </thead>
       <tbody>
         {lines.map(({ name, left, mass, entropy, best, bestP }, at) => (
-          <tr key={at} data-words={left} data-mass={mass} data-entropy={entropy} data-best={best} data-p={bestP}>
+          <tr key={at} data-kept={left} data-mass={mass} data-entropy={entropy} data-best={best} data-p={bestP}>
             <th scope="row">{name}</th>
             <td>{grouped(left)}</td>
             <td>{fixed(mass, 4)}</td>

@@ -33,7 +33,7 @@ class Processed:
 
     Attributes:
         settings: the sampler, as text.
-        kept: number of tokens left ("words" in JSON).
+        kept: number of tokens left.
         mass: the model's probability of the tokens left.
         entropy: of the remaining distribution, in nats.
         steps: what each stage did.
@@ -51,9 +51,11 @@ class Processed:
         """Return every attribute; `steps` without row numbers and ids."""
         omitted = ("row", "cut_ids")
         steps = [{k: v for k, v in asdict(s).items() if k not in omitted} for s in self.steps]
+        steps = [step | {"words": step["kept"]} for step in steps]  # english: word
         return {
             "settings": self.settings,
-            "words": self.kept,
+            "kept": self.kept,
+            "words": self.kept,  # english: word, the former name
             "mass": self.mass,
             "entropy": self.entropy,
             "steps": steps,

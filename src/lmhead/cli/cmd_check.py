@@ -79,7 +79,12 @@ def command(
     if as_json:
         rows = [asdict(finding) | {"passed": finding.passed} for finding in findings]
         _json.write(
-            "check", model=model_json(opened), tokens=len(hidden), words=checked, checks=rows
+            "check",
+            model=model_json(opened),
+            tokens=len(hidden),
+            vocab_tokens=checked,
+            words=checked,  # english: word, the former name of vocab_tokens
+            checks=rows,
         )
     else:
         part = f"{vocab:,} tokens" if checked == vocab else f"{checked:,} of {vocab:,} tokens"

@@ -25,7 +25,7 @@ class Step:
         row: of the batch.
         stage: its name; "logits" before the first one.
         settings: the stage with its parameters, as text.
-        words: number of tokens left (the JSON name).  english: word
+        kept: number of tokens left.
         mass: their probability in softmax(logits).
         cut: number of tokens that this stage removed.
         cut_mass: their probability before this stage.
@@ -38,7 +38,7 @@ class Step:
     row: int
     stage: str
     settings: str
-    words: int  # english: word
+    kept: int
     mass: float
     cut: int
     cut_mass: float
@@ -46,6 +46,11 @@ class Step:
     entropy: float
     best: int
     best_prob: float
+
+    @property
+    def words(self) -> int:  # english: word
+        """`kept`, by its former name."""
+        return self.kept
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Explanation:
             lines = [
                 (
                     s.stage,
-                    f"{s.words:,}",  # english: word
+                    f"{s.kept:,}",
                     f"{s.mass:.4f}",
                     f"{s.cut:,}",
                     f"{s.cut_mass:.4f}",
@@ -155,7 +160,7 @@ def _steps(
                 row=numbers[row],
                 stage=stage,
                 settings=settings,
-                words=int(left.sum()),  # english: word
+                kept=int(left.sum()),
                 mass=float(model[row, left].exp().sum().clamp(max=1.0)),
                 cut=len(ids),
                 cut_mass=float(before[row, ids].exp().sum()),

@@ -91,6 +91,7 @@ def test_the_lens(here: Page, address: str, target: str) -> None:
 def test_a_picture_of_a_long_lens_has_its_layers_in_front(here: Page, address: str) -> None:
     show(here, f"{address}/lens?prompt={'ab hello ' * 9}")
     box = here.locator('[data-chart="grid"]')
+    box.evaluate("box => { box.scrollLeft = 200 }")
     here.wait_for_function("box => box.scrollLeft > 0", arg=box.element_handle())
     tree = ElementTree.fromstring(saved(here, "svg").read_text())
     texts = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -11,14 +13,21 @@ from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
 from lmhead.parallel.linear_layer import LinearScores, linear_scores
-from lmhead.scores.answers import Answers, Asked, Ids
-from lmhead.sweep import Pointwise, accumulation_dtype
+from lmhead.scores.answers import Answers, Asked, Ids, TopK
+from lmhead.sweep import Pointwise, SweptScores, accumulation_dtype
+from lmhead.sweep.pair_logits import kept_logsumexp, pair_logits
 
 
-@eager
+@overload
+def query(hidden: Tensor, weight: Tensor, **questions: Any) -> Answers: ...
+@overload
 def query(
-    hidden: Tensor,
-    weight: Tensor,
+    hidden: Sequence[Tensor], weight: Tensor | Sequence[Tensor], **questions: Any
+) -> tuple[Answers, ...]: ...
+@eager  # type: ignore[misc]  # the overloads do not repeat the questions
+def query(
+    hidden: Tensor | Sequence[Tensor],
+    weight: Tensor | Sequence[Tensor],
     *,
     bias: Tensor | None = None,
     softcap: float | None = None,
@@ -34,8 +43,10 @@ def query(
     log_sum_sq: bool = False,
     mean_logit: bool = False,
     top1_match: Ids = None,
+    row_weight: Tensor | None = None,
+    kept: tuple[Tensor, Tensor] | None = None,
     max_bytes: int | None = None,
-) -> Answers:
+) -> Answers | tuple[Answers, ...]:
     """Answer any set of questions about the next-token distribution by one sweep.
 
     Equivalent to: z = F.linear(hidden, weight, bias).float() / temperature, then
@@ -43,8 +54,10 @@ def query(
     torch.distributions.Categorical(logits=z).entropy(), and so on.
 
     Args:
-        hidden: (..., D).
-        weight: (V, D).
+        hidden: (..., D); or several such tensors, of one shape up to D: the hidden states of
+            multi-token prediction, or of several heads.
+        weight: (V, D); or one for each of several hidden tensors. Several hidden tensors with one
+            weight are answered by one sweep over it.
         bias: (V,); -inf masks a token.
         softcap: logits become softcap · tanh(scale · x / softcap).
         scale: a factor of the logits, before soft-capping.
@@ -61,11 +74,17 @@ def query(
         log_sum_sq: whether to return log Σ p².
         mean_logit: whether to return the mean of the logits that are not -inf.
         top1_match: ids (...) or (..., K) that are compared with the argmax.
+        row_weight: (...): multiplies log_prob, entropy and the other differentiable answers of
+            each row. Rows of weight 0 cost nothing; their ids and ranks are -1.
+        kept: the tokens that a sampler had kept, as CSR arrays (token_ids, offsets): row i could
+            have drawn token_ids[offsets[i] : offsets[i + 1]]. log_prob is then normalised over
+            these. vLLM's `SamplingMask` and `Generation.kept` have this form.
         max_bytes: bound on temporary memory; None for 128 MiB.
 
     Returns:
-        `Answers`. log_prob, entropy, logsumexp, kl, log_sum_sq and mean_logit are differentiable,
-        together.
+        `Answers`, or one for each of several hidden tensors; questions with an entry per row then
+        have a leading dimension for them, as ids (S, ...) for S tensors. log_prob, entropy,
+        logsumexp, kl, log_sum_sq and mean_logit are differentiable, together.
 
     Raises:
         ValueError, TypeError: an argument of the wrong shape, type or range.
@@ -76,11 +95,6 @@ def query(
     >>> answers.log_prob.shape, answers.entropy.shape, answers.top_k.indices.shape
     (torch.Size([2, 5]), torch.Size([2, 5]), torch.Size([2, 5, 3]))
     """
-    checks.check_map(softcap, scale)
-    checks.check_max_bytes(max_bytes)
-    pointwise = Pointwise.of(softcap=softcap, scale=scale)
-    scores, plain = linear_scores(hidden, weight, bias, pointwise, max_bytes=max_bytes)
-    lead = plain.shape[:-1]
     questions: dict[str, Any] = {
         "log_prob": log_prob,
         "rank": rank,
@@ -92,11 +106,47 @@ def query(
         "mean_logit": mean_logit,
         "top1_match": top1_match,
     }
+    options: dict[str, Any] = {
+        "bias": bias,
+        "softcap": softcap,
+        "scale": scale,
+        "temperature": temperature,
+        "kl_to": kl_to,
+        "row_weight": row_weight,
+        "kept": kept,
+        "max_bytes": max_bytes,
+    }
+    if isinstance(hidden, Tensor) and isinstance(weight, Tensor):
+        return _query(hidden, weight, questions, **options)
+    return _several(hidden, weight, questions, options)
+
+
+def _query(
+    hidden: Tensor,
+    weight: Tensor,
+    questions: dict[str, Any],
+    *,
+    bias: Tensor | None,
+    softcap: float | None,
+    scale: float,
+    temperature: float | Tensor,
+    kl_to: Any,
+    row_weight: Tensor | None,
+    kept: Any,
+    max_bytes: int | None,
+) -> Answers:
+    checks.check_map(softcap, scale)
+    checks.check_max_bytes(max_bytes)
+    pointwise = Pointwise.of(softcap=softcap, scale=scale)
+    scores, plain = linear_scores(hidden, weight, bias, pointwise, max_bytes=max_bytes)
+    lead = plain.shape[:-1]
     kl = kl_to is not None
     asked = Asked.checked(lead, scores.vocab_size, plain.device, kl=kl, **questions)
     _check_temperature(temperature, plain)
     dtype = accumulation_dtype(hidden.dtype)
     if isinstance(kl_to, LazyLogits):
+        if row_weight is not None or kept is not None:
+            raise ValueError("kl_to must be a pair (hidden, weight) beside row_weight or kept")
         _check_shape((*lead, scores.vocab_size), tuple(kl_to.shape))
         mine: Any = LazyLogits.of(scores, lead, dtype)
         other_logits: Any = kl_to
@@ -108,7 +158,121 @@ def query(
     other = None if kl_to is None else _pair(kl_to, scores, lead)
     if other is not None:
         other = other.divided(temperature)
-    return asked.answers(asked.compute(scores.divided(temperature), other), dtype)
+    scores = scores.divided(temperature)
+    if kept is not None:
+        rest = replace(asked, log_prob=None)
+        log_prob = _kept_log_prob(scores, asked, kept)
+        found = (log_prob, *(_compute(scores, rest, other, row_weight) if rest.any else ()))
+        if row_weight is not None:
+            found = (log_prob * row_weight.reshape(-1, 1).to(log_prob.dtype), *found[1:])
+        return asked.answers(found, dtype)
+    return asked.answers(_compute(scores, asked, other, row_weight), dtype)
+
+
+def _compute(
+    scores: LinearScores, asked: Asked, other: LinearScores | None, row_weight: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the answers, times a weight per row; rows of weight 0 are left out of the sweep."""
+    if row_weight is None:
+        return asked.compute(scores, other)
+    if row_weight.shape != asked.lead:
+        raise ValueError(
+            f"row_weight must have shape {tuple(asked.lead)}; got {tuple(row_weight.shape)}"
+        )
+    by = row_weight.reshape(-1)
+    rows = by.nonzero()[:, 0]
+    chosen = None if other is None else other.select(rows)
+    made = []
+    for found in asked.compute(scores.select(rows), chosen, rows, by[rows]):
+        kind = found.dtype
+        fill: Any = 0.0 if kind.is_floating_point else False if kind == torch.bool else -1
+        full = found.new_full((scores.n_rows, *found.shape[1:]), fill)
+        made.append(full.index_copy(0, rows, found))
+    return tuple(made)
+
+
+def _kept_log_prob(scores: LinearScores, asked: Asked, kept: Any) -> Tensor:
+    """Return log-probabilities (N, K) of the ids of log_prob among the kept tokens of each row."""
+    ids = asked.rows(asked.log_prob)
+    if ids is None:
+        raise ValueError("log_prob must be given with kept")
+    if not isinstance(scores, SweptScores):
+        raise TypeError("kept must be None where the vocabulary is split over ranks")
+    n, vocab = scores.n_rows, scores.vocab_size
+    token_ids, offsets = _csr(kept, n, vocab, scores.device)
+    rows = torch.repeat_interleave(torch.arange(n, device=scores.device), offsets.diff())
+    targets = torch.arange(n, device=scores.device)[:, None].expand_as(ids)
+    wanted = (targets * vocab + ids).reshape(-1)
+    if not bool(torch.isin(wanted, rows * vocab + token_ids).all()):
+        raise ValueError("kept must hold every id of log_prob in its row; it does not")
+    picked = pair_logits(scores.source, targets.reshape(-1), ids.reshape(-1), scores.max_bytes)
+    z = pair_logits(scores.source, rows, token_ids, scores.max_bytes)
+    return picked.view_as(ids) - kept_logsumexp(z, rows, n)[:, None]
+
+
+def _csr(kept: Any, n: int, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Validate CSR arrays: (token_ids, offsets), or an object with these attributes."""
+    pair = (kept.token_ids, kept.offsets) if hasattr(kept, "token_ids") else kept
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"kept must be a pair (token_ids, offsets); got {type(kept).__name__}")
+    token_ids, offsets = (torch.as_tensor(x, device=device).reshape(-1) for x in pair)
+    checks.check_ids("kept token_ids", token_ids, vocab)
+    checks.check_id_type("kept offsets", offsets)
+    steps = offsets.diff()
+    ends = (len(offsets) == n + 1) and int(offsets[0]) == 0 and int(offsets[-1]) == len(token_ids)
+    if not ends or bool((steps < 0).any()):
+        raise ValueError(
+            f"kept offsets must rise from 0 to {len(token_ids)} in {n + 1} entries, one more than "
+            f"rows; got {len(offsets)} entries"
+        )
+    return token_ids.long(), offsets.long()
+
+
+def _several(
+    hidden: Any, weight: Any, questions: dict[str, Any], options: dict[str, Any]
+) -> tuple[Answers, ...]:
+    """Answer for several hidden tensors: one sweep for one weight, else one for each weight."""
+    hiddens = [hidden] if isinstance(hidden, Tensor) else list(hidden)
+    weights = None if isinstance(weight, Tensor) else list(weight)
+    if isinstance(hidden, Tensor) and weights is not None:
+        hiddens = hiddens * len(weights)
+    if not hiddens or (weights is not None and len(weights) != len(hiddens)):
+        count = 0 if weights is None else len(weights)
+        raise ValueError(
+            f"weight must be one tensor or one for each of {len(hiddens)} hidden; got {count}"
+        )
+    lead = hiddens[0].shape[:-1]
+    if any(h.shape[:-1] != lead for h in hiddens):
+        shapes = [tuple(h.shape) for h in hiddens]
+        raise ValueError(f"hidden must have one shape up to the last dimension; got {shapes}")
+    if weights is None:
+        whole = _query(torch.stack(hiddens), weight, questions, **options)
+        return tuple(_part(whole, i) for i in range(len(hiddens)))
+    made = []
+    for i, (h, w) in enumerate(zip(hiddens, weights, strict=True)):
+        mine = {k: _part(v, i) if k in _PER_ROW else v for k, v in questions.items()}
+        own = {k: _part(v, i) if k in _PER_ROW else v for k, v in options.items()}
+        if options["kl_to"] is not None or options["kept"] is not None:
+            raise ValueError("kl_to and kept must be None where several weights are given")
+        made.append(_query(h, w, mine, **own))
+    return tuple(made)
+
+
+# What has an entry per row, and so a leading dimension for several hidden tensors.
+_PER_ROW = ("log_prob", "rank", "top1_match", "row_weight", "temperature")
+
+
+def _part(value: Any, i: int) -> Any:
+    """Return entry i of tensors, in whatever holds them; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value[i] if value.dim() else value
+    if isinstance(value, Answers):
+        return Answers(**{f.name: _part(getattr(value, f.name), i) for f in fields(value)})
+    if isinstance(value, TopK):
+        return TopK(*(_part(v, i) for v in value))
+    if isinstance(value, list | tuple):
+        return tuple(_part(v, i) for v in value)
+    return value
 
 
 def _pair(pair: Any, scores: LinearScores, lead: torch.Size) -> LinearScores:

@@ -1,11 +1,13 @@
 """The questions of `query` that post-training asks: temperature, log Σ p², mean logit, top-1."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import oracle
 import pytest
 import torch
+import torch_watch
 from compare import Array, assert_close, float64
 from contract.cases import inputs
 from torch import Tensor
@@ -180,3 +182,99 @@ def test_a_temperature_must_be_positive(wrong: Any) -> None:
     hidden, weight, _, _ = inputs()
     with pytest.raises(ValueError, match="temperature must be"):
         lmhead.query(hidden, weight, temperature=wrong, entropy=True)
+
+
+def test_rows_of_weight_zero_are_left_out() -> None:
+    """Answers times the weight; 0, -1 and False where it is 0; gradients of the other rows only."""
+    hidden, weight, _, targets = inputs(3, 4)
+    by = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.5, 1.0], [0.0, 1.0, 0.0, 0.0]])
+    asked: Any = {"log_prob": targets, "entropy": True, "rank": targets, "argmax": True}
+    asked |= {"top1_match": targets, "top_k": 2}
+    poisoned = torch.where(by[..., None] == 0, torch.nan, hidden).requires_grad_()
+    found = lmhead.query(poisoned, weight, row_weight=by, **asked)
+    plain = lmhead.query(hidden, weight, **asked)
+    on = by != 0
+    assert_close(found.log_prob, torch.where(on, plain.log_prob * by, 0.0), rtol=1e-12)
+    assert_close(found.entropy, torch.where(on, plain.entropy * by, 0.0), rtol=1e-12)
+    assert_close(found.rank, torch.where(on, plain.rank, -1))
+    assert_close(found.argmax, torch.where(on, plain.argmax, -1))
+    assert_close(found.top1_match, plain.top1_match & on)
+    assert_close(found.top_k.values[on], plain.top_k.values[on], rtol=1e-12)
+    found.log_prob.sum().backward()
+    assert poisoned.grad is not None
+    assert bool((poisoned.grad[~on] == 0).all())
+    hidden.requires_grad_()
+    (lmhead.query(hidden, weight, log_prob=targets).log_prob * by).sum().backward()
+    assert_close(poisoned.grad, hidden.grad if hidden.grad is not None else torch.nan, rtol=1e-9)
+    with pytest.raises(ValueError, match="row_weight must have shape"):
+        lmhead.query(hidden, weight, entropy=True, row_weight=torch.ones(4))
+
+
+def test_several_hidden_tensors_share_a_sweep() -> None:
+    """Multi-token prediction: one weight, K sets of hidden states; the weight is read once."""
+    _, weight, _, _ = inputs()
+    sets = [inputs(6, seed=s).hidden for s in range(3)]
+    targets = torch.stack([inputs(6, seed=s).targets for s in range(3)])
+    found = lmhead.query(sets, weight, log_prob=targets, entropy=True, top_k=2)
+    with torch.no_grad(), torch_watch.Products() as products:
+        lmhead.query(sets, weight, log_prob=targets, entropy=True)
+    assert products.flops == 2 * 18 * 37 * 5
+    for answers, hidden, ids in zip(found, sets, targets, strict=True):
+        alone = lmhead.query(hidden, weight, log_prob=ids, entropy=True, top_k=2)
+        assert_close(answers.log_prob, alone.log_prob, rtol=1e-12)
+        assert_close(answers.entropy, alone.entropy, rtol=1e-12)
+        assert_close(answers.top_k.indices, alone.top_k.indices)
+
+
+def test_several_heads() -> None:
+    weights = [inputs(seed=s, vocab=v).weight for s, v in ((1, 37), (2, 50))]
+    hidden, _, _, ids = inputs(6)
+    found = lmhead.query([hidden, hidden * 2], weights, log_prob=torch.stack([ids, ids]))
+    for answers, h, w in zip(found, (hidden, hidden * 2), weights, strict=True):
+        assert_close(answers.log_prob, lmhead.query(h, w, log_prob=ids).log_prob)
+    with pytest.raises(ValueError, match="weight must be one tensor or one for each"):
+        lmhead.query([hidden], weights, entropy=True)
+
+
+@pytest.mark.parametrize("options", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_log_prob_among_kept_tokens(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Normalised over the kept sets, with gradients, as dense float64 autograd has them."""
+    hidden, weight, bias, _ = inputs(9, dtype=dtype)
+    head = head_of(options, bias)
+    random = torch.Generator().manual_seed(1)
+    sets = [torch.randperm(30, generator=random)[: n + 1] + 6 for n in range(9)]
+    token_ids = torch.cat(sets)
+    offsets = torch.tensor([0, *(len(s) for s in sets)]).cumsum(0)
+    ids = torch.stack([s[0] for s in sets])
+    t = torch.linspace(0.5, 1.5, 9, dtype=dtype)
+    leaves = [hidden, weight, *([head["bias"]] if "bias" in head else [])]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    up = torch.linspace(-1.0, 1.0, 9, dtype=dtype)
+    kept: Any = SimpleNamespace(token_ids=token_ids.tolist(), offsets=offsets.tolist())
+    found = lmhead.query(hidden, weight, **head, temperature=t, log_prob=ids, kept=kept)
+    grads = torch.autograd.grad(found.log_prob, leaves, up)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    z = exact[0] @ exact[1].T + (exact[2] if len(exact) == 3 else 0.0)
+    z = z * head.get("scale", 1.0)
+    if "softcap" in head:
+        z = head["softcap"] * torch.tanh(z / head["softcap"])
+    z = z / t.double()[:, None]
+    true = torch.stack([z[i, s].log_softmax(0)[0] for i, s in enumerate(sets)])
+    rtol = 1e-10 if dtype == torch.float64 else 2e-5
+    assert_close(found.log_prob, true, rtol=rtol, atol=rtol)
+    for ours, expected in zip(grads, torch.autograd.grad(true, exact, up.double()), strict=True):
+        assert_close(ours, expected, rtol=10 * rtol, atol=10 * rtol)
+
+
+def test_kept_sets_must_be_complete() -> None:
+    hidden, weight, _, ids = inputs(3)
+    good = (ids, torch.arange(4))
+    assert_close(lmhead.query(hidden, weight, log_prob=ids, kept=good).log_prob, torch.zeros(3))
+    with pytest.raises(ValueError, match="kept must hold every id"):
+        lmhead.query(hidden, weight, log_prob=(ids + 1) % 37, kept=good)
+    with pytest.raises(ValueError, match="kept offsets must rise from 0 to 3 in 4 entries"):
+        lmhead.query(hidden, weight, log_prob=ids, kept=(ids, torch.arange(3)))
+    with pytest.raises(ValueError, match="log_prob must be given with kept"):
+        lmhead.query(hidden, weight, entropy=True, kept=good)

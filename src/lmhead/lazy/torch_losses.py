@@ -225,7 +225,7 @@ def _kl_rows(input: Any, target: Any, *, log_target: bool) -> Tensor | None:
 
     def of(env: Env) -> tuple[Tensor, ...]:
         mine, theirs = p.leaf.bound(env), q.leaf.bound(env)
-        return (mine.answer(kl_to=theirs).kl.to(input.dtype),)
+        return (mine.divergence(theirs, "kl").to(input.dtype),)
 
     return routing.answer(of, [target.part, input.part])[0]
 

@@ -71,6 +71,23 @@ class Generation:
         return max((event.log_prob_error for event in self.events), default=0.0)
 
     @property
+    def kept(self) -> tuple[list[int], list[int]]:
+        """The ids that could have been drawn, as CSR arrays (token_ids, offsets).
+
+        Token i came from token_ids[offsets[i] : offsets[i + 1]]: what `query(kept=...)` takes.
+        """
+        token_ids: list[int] = []
+        offsets = [0]
+        for event in self.events:
+            if event.kept is None:
+                raise ValueError(
+                    "there are no kept sets: generate with return_kept=True and a sampler that cuts"
+                )
+            token_ids += event.kept
+            offsets.append(len(token_ids))
+        return token_ids, offsets
+
+    @property
     def stopped_by(self) -> str | int | None:
         """The stop string or id; None for other reasons."""
         return self.events[-1].stopped_by if self.events else None

@@ -30,6 +30,7 @@ def generate(
     eos_token_ids: Sequence[int] | None = ...,
     grammar: Grammar | None = ...,
     stream: Callable[[TokenEvent], object] | None = ...,
+    return_kept: bool = ...,
 ) -> Generation: ...
 
 
@@ -45,6 +46,7 @@ def generate(
     eos_token_ids: Sequence[int] | None = ...,
     grammar: Grammar | None = ...,
     stream: Callable[[TokenEvent], object] | None = ...,
+    return_kept: bool = ...,
 ) -> list[Generation]: ...
 
 
@@ -59,6 +61,7 @@ def generate(
     eos_token_ids: Sequence[int] | None = None,
     grammar: Grammar | None = None,
     stream: Callable[[TokenEvent], object] | None = None,
+    return_kept: bool = False,
 ) -> Generation | list[Generation]:
     """Generate tokens after a prompt, or after several prompts at once.
 
@@ -82,6 +85,8 @@ def generate(
         eos_token_ids: in place of the model's; () to always generate `max_new_tokens`.
         grammar: what the new text must match, see `lmhead.sampling.Grammar`.
         stream: called with each `TokenEvent`, as it comes.
+        return_kept: whether `Generation.kept` is wanted: the ids that the sampler could have drawn
+            for each token, for `lmhead.query(kept=...)`.
 
     Returns:
         A `Generation`, or a list of them for a list of prompts. Ctrl-C ends the generation, not the
@@ -103,9 +108,8 @@ def generate(
     >>> len(made.tokens), made.finish_reason, len(made.events[0].top)
     (5, 'length', 2)
     """
-    task = GenerationTask(
-        model, prompt, sampler, max_new_tokens, stop, logprobs, eos_token_ids, grammar
-    )
+    options = (max_new_tokens, stop, logprobs, eos_token_ids, grammar)
+    task = GenerationTask(model, prompt, sampler, *options, return_kept=return_kept)
     # Only whole events are kept, so that an interruption leaves no partial event.
     made: list[list[TokenEvent]] = [[] for _ in task.prompts]
     interrupted = False

@@ -39,12 +39,15 @@ class GenerationTask:
         logprobs: int,
         eos_token_ids: Sequence[int] | None,
         grammar: Grammar | None = None,
+        *,
+        return_kept: bool = False,
     ) -> None:
         checks.check_integer("max_new_tokens", max_new_tokens, low=0)
         checks.check_integer("logprobs", logprobs, low=0)
         if sampler is not None and not callable(sampler):
             raise TypeError(f"sampler must be callable or None; got {type(sampler).__name__}")
         self.model, self.sampler, self.logprobs = model, sampler, logprobs
+        self.return_kept = return_kept
         self.stop_texts, self.stop_ids = stops(stop, model.tokenizer)
         eos = model.eos_token_ids if eos_token_ids is None else eos_token_ids
         self.eos_ids = frozenset(id_list("eos_token_ids", eos))
@@ -77,7 +80,7 @@ class GenerationTask:
         rows = [GenerationRow(self, number) for number in numbers]
         batch.grammars = [row.grammar for row in rows if row.grammar is not None]
         while True:
-            choice = batch.choose(self.logprobs)
+            choice = batch.choose(self.logprobs, kept=self.return_kept)
             unfinished = []
             for place, row in enumerate(rows):
                 event = row.take(choice, place)

@@ -93,6 +93,12 @@ class Asked:
         sums = self.entropy or self.logsumexp or self.kl or self.log_sum_sq or self.mean_logit
         return sums or self.log_prob is not None
 
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked."""
+        ids = self.rank is not None or self.top1_match is not None
+        return self.smooth or ids or self.argmax or self.top_k > 0
+
     def rows(self, ids: Ids) -> Tensor | None:
         """Return ids (...) or (..., K), or several such tensors, as (N, K)."""
         if ids is None:
@@ -108,8 +114,12 @@ class Asked:
         scores: Scores,
         other: Scores | None = None,
         rows: slice | Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the answers about rows of scores, one tensor each, in a fixed order."""
+        """Return the answers about rows of scores, one tensor each, in a fixed order.
+
+        `weight` has one number per row, which multiplies what is differentiable.
+        """
 
         def some(ids: Tensor | None) -> Tensor | None:
             return ids if ids is None or rows is None else ids[rows]
@@ -126,11 +136,15 @@ class Asked:
             kl_to=other,
             **more,
         )
-        return tuple(self._list(found, some(self.rows(self.top1_match))))
+        return tuple(self._list(found, some(self.rows(self.top1_match)), weight))
 
-    def _list(self, found: RowAnswers, candidates: Tensor | None) -> Iterator[Tensor]:
+    def _list(
+        self, found: RowAnswers, candidates: Tensor | None, weight: Tensor | None
+    ) -> Iterator[Tensor]:
+        by: Any = 1.0 if weight is None else weight.double()
         if self.log_prob is not None:
-            yield found.picked - found.lse[:, None]
+            log_prob = found.picked - found.lse[:, None]
+            yield log_prob if weight is None else log_prob * by[:, None]
         if self.rank is not None:
             yield found.ranks
         if self.top_k or self.argmax:
@@ -146,7 +160,7 @@ class Asked:
             (self.mean_logit, found.mean_logit),
         ):
             if asked:
-                yield sums
+                yield sums if weight is None else sums * by
 
     def answers(self, computed: tuple[Tensor, ...], dtype: torch.dtype) -> Answers:
         """Return what `compute` gave in the shape of the logits."""

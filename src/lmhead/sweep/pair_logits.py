@@ -1,0 +1,86 @@
+"""Logits of single (row, token) pairs, with gradients: for kept sets of a few tokens per row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.sweep.questions import DEFAULT_MAX_BYTES
+from lmhead.sweep.source import Source
+
+
+def pair_logits(source: Source, rows: Tensor, ids: Tensor, max_bytes: int | None) -> Tensor:
+    """Return the logits of pairs, (M,) in float64: one row of the weight is read for each."""
+    tensors = (*source.hiddens, *source.weights, source.bias)
+    made: Tensor = _PairLogits.apply(source.form(), rows, ids, max_bytes, *tensors)  # type: ignore[no-untyped-call]
+    return made
+
+
+def kept_logsumexp(z: Tensor, rows: Tensor, n_rows: int) -> Tensor:
+    """Return log Σ exp over the pairs of each row, (N,); -inf for a row without pairs."""
+    most = z.detach().new_full((n_rows,), -torch.inf)
+    most = most.scatter_reduce(0, rows, z.detach(), "amax")
+    origin = torch.where(most.isfinite(), most, 0.0)
+    total = torch.zeros_like(most).index_add(0, rows, (z - origin[rows]).exp())
+    return origin + total.log()
+
+
+class _PairLogits(torch.autograd.Function):
+    """Σ_d hidden[row, d] · weight[id, d] of each pair, mapped; backward in blocks of pairs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        form: Source,
+        rows: Tensor,
+        ids: Tensor,
+        max_bytes: int | None,
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        ctx.form, ctx.max_bytes = form, DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
+        z = form.on(tensors).pairs(rows, ids, max_bytes=ctx.max_bytes)
+        ctx.save_for_backward(z, rows, ids, *tensors)
+        return z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        z, rows, ids, *tensors = ctx.saved_tensors
+        source = ctx.form.on(tensors)
+        to_linear = (grad * _slope(source, z, rows)).to(source.dtype)
+        flags = ctx.needs_input_grad[4:]
+        found = [
+            torch.zeros(t.shape, dtype=source.dtype, device=t.device) if f else None
+            for t, f in zip(tensors, flags, strict=True)
+        ]
+        n = len(source.hiddens)
+        block = max(1, ctx.max_bytes // (4 * source.dtype.itemsize * source.hidden_size))
+        for start in range(0, len(rows), block):
+            some = slice(start, start + block)
+            row, token, g = rows[some], ids[some], to_linear[some, None]
+            for i, (hidden, weight) in enumerate(zip(source.hiddens, source.weights, strict=True)):
+                to_hidden, to_weight = found[i], found[n + i]
+                if to_hidden is not None:
+                    to_hidden.index_add_(0, row, weight[token].to(source.dtype).mul_(g))
+                if to_weight is not None:
+                    to_weight.index_add_(0, token, hidden[row].to(source.dtype).mul_(g))
+            to_bias = found[2 * n]
+            if to_bias is not None:
+                to_bias.index_add_(0, token, g[:, 0])
+        typed = (
+            None if g is None or t is None else g.to(t.dtype)
+            for g, t in zip(found, tensors, strict=True)
+        )
+        return (None, None, None, None, *typed)
+
+
+def _slope(source: Source, z: Tensor, rows: Tensor) -> Tensor:
+    """Return dz / d(linear layer) of each pair."""
+    scale = torch.ones_like(z) if source.row_scale is None else source.row_scale[rows].double()
+    pointwise = source.pointwise
+    if not pointwise.bounded:
+        return scale * pointwise.scale
+    steep = z / scale
+    return pointwise.slope(steep, out=steep).mul_(scale)

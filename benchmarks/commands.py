@@ -15,6 +15,7 @@ from lmhead.cli._command_group import LazyGroup
 COMMANDS = {
     "loss": "Cross-entropy and both gradients: lmhead, and every other way to get them.",
     "query": "Log-probability, entropy, rank, argmax and top 20 at once.",
+    "divergence": "Jensen-Shannon divergence of two heads, beside dense torch.",
     "sample": "Time one token from logits, beside Hugging Face's processors.",
     "sample-batch": "Time a token per row of lazy logits: a batch beside one row.",
     "decode": "One token from a hidden state: certified decode beside full products.",

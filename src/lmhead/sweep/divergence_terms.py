@@ -154,21 +154,55 @@ class _Sweep:
                 sides = [
                     _Side(s, self.plan, b, rows) for s, b in zip(self.sources, buffers, strict=True)
                 ]
-                sums = self._sums(sides)
+                store = self._stored_side(into)
+                sums = self._sums(sides, store)
                 values[rows] = self.kind.value(*sums)
                 scale = torch.ones_like(sums[0]) if upstream is None else upstream[rows]
-                self._differentiate(sides, sums, scale, into)
+                if store is None:
+                    self._differentiate(sides, sums, scale, into)
+                else:
+                    self._finish_stored(sides, store, sums[store], scale, into[store])
             grads = [g.result() for g in into if g is not None]
         return values, tuple(g for part in grads for g in part) if grads else None
 
-    def _sums(self, sides: list[_Side]) -> tuple[Tensor, Tensor]:
-        """Return S_p and S_q of a chunk."""
+    def _stored_side(self, into: list[Gradients | None]) -> int | None:
+        """Return the one side that needs gradients, if the tiles can hold what they are made of.
+
+        Soft-capping needs the logits once more, for its slope.
+        """
+        wanted = [i for i, g in enumerate(into) if g is not None and g.wanted]
+        if len(wanted) != 1 or not self.plan.retained:
+            return None
+        return None if self.sources[wanted[0]].pointwise.bounded else wanted[0]
+
+    def _finish_stored(
+        self,
+        sides: list[_Side],
+        store: int,
+        total: Tensor,
+        upstream: Tensor,
+        to: Gradients | None,
+    ) -> None:
+        """Add the gradients of the stored side."""
+        assert to is not None
+        side = sides[store]
+        to.start(side.rows, side.hiddens)
+        slope = side.slope(total)
+        by = upstream if slope is None else upstream * slope
+        for (lo, hi, softmax), (_, _, a) in zip(
+            side.logits(), sides[1 - store].logits(), strict=True
+        ):
+            to.add(lo, hi, kernels.stored_gradient_(softmax, a, total, by))
+        to.finish()
+
+    def _sums(self, sides: list[_Side], store: int | None) -> tuple[Tensor, Tensor]:
+        """Return S_p and S_q of a chunk; see `kernels.add_divergence_` for `store`."""
         for side in sides:
             side.make()
         lses = (sides[0].lse, sides[1].lse)
         sums = torch.zeros(2, sides[0].n_rows, dtype=torch.float64, device=sides[0].lse.device)
         for (_, _, z_p), (_, _, z_q) in zip(*(side.logits() for side in sides), strict=True):
-            kernels.add_divergence_(z_p, z_q, *lses, self.kind, sums)
+            kernels.add_divergence_(z_p, z_q, *lses, self.kind, sums, store)
         return sums[0], sums[1]
 
     def _differentiate(

@@ -464,16 +464,35 @@ BLOCK = 2**16
 
 
 def add_divergence_(
-    z_p: Tensor, z_q: Tensor, lse_p: Tensor, lse_q: Tensor, kind: DivergenceKind, sums: Tensor
+    z_p: Tensor,
+    z_q: Tensor,
+    lse_p: Tensor,
+    lse_q: Tensor,
+    kind: DivergenceKind,
+    sums: Tensor,
+    store: int | None = None,
 ) -> None:
     """Add the sums A_p and A_q of two tiles over their tokens to sums (2, rows), in float64.
 
-    For A see `divergences`.
+    For A see `divergences`. With `store`, 0 for p and 1 for q, the tile of that side is replaced by
+    its softmax, and the other one by its A: see `stored_gradient_`.
     """
-    for p_block, q_block in _blocks(z_p, z_q):
-        _, _, a_p, a_q = _divergence_terms(p_block.clone(), q_block.clone(), lse_p, lse_q, kind)
+    for blocks in _blocks(z_p, z_q):
+        copies = (blocks[0].clone(), blocks[1].clone())
+        p, q, a_p, a_q = _divergence_terms(*copies, lse_p, lse_q, kind)
         sums[0] += a_p.sum(0)
         sums[1] += a_q.sum(0)
+        if store is not None:
+            blocks[store].copy_((p, q)[store])
+            blocks[1 - store].copy_((a_p, a_q)[store])
+
+
+def stored_gradient_(softmax: Tensor, a: Tensor, total: Tensor, upstream: Tensor) -> Tensor:
+    """Replace a tile that `add_divergence_` stored by upstream · (A - S · softmax)."""
+    total, upstream = total.to(a.dtype), upstream.to(a.dtype)
+    for block, a_block in _blocks(softmax, a):
+        block.mul_(total).neg_().add_(a_block).mul_(upstream)
+    return softmax
 
 
 def divergence_gradient_(

@@ -34,8 +34,8 @@ NAMES = ("lmhead", "gather", "loss_parallel")
 Step = Callable[[], dict[str, Tensor]]
 
 
-def _steps(vocab: int, width: int, tokens: int) -> dict[str, Step]:
-    """Return one training step of the head per implementation, all on the same tensors."""
+def _steps(vocab: int, width: int, tokens: int) -> tuple[dict[str, Step], Callable[[], None]]:
+    """Return a training step per implementation on the same tensors, and what frees gradients."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import loss_parallel
@@ -64,9 +64,12 @@ def _steps(vocab: int, width: int, tokens: int) -> dict[str, Step]:
     def sharded() -> Tensor:
         return F.cross_entropy(logits(), targets)
 
+    def clear() -> None:
+        hidden.grad = weight.grad = None
+
     def make(loss_of: Callable[[], Tensor]) -> Step:
         def step() -> dict[str, Tensor]:
-            hidden.grad = weight.grad = None
+            clear()
             with loss_parallel():  # changes nothing for plain tensors
                 loss: Any = loss_of()
                 loss.backward()
@@ -77,7 +80,7 @@ def _steps(vocab: int, width: int, tokens: int) -> dict[str, Step]:
 
         return step
 
-    return dict(zip(NAMES, map(make, (lazy, gather, sharded)), strict=True))
+    return dict(zip(NAMES, map(make, (lazy, gather, sharded)), strict=True)), clear
 
 
 def _rank(rank: int, folder: str, settings: dict[str, int]) -> None:
@@ -86,7 +89,7 @@ def _rank(rank: int, folder: str, settings: dict[str, int]) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=settings["ranks"]
     )
-    steps = _steps(settings["vocab"], settings["width"], settings["tokens"])
+    steps, clear = _steps(settings["vocab"], settings["width"], settings["tokens"])
     found: dict[str, Any] = {
         n: {"seconds": [], "cpu": [], "memory": [], "error": {}} for n in NAMES
     }
@@ -104,7 +107,9 @@ def _rank(rank: int, folder: str, settings: dict[str, int]) -> None:
             steps[name]()
             found[name]["cpu"].append(process_time() - cpu)
             found[name]["seconds"].append(perf_counter() - start)
+    del made, first
     for name in NAMES:
+        clear()  # the gradient of the weight counts for each
         dist.barrier()
         found[name]["memory"] = [call_with_growth(steps[name])[1]]
     Path(folder, f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -170,13 +170,11 @@ def score(
         TextTooShort: fewer than two tokens.
         ValueError: a window longer than the model's context, or a `top_k` above the vocabulary.
     """
-    result: Score | None = None
     options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k, "skip": skip}
     for tokens, result in stream_score(model, text, **options):  # noqa: B007
         if on_token is not None:
             for token in tokens:
                 on_token(token)
-    assert result is not None
     return result
 
 

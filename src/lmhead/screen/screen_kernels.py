@@ -56,11 +56,10 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
     main, lead = states.main.double().T, states.lead.double().T
     for lo in range(0, copy.vocab, 4096):
         some = slice(lo, lo + 4096)
-        if copy.whole is not None:
-            whole = copy.whole[some].double() @ main
-        else:
-            assert copy.high is not None
+        if copy.high is not None:
             whole = 16.0 * (unpack(copy.high[some]).double() @ main) - 120.5 * main.sum(0)
+        elif copy.whole is not None:
+            whole = copy.whole[some].double() @ main
         a = copy.scales[some, None].double() * states.scales * whole
         if len(copy.basis):
             steps = copy.lead_scales[some, None].double() * states.lead_scales

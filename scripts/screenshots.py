@@ -48,7 +48,7 @@ class Shot(NamedTuple):
 
 
 SHOTS = [
-    Shot("learn", "/?", "#chain", "#chain"),
+    Shot("learn", "/learn?", "#chain", "#chain"),
     Shot("next", "/next?", '[data-chart="ranked"]', dark=True),
     Shot("text", "/text?", '[data-chart="heat"]'),
     Shot("lens", "/lens?", '[data-chart="grid"]'),

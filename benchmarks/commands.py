@@ -30,6 +30,8 @@ COMMANDS = {
     "vocab-parallel": "A loss with the vocabulary split over ranks, beside loss_parallel.",
     "vocab-scaling": "Heads for huge vocabularies: cost for 10,000 to 1,000,000 tokens.",
     "explorer-speed": "Time the web page in a browser: slider to frame, address to first chart.",
+    "eval-harness": "Log-likelihoods of lm-evaluation-harness: time and memory beside hf.",
+    "serve-throughput": "Requests to the server at once, beside a loop of generate.",
     "standard": "Run the standard set and compare it with its goals.",
     "goals": "Compare the result files with their goals.",
 }

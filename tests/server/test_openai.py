@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -430,6 +432,44 @@ def test_other_pages_cannot_ask(port: int) -> None:
     ):
         headers = {"authorization": f"Bearer {KEY}", **headers}
         assert httpx.post(url, json=body, headers=headers).status_code in (403, 421)
+
+
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+VALUES: list[Any] = [
+    None, True, 0, -1, 3, 1.5, 1e308, 2**80, "", "a", "\u0000", "é" * 50, [], [1], [[1, 2]], ["a"],
+    {}, {"a": 1}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {}}},
+    [{"role": "user", "content": "a"}], [{"role": 1}], {"5": 3}, "[a-", 'start: "a"',
+]  # fmt: skip
+
+
+def test_no_body_breaks_the_server(port: int) -> None:
+    """Random fields with random values: an answer or a refusal in OpenAI's format, never a 5xx."""
+    rng = random.Random(5)
+    fields = [
+        "prompt", "messages", "tokens", "max_tokens", "n", "stop", "seed", "stream", "echo", "kept",
+        "logprobs", "top_logprobs", "temperature", "top_p", "top_k", "min_p", "logit_bias", "order",
+        "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "certified", "prompt_logprobs", "add_special_tokens", "mirostat", "dry_multiplier",
+        "allowed_token_ids", "bad_words_ids", "sequence_bias", "forced_bos_token_id", "best_of",
+    ]  # fmt: skip
+    statuses: Counter[int] = Counter()
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
+        for _ in range(400):
+            route = rng.choice([ROUTES[0], *ROUTES])
+            body: dict[str, Any] = {"model": rng.choice(["tiny", "tiny", "chat"])}
+            if rng.random() < 0.8:
+                body |= {"prompt": "ab", "max_tokens": 3} if route == ROUTES[0] else {}
+            for name in rng.sample(fields, rng.randrange(4)):
+                body[name] = rng.choice(VALUES)
+            response = client.post(route, content=json.dumps(body))
+            statuses[response.status_code] += 1
+            assert response.status_code in (200, 400, 404), (body, response.text)
+            if response.status_code != 200:
+                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert client.get("/health").status_code == 200
+    assert statuses[200] > 20
+    assert statuses[400] > 100
 
 
 # --- many at once, and clients that leave ---------------------------------------------------------

@@ -187,6 +187,10 @@ def _sampler(
     options = {name: value for name, value in given.items() if name in _OPTIONS}
     if "logit_bias" in options:
         options["logit_bias"] = _logit_bias(options["logit_bias"], model.head.vocab_size)
+    if "sequence_bias" in options:
+        options["sequence_bias"] = _sequence_bias(options["sequence_bias"], model.head.vocab_size)
+    for sequence in _list("bad_words_ids", options.get("bad_words_ids", [])):
+        _check_ids("bad_words_ids", sequence, model.head.vocab_size)
     for name in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens"):
         _check_ids(name, options.get(name, ()), model.head.vocab_size)
     temperature = options.get("temperature", 1.0)
@@ -234,6 +238,26 @@ def _logit_bias(given: object, vocab: int) -> dict[int, float]:
             raise field_error("logit_bias", "logit_bias must have numbers from -100 to 100")
         found[int(name)] = -math.inf if bias == -100 else float(bias)
     return found
+
+
+def _sequence_bias(given: object, vocab: int) -> dict[tuple[int, ...], float]:
+    """Return {ids: bias} of a list of pairs, [[ids, bias], ...]: JSON has no ids as keys."""
+    message = "sequence_bias must be a list of pairs, token ids and a number"
+    found = {}
+    for pair in _list("sequence_bias", given):
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) not in (int, float):
+            raise field_error("sequence_bias", message)
+        _check_ids("sequence_bias", pair[0], vocab)
+        if not pair[0]:
+            raise field_error("sequence_bias", message)
+        found[tuple(pair[0])] = float(pair[1])
+    return found
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise field_error(name, f"{name} must be a list")
+    return value
 
 
 def _check_ids(name: str, ids: object, vocab: int) -> None:

@@ -25,6 +25,7 @@ EXPRESSIONS = [
     "z.max(0).values",
     "z.max(1).indices",
     "z.min(0, keepdim=True).values",
+    "z.log_softmax(-1).logsumexp(-1)",
     "torch.special.entr(z.softmax(-1)).sum(-1)",
 ]
 

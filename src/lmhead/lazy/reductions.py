@@ -6,8 +6,8 @@ recognised and goes there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -215,7 +215,8 @@ def logsumexp_rows(logits: LazyLogits) -> Tensor | None:
         scores = found.leaf.bound(env)
         lse = scores.answer(logsumexp=True).lse
         if found.kind == "log_probs":
-            lse = torch.where(lse.isnan(), math.nan, torch.zeros_like(lse))
+            lse = torch.where(lse.isfinite(), lse * 0.0, lse)  # 0, with a gradient of 0
+            lse = torch.where(lse.isinf(), 0.0, lse)
         shift = found.shift(env)
         lse = lse + (shift.reshape(-1) if isinstance(shift, Tensor) else shift)
         return (lse.to(logits.dtype),)
@@ -383,10 +384,9 @@ def _gathered_any(logits: LazyLogits, ids: Tensor) -> Tensor:
 
 def columns(logits: LazyLogits, ids: Tensor) -> Tensor:
     """Return the entries of token ids (K,) in every row: (*lead, K)."""
-    found = routing.form(logits.part)
+    known = routing.form(logits.part)
 
-    def of(env: Env) -> tuple[Tensor, ...]:
-        assert found is not None
+    def of(found: routing.Form, env: Env) -> tuple[Tensor, ...]:
         scores = found.leaf.bound(env)
         z = scores.columns(ids)
         if found.kind != "logits":
@@ -398,7 +398,10 @@ def columns(logits: LazyLogits, ids: Tensor) -> Tensor:
     def of_rows(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
         return (tiles[0][:, ids],)
 
-    (values,) = over_rows([logits], of_rows) if found is None else routing.answer(of, [logits.part])
+    if known is None:
+        (values,) = over_rows([logits], of_rows)
+    else:
+        (values,) = routing.answer(partial(of, known), [logits.part])
     return values.reshape(*logits.lead, len(ids))
 
 

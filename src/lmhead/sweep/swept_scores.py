@@ -228,7 +228,7 @@ class SweptScores(Scores):
 
     def tile(self, rows: Rows) -> Tile:
         """Return some dense rows, to be differentiated by the caller."""
-        return _SweptTile(self.source, rows) if self.source.row_scale is None else Tile(self, rows)
+        return _SweptTile(self.source, rows)
 
     def explain(self) -> list[str]:
         """Return products, tiles and bytes of an answer and of a loss."""
@@ -424,6 +424,8 @@ class _SweptTile(Tile):
             self.value = source.pointwise(x)
             if source.bias is not None and bool((masked := source.bias == -math.inf).any()):
                 self.value = self.value.masked_fill(masked, -math.inf)  # no gradient there
+            if source.row_scale is not None:
+                self.value = self.value * source.row_scale[self.rows][:, None]
 
     def add(self, grads: Sequence[Tensor | None], into: list[Tensor | None]) -> None:
         """Add the gradients of hidden states, weights and bias."""

@@ -49,6 +49,9 @@ class Letters:
             return bytes([id])
         return b"" if id == 256 else bytes(97 + n for n in divmod(id - 257, 26))
 
+    def bytes_after(self, previous: int | None, id: int) -> bytes:  # noqa: ARG002
+        return self.token_bytes(id)
+
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 

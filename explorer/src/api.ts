@@ -160,7 +160,7 @@ export interface Progress {
 }
 
 /**
- * Send a JSON body and read the response line by line; `partial` takes what has arrived so far. Lists of a line are
+ * Send a JSON body and read the response line by line; `partial` takes what has arrived so far. Lists of objects are
  * appended to those of the lines before, everything else replaces.
  */
 export async function postStream<T>(
@@ -177,10 +177,8 @@ export async function postStream<T>(
     if (now) progress = { done: now[0], all: now[1] };
     const joined = Object.entries(fields).map(([name, value]): [string, unknown] => {
       const before = document[name];
-      return [
-        name,
-        Array.isArray(value) && Array.isArray(before) ? [...(before as unknown[]), ...(value as unknown[])] : value,
-      ];
+      const rows = Array.isArray(value) && value.every((row) => typeof row === "object");
+      return [name, rows && Array.isArray(before) ? [...(before as unknown[]), ...(value as unknown[])] : value];
     });
     document = { ...document, ...Object.fromEntries(joined) };
   };

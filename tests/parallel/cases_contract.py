@@ -10,7 +10,7 @@ from parallel.ranks import case
 
 CONTRACT = Path(__file__).parent.parent / "contract"
 FILES = ("test_answers.py", "test_corners.py", "test_gradients.py", "test_ignored_rows.py")
-MORE = ("test_masked_words.py", "test_precision.py")
+MORE = ("test_masked_tokens.py", "test_precision.py")
 
 
 @case(2, 3, 4)

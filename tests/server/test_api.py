@@ -167,7 +167,7 @@ def test_no_bytes_break_it(app: Any, body: bytes) -> None:
 def test_a_mistake_of_ours_tells_nothing(page: Path, model: LanguageModel) -> None:
     class Broken:
         max_length, tokenizer, eos_token_ids, name = None, None, (), "secret name"
-        head = model.head
+        head, body = model.head, model.body
 
         def hidden(self, _: torch.Tensor) -> None:
             raise RuntimeError("secret reason")

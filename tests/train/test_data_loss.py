@@ -37,7 +37,15 @@ NAMES = [
 ]
 # Options that name something to write. A new one needs a test here, or in the list of those that
 # are only read.
-WRITES = {"train --out", "score --out", "bench --out", "bench --work"}
+WRITES = {
+    "train --out",
+    "score --out",
+    "bench --out",
+    "bench --work",
+    "eval --output",
+    "eval --cache",
+    "distill-cache --out",
+}
 READS = {
     "train --corpus",
     "train --resume",
@@ -81,6 +89,22 @@ def paths_of(command: click.Command, name: str) -> Iterator[str]:
 
 def test_every_option_that_names_a_path_is_known() -> None:
     assert set(paths_of(main, "")) <= WRITES | READS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["distill-cache", "tiny", "BOOK", "--out", "KEPT"],
+        ["eval", "tiny", "--tasks", "BOOK", "--output", "KEPT"],
+    ],
+)
+def test_an_existing_file_is_not_overwritten(tmp_path: Path, arguments: list[str]) -> None:
+    before = fill(tmp_path, ["book.txt", "kept"])
+    names = {"BOOK": str(tmp_path / "book.txt"), "KEPT": str(tmp_path / "kept")}
+    result = CliRunner().invoke(main, [names.get(a, a) for a in arguments])
+    assert result.exit_code == 2, result.output
+    assert "exists; choose another" in result.output
+    assert contents(tmp_path) == before
 
 
 def test_train_refuses_a_folder_of_other_files(tmp_path: Path) -> None:

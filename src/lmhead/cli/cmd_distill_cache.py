@@ -61,6 +61,8 @@ def command(
       lmhead distill-cache smollm2 book.txt --out teacher.lmhead --bits 8 --window 512
     """
     check_file(text)
+    if out.exists():
+        raise click.UsageError(f"{out} exists; choose another --out.")
     teacher = open_model(model, download=options["download"], threads=options["threads"])
     from lmhead import distill
     from lmhead.analysis.score import default_window

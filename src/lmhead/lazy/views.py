@@ -45,9 +45,11 @@ def lead_view(
     made = node if index is None else node.take(index)
     view, strides = None, None
     if not copies:
-        before, unit = lead_layout(logits)
-        after = change(before)
-        if after.untyped_storage()._cdata == before.untyped_storage()._cdata:
+        with torch._C._DisableFuncTorch():
+            before, unit = lead_layout(logits)
+            after = change(before)
+            shared = after.untyped_storage()._cdata == before.untyped_storage()._cdata
+        if shared:
             outer = [unit * stride for stride in after.stride()[:-1]]
             strides = (*outer[:place], logits.stride(logits._vdim), *outer[place:])
             view = View(change, rows=index)

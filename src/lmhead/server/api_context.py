@@ -300,8 +300,10 @@ def _refuse_constant(name: str) -> float:
 
 
 def _merge(document: Part, part: Part) -> None:
+    """Append lists of objects; replace everything else."""
     for name, value in part.items():
-        if isinstance(value, list) and name in document and name != "progress":
+        rows = isinstance(value, list) and all(isinstance(row, dict | list) for row in value)
+        if rows and name in document:
             document[name] += value
         else:
             document[name] = value

@@ -519,7 +519,7 @@ class SlowBody:
 
 def test_a_client_that_leaves_ends_the_work(model: LanguageModel) -> None:
     slow = SlowBody(model, 0.02)
-    slowed = replace(model, body=slow, max_length=10_000)
+    slowed = replace(model, body=slow, max_length=10_000, eos_token_ids=())  # it goes on and on
     with listening(lambda hosts: create_api_app({"slow": slowed}, hosts=hosts)) as port:
         url = f"http://127.0.0.1:{port}/v1"
         with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
@@ -536,7 +536,7 @@ def test_a_client_that_leaves_ends_the_work(model: LanguageModel) -> None:
 
 
 def test_too_many_requests(model: LanguageModel) -> None:
-    slowed = replace(model, body=SlowBody(model, 0.05), max_length=10_000)
+    slowed = replace(model, body=SlowBody(model, 0.05), max_length=10_000, eos_token_ids=())
     limits = replace(API_LIMITS, waiting=1)
     with listening(lambda hosts: create_api_app({"m": slowed}, hosts=hosts, limits=limits)) as port:
         url = f"http://127.0.0.1:{port}/v1"
@@ -551,7 +551,7 @@ def test_too_many_requests(model: LanguageModel) -> None:
 
 
 def test_a_deadline_ends_a_stream_with_an_error(model: LanguageModel) -> None:
-    slowed = replace(model, body=SlowBody(model, 0.05), max_length=10_000)
+    slowed = replace(model, body=SlowBody(model, 0.05), max_length=10_000, eos_token_ids=())
     limits = replace(API_LIMITS, seconds=0.4)
     with listening(lambda hosts: create_api_app({"m": slowed}, hosts=hosts, limits=limits)) as port:
         url = f"http://127.0.0.1:{port}/v1"

@@ -52,7 +52,8 @@ def test_the_lines_make_the_document(app: Any, name: str) -> None:
         progress = line.pop("progress", None)
         done += [progress] if progress else []
         for field, value in line.items():
-            more = isinstance(value, list) and field in document
+            rows = isinstance(value, list) and all(isinstance(row, dict) for row in value)
+            more = rows and field in document
             document[field] = document[field] + value if more else value
     assert document == whole.json()
     assert [now for now, _ in done] == sorted(now for now, _ in done)

@@ -5,7 +5,7 @@
 One process generates, scores and trains in turn, another serves and is asked all the time. Their
 resident memory, open file handles and threads are read once per round. The summary compares the
 median of the last third with that of the second: the first is warming up. `--write` keeps the
-summary in docs/reliability.json and draws docs/images/soak.svg.
+summary in docs/reliability.json and draws docs/images/soak.svg. SIGTERM ends it early.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def ask(port: int, number: int) -> None:
         assert json.loads(answer.read())["choices"]
 
 
-def soak(minutes: float, folder: Path) -> tuple[dict[str, list[Sample]], int]:
+def soak(minutes: float, folder: Path, log: Path | None) -> tuple[dict[str, list[Sample]], int]:
     """Return the samples of both processes, and how often the server was asked."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     serve = [sys.executable, "-m", "lmhead", "serve", "--port", "0"]
@@ -113,10 +114,11 @@ def soak(minutes: float, folder: Path) -> tuple[dict[str, list[Sample]], int]:
         found = re.search(r"127\.0\.0\.1:(\d+)", line)
         port = int(found[1]) if found else 0
     threading.Thread(target=server.stdout.read, daemon=True).start()
-    begin, asked = time.monotonic(), 0
+    begin, asked, stopped = time.monotonic(), 0, threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())  # summarise what there is
     samples: dict[str, list[Sample]] = {"generate, score, train": [], "serve": []}
     try:
-        while time.monotonic() - begin < 60 * minutes:
+        while time.monotonic() - begin < 60 * minutes and not stopped.is_set():
             if not runner.stdout.readline():
                 raise SystemExit("the worker has ended")
             for _ in range(5):
@@ -124,6 +126,10 @@ def soak(minutes: float, folder: Path) -> tuple[dict[str, list[Sample]], int]:
                 asked += 1
             samples["generate, score, train"].append(sample(runner.pid, begin))
             samples["serve"].append(sample(server.pid, begin))
+            if log is not None:
+                last = {name: part[-1] for name, part in samples.items()}
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(last) + "\n")
             runner.stdin.write("\n")
             runner.stdin.flush()
     finally:
@@ -177,6 +183,7 @@ def main() -> int:
     """Return 1 if memory grew by more than 5 % or a handle or thread was leaked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--log", type=Path, help="add every sample to this file")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -184,9 +191,9 @@ def main() -> int:
         worker(given.worker)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        samples, asked = soak(given.minutes, Path(folder))
+        samples, asked = soak(given.minutes, Path(folder), given.log)
     summary = {
-        "minutes": given.minutes,
+        "minutes": round(samples["serve"][-1].seconds / 60, 1),
         "rounds": len(samples["serve"]),
         "requests": asked,
         **{name: flat(part) for name, part in samples.items()},

@@ -53,6 +53,8 @@ class Problem:
         self.softcap = draw.choice([None, None, 5.0, 30.0])
         self.scale = draw.choice([1.0, 1.0, 0.3, -0.5])
         self.max_bytes = draw.choice([None, None, 1, 4096])
+        if self.max_bytes is not None and self.vocab > 64 and draw.random() < 0.95:
+            self.max_bytes = 24 * self.vocab  # tiles of one token take 50 times as long
         self.targets = torch.randint(self.vocab, (self.rows,), generator=made)
         if self.bias is not None:  # a masked target costs inf in both
             allowed = (self.bias > -torch.inf).nonzero()[:, 0]

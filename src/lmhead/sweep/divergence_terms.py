@@ -259,7 +259,7 @@ class _Side:
                 bias, pointwise = None, Pointwise()
             scratch = torch.empty_like(z) if kernels.for_tile(z, bias) is None else z
             kernels.update_answers_(z, lo, bias, pointwise, running, (scratch, scratch), None, None)
-        self.lse = running.lse
+        self.lse = running.lse_parts
 
     def logits(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield all tiles of logits, (tokens, rows)."""

@@ -282,6 +282,13 @@ class Softmax(NamedTuple):
         return self.m.double() + self.s.log()
 
     @property
+    def lse_parts(self) -> Tensor:
+        """The lse and what its rounding has lost, (2, rows): for log p of float64 logits."""
+        m, log_s, lse = self.m.double(), self.s.log(), self.lse
+        part = lse - m
+        return torch.stack([lse, ((m - (lse - part)) + (log_s - part)).nan_to_num_(0.0, 0.0, 0.0)])
+
+    @property
     def entropy(self) -> Tensor:
         """Log s - t / s in float64: no cancellation of large numbers."""
         entropy: Tensor = self.s.log() - self.t / self.s
@@ -474,7 +481,7 @@ def add_divergence_(
 ) -> None:
     """Add the sums A_p and A_q of two tiles over their tokens to sums (2, rows), in float64.
 
-    For A see `divergences`. With `store`, 0 for p and 1 for q, the tile of that side is replaced by
+    lse_p and lse_q are those of `Softmax.lse_parts`. For A see `divergences`. With `store`, 0 for p and 1 for q, the tile of that side is replaced by
     its softmax, and the other one by its A: see `stored_gradient_`.
     """
     for blocks in _blocks(z_p, z_q):
@@ -519,7 +526,7 @@ def _divergence_terms(
     z_p: Tensor, z_q: Tensor, lse_p: Tensor, lse_q: Tensor, kind: DivergenceKind
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return p, q, A_p, A_q of two blocks, which are overwritten."""
-    log_p, log_q = subtract_(z_p, lse_p), subtract_(z_q, lse_q)
+    log_p, log_q = subtract_(z_p, *lse_p), subtract_(z_q, *lse_q)
     p, q = log_p.exp(), log_q.exp()
     if kind.name == "kl":
         return p, q, log_p.sub_(log_q).mul_(p).masked_fill_(p == 0, 0.0), -p
@@ -591,11 +598,16 @@ def scatter_add_(into: Tensor, ids: Tensor, rows: Tensor) -> None:
         into.index_add_(0, ids, rows)
 
 
-def subtract_(z: Tensor, row: Tensor) -> Tensor:
-    """Compute z - row in place, for a float64 row, in two parts: small differences are exact."""
+def subtract_(z: Tensor, row: Tensor, rest: Tensor | None = None) -> Tensor:
+    """Compute z - row in place, for a float64 row, in two parts: small differences are exact.
+
+    For float64 logits the second part is `rest`: see `Softmax.lse_parts`.
+    """
     high, low = split(row, z.dtype)
     z.sub_(high)
-    return z if z.dtype == row.dtype else z.sub_(low)
+    if z.dtype == row.dtype:
+        return z if rest is None else z.sub_(rest)
+    return z.sub_(low)
 
 
 def split(row: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

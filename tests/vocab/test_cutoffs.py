@@ -1,12 +1,12 @@
 """Cut-offs: the cheapest of all that the model allows, and sane at the corners."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
 
 from lmhead.vocab import choose_cutoffs
-from lmhead.vocab.cutoffs import _grid, training_cost
+from lmhead.vocab.cutoffs import _cluster_cost, _grid, _head_cost, widths
 from lmhead.vocab.frequencies import zipf
 
 
@@ -22,7 +22,14 @@ def test_it_finds_the_cheapest(hidden_size: int) -> None:
         every += combinations(places, 2)
 
     def cost(cuts: tuple[int, ...]) -> float:
-        return training_cost(cuts, vocab, hidden_size, shares=shares, div_value=4.0, tokens=tokens)
+        ends = [*cuts, vocab]
+        total = _head_cost(ends[0], len(cuts), hidden_size, tokens)
+        for (lo, hi), width in zip(
+            pairwise(ends), widths(hidden_size, len(cuts), 4.0), strict=True
+        ):
+            share = float(shares[lo:hi].sum())
+            total += float(_cluster_cost(share, hi - lo, width, hidden_size, tokens))
+        return total
 
     assert cost(chosen) == pytest.approx(min(map(cost, every)), rel=1e-12)
 

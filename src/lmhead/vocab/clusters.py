@@ -13,7 +13,7 @@ leaves the other clusters alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -254,9 +254,3 @@ def exact_source(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
     every = torch.arange(len(projection), device=hidden.device).expand(len(hidden), -1)
     projected = flat.at(every)
     return Source((projected,), (clusters.weights[c],), clusters.biases[c], Pointwise())
-
-
-def cluster_rows(part_of: Tensor, parts: tuple[Part, ...]) -> Iterator[tuple[Part, Tensor]]:
-    """Return every cluster with the rows (M,) that go to it."""
-    for part in parts[1:]:
-        yield part, (part_of == part.number).nonzero()[:, 0]

@@ -103,25 +103,6 @@ def choose_cutoffs(
     return best[1]
 
 
-def training_cost(
-    cutoffs: Sequence[int],
-    vocab_size: int,
-    hidden_size: int,
-    *,
-    shares: Tensor,
-    div_value: float,
-    tokens: int,
-) -> float:
-    """Return the modelled cost of a step in multiplications; `shares` (V,) descending."""
-    ends = [*cutoffs, vocab_size]
-    cost = _head_cost(ends[0], len(cutoffs), hidden_size, tokens)
-    sizes = widths(hidden_size, len(cutoffs), div_value)
-    for (lo, hi), width in zip(pairwise(ends), sizes, strict=True):
-        share = float(shares[lo:hi].sum())
-        cost += float(_cluster_cost(share, hi - lo, width, hidden_size, tokens))
-    return cost
-
-
 def _grid(vocab_size: int) -> list[int]:
     """Return places from 1 to V on a logarithmic scale, V last."""
     steps = torch.logspace(0, 1, _GRID, base=vocab_size, dtype=torch.float64).round().long()

@@ -148,11 +148,6 @@ class Factors(ABC):
         object.__setattr__(other, "max_bytes", max_bytes)  # a frozen dataclass, as often as not
         return other
 
-    def wants_grad(self, hidden: Tensor) -> bool:
-        """Return whether gradients are needed."""
-        tensors = (hidden, *self.tensors())
-        return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
 
 def again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
     """Return `function(*args)`, recomputed in the backward pass."""

@@ -130,7 +130,7 @@ def test_a_function_of_a_module(tmp_path: Path) -> None:
         "def wrong(hidden, weight, targets, **options):\n"
         "    return loss(hidden, weight, targets) * 2\n"
     )
-    run = [sys.executable, "-m", "lmhead.conformance", "--kind", "loss", "--implementation"]
+    run = [sys.executable, "-m", "lmhead.conformance", "--case", "ignored_rows", "--implementation"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name, code in (("mine:loss", 0), ("mine:wrong", 1), ("mine:absent", 2), ("nothing", 2)):
         made = subprocess.run(

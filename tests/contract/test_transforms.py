@@ -220,8 +220,7 @@ def test_gradients_per_sample(implementation: Implementation) -> None:
 
 # Where a graph breaks, dynamo itself looks at `.grad` of what is passed on.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("reduction", "backend"), [("mean", "aot_eager"), ("none", "eager")])
 @every_implementation(needs={"transforms"})
 def test_compile_keeps_the_numbers(
     implementation: Implementation, reduction: str, backend: str

@@ -60,12 +60,23 @@ def is_dtensor(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def _is_fake(tensor: Tensor) -> bool:
+    """Return whether a tensor belongs to a FakeTensorMode: it has a shape, but no numbers."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(tensor, module.FakeTensor)
+
+
 def check_memory(name: str, tensor: Tensor) -> None:
     """Validate that the storage of a tensor holds all of its entries.
 
     It does not after `untyped_storage().resize_(0)`, as sharded training does to free a weight.
     Torch's own operations may crash on such a tensor.
     """
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else str(tensor.layout)
+        raise TypeError(f"{name} must be a dense tensor; got {kind}")
+    if _is_fake(tensor):
+        raise TypeError(f"{name} must hold numbers; got a FakeTensor, which has a shape only")
     if tensor._is_zerotensor():
         raise ValueError(f"{name} must have memory; it is a ZeroTensor, which has none")
     if not is_plain(tensor) or tensor.device.type == "meta":

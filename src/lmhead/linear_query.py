@@ -232,8 +232,8 @@ def _several(
     hidden: Any, weight: Any, questions: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Answers, ...]:
     """Answer for several hidden tensors: one sweep for one weight, else one for each weight."""
-    hiddens = [hidden] if isinstance(hidden, Tensor) else list(hidden)
-    weights = None if isinstance(weight, Tensor) else list(weight)
+    hiddens = [hidden] if isinstance(hidden, Tensor) else _tensors("hidden", hidden)
+    weights = None if isinstance(weight, Tensor) else _tensors("weight", weight)
     if isinstance(hidden, Tensor) and weights is not None:
         hiddens = hiddens * len(weights)
     if not hiddens or (weights is not None and len(weights) != len(hiddens)):
@@ -256,6 +256,16 @@ def _several(
             raise ValueError("kl_to and kept must be None where several weights are given")
         made.append(_query(h, w, mine, **own))
     return tuple(made)
+
+
+def _tensors(name: str, given: Any) -> list[Tensor]:
+    """Validate a list of tensors."""
+    several = isinstance(given, list | tuple)
+    for item in given if several else [given]:
+        if not several or not isinstance(item, Tensor):
+            kind = f"{type(item).__name__}{' in it' if several else ''}"
+            raise TypeError(f"{name} must be a torch.Tensor or a list of them; got {kind}")
+    return list(given)
 
 
 # What has an entry per row, and so a leading dimension for several hidden tensors.

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lmhead
 from lmhead.sweep import kernels
@@ -71,3 +74,27 @@ def test_any_number_of_threads_is_taken(core: ModuleType) -> None:
     weight, out = torch.ones(5000, 16), torch.empty(2, 5000, dtype=torch.float64)
     core.row_logits(torch.ones(2, 16), weight, out, 2**31 - 1)
     assert (out == 16).all()
+
+
+def test_tensors_without_dense_numbers_are_named() -> None:
+    hidden, weight = torch.randn(3, 8), torch.randn(50, 8)
+    for odd, message in (
+        (FakeTensorMode().from_tensor(weight), "weight must hold numbers; got a FakeTensor"),
+        (weight.to_sparse(), "weight must be a dense tensor; got torch.sparse_coo"),
+        (weight.to_mkldnn(), "weight must be a dense tensor; got torch._mkldnn"),
+    ):
+        for call in (
+            lambda w: lmhead.query(hidden, w, argmax=True),
+            lambda w: lmhead.linear_cross_entropy(hidden, w, torch.zeros(3, dtype=torch.int64)),
+        ):
+            with pytest.raises(TypeError, match=message):
+                call(odd)
+
+
+@pytest.mark.parametrize("given", [None, 3, [[1.0]], np.ones((3, 8))])
+def test_what_is_no_tensor_is_named(given: Any) -> None:
+    weight = torch.randn(50, 8)
+    with pytest.raises(TypeError, match="hidden must be a torch"):
+        lmhead.query(given, weight, argmax=True)
+    with pytest.raises(TypeError, match="weight must be a torch"):
+        lmhead.query(weight[:3], given, argmax=True)

@@ -1,12 +1,17 @@
 """`ScreenedHead`: shapes, certificates, guards, files."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmhead import LMHead
 from lmhead.screen import ScreenedHead
@@ -175,12 +180,12 @@ def test_a_file_that_is_something_else_is_refused(weight: Tensor, tmp_path: Path
     text.write_text("not tensors")
     save_file({"weight": weight}, plain)
     ScreenedHead(head).save(newer)
-    meta = {"format": "lmhead-screen", "version": "2"}
+    meta = {"format": "lmhead-screen", "version": "3"}
     save_file(load_file(newer), newer, metadata=meta)
     for path, what in (
         (text, "not a safetensors"),
         (plain, "no copy"),
-        (newer, "version 1; got 2"),
+        (newer, "version 2; got 3"),
     ):
         with pytest.raises(ValueError, match=what):
             ScreenedHead.load(path, head)
@@ -204,3 +209,68 @@ def test_a_damaged_file_is_refused(weight: Tensor, tmp_path: Path) -> None:
     save_file(tensors, path, metadata=metadata)
     with pytest.raises(ValueError, match="is damaged"):
         ScreenedHead.load(path, head)
+
+
+@pytest.mark.parametrize("bits", [8, "4+4"])
+def test_a_flipped_bit_anywhere_in_a_file_is_refused(
+    weight: Tensor, tmp_path: Path, bits: Any
+) -> None:
+    head, path = heads.head_of(weight), tmp_path / "copy"
+    ScreenedHead(head, bits=bits).save(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    for name, tensor in load_file(path).items():
+        damaged = load_file(path)
+        damaged[name].view(-1).view(torch.uint8)[tensor.nbytes // 2] ^= 128
+        other = tmp_path / name
+        save_file(damaged, other, metadata=metadata)
+        with pytest.raises(ValueError, match="is damaged"):
+            ScreenedHead.load(other, head)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), copy.copy]
+)
+def test_copies_answer_for_the_weight_they_have(
+    weight: Tensor, hidden: Tensor, duplicate: Callable[[Any], Any], attached: bool
+) -> None:
+    made = ScreenedHead(heads.head_of(weight.clone()))
+    if attached:
+        made.attach()
+    want = made.argmax(hidden).token
+    twin = duplicate(made.head).screened if attached else duplicate(made)
+    assert torch.equal(twin.argmax(hidden).token, want)
+    assert twin.fresh()
+    changed = duplicate(made)
+    with torch.no_grad():
+        changed.head.weight.neg_()
+    with pytest.raises(RuntimeError, match="has changed"):
+        changed.argmax(hidden)
+
+
+def test_a_copy_of_a_stale_copy_is_stale(weight: Tensor, hidden: Tensor) -> None:
+    made = ScreenedHead(heads.head_of(weight.clone()))
+    with torch.no_grad():
+        made.head.weight.neg_()
+    with pytest.raises(RuntimeError, match="has changed"):
+        copy.deepcopy(made).argmax(hidden)
+
+
+def test_a_transposed_weight_is_another() -> None:
+    head = heads.head_of(torch.randn(64, 64))
+    made = ScreenedHead(head)
+    head.weight.data = head.weight.data.t()
+    assert not made.fresh()
+
+
+def test_weights_without_numbers_are_named(weight: Tensor) -> None:
+    for odd, message in (
+        (FakeTensorMode().from_tensor(weight), "FakeTensor"),
+        (torch._efficientzerotensor(weight.shape), "ZeroTensor"),
+        (torch._neg_view(weight), "negative view"),
+    ):
+        head = heads.head_of(weight)
+        head.weight = torch.nn.Parameter(odd, requires_grad=False)
+        with pytest.raises((ValueError, TypeError), match=message):
+            ScreenedHead(head)

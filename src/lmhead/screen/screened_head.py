@@ -193,7 +193,27 @@ class ScreenedHead:
         # Holding the weight keeps its place in memory from being given to another.
         self._weight, self._version = head.weight.detach(), _changes(head.weight)
         self._bias: tuple[Tensor, int | None, Tensor | None] | None = None
+        self._pickled_hash: str | None = None
         self.report = ScreenReport()
+
+    # Pickled or deep-copied, it belongs to another tensor, whose numbers must be the same.
+
+    def __getstate__(self) -> dict[str, Any]:
+        digest = store.tensor_hash(self._weight) if self.fresh() else None
+        return {"head": self.head, "copy": self.copy, "report": self.report, "weight_hash": digest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.head, self.copy, self.report = state["head"], state["copy"], state["report"]
+        # The head may have no weight yet: it is compared at the first question.
+        self._weight, self._version, self._bias = torch.empty(0), None, None
+        self._pickled_hash = state["weight_hash"]
+
+    def _adopt(self) -> None:
+        """Take the weight of a copied head, if it holds the numbers that this copy is made of."""
+        digest, self._pickled_hash = self._pickled_hash, None
+        weight = self.head.weight
+        if checks.is_plain(weight) and store.tensor_hash(weight) == digest:
+            self._weight, self._version = weight.detach(), _changes(weight)
 
     # The copy -------------------------------------------------------------------------------------
 
@@ -208,14 +228,14 @@ class ScreenedHead:
         return self.copy.nbytes
 
     def __repr__(self) -> str:
-        share = self.nbytes / self._weight.nbytes
+        share = self.nbytes / self.head.weight.nbytes
         return (
             f"ScreenedHead({self.head.hidden_size}, {self.head.vocab_size}, bits={self.bits!r}, "
             f"copy of {self.nbytes / 2**20:.1f} MiB, {share:.0%} of the weight)"
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the copy as safetensors, with a hash of the weight it belongs to."""
+        """Write the copy as safetensors, with its hash and that of the weight it belongs to."""
         self._check_fresh()
         store.save(path, self.copy, self._weight)
 
@@ -224,7 +244,7 @@ class ScreenedHead:
         """Read a copy that `save` wrote.
 
         Raises:
-            ValueError: the file is not such a copy, or belongs to another weight.
+            ValueError: the file is not such a copy, is damaged, or belongs to another weight.
         """
         _check_head(head)
         screened = cls.__new__(cls)
@@ -241,10 +261,13 @@ class ScreenedHead:
         return self._is_mine(self.head.weight)
 
     def _is_mine(self, weight: Tensor) -> bool:
+        if self._pickled_hash is not None:
+            self._adopt()
         mine = self._weight
         return (
             weight.data_ptr() == mine.data_ptr()
             and weight.shape == mine.shape
+            and weight.stride() == mine.stride()
             and weight.dtype == mine.dtype
             and weight.device == mine.device
             and _changes(weight) == self._version
@@ -449,11 +472,12 @@ def _check_head(head: Any) -> None:
         raise TypeError(f"head must be an LMHead; got {type(head).__name__}")
     if head.low_rank_a is not None:
         raise ValueError("head must have no low-rank delta; merge it into the weight first")
-    if not checks.is_plain(head.weight) or head.weight.is_neg() or head.weight.is_conj():
-        raise ValueError("head must have a plain weight; call resolve_neg() on it first")
+    checks.check_memory("the head's weight", head.weight)
+    if not checks.is_plain(head.weight):
+        kind = type(head.weight).__name__ if not head.weight.is_neg() else "a negative view"
+        raise ValueError(f"the head's weight must be a plain tensor in memory; got {kind}")
     if head.weight.device.type != "cpu":
         raise ValueError(f"head must be on the CPU; got {head.weight.device}")
-    checks.check_memory("the head's weight", head.weight)
 
 
 def _check_calibration(calibration: Tensor, head: Any) -> None:

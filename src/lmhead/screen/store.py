@@ -1,4 +1,4 @@
-"""The copy as a file: safetensors, with the version of the format and a hash of the weight."""
+"""The copy as a file: safetensors, with hashes of its own content and of the weight."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from torch import Tensor
 from lmhead.screen.copy import Bits, Copy
 
 FORMAT = "lmhead-screen"
-VERSION = "1"
+VERSION = "2"
 
 
 def save(path: str | os.PathLike[str], copy: Copy, weight: Tensor) -> None:
     """Write a copy and what it belongs to."""
+    tensors = {name: t.contiguous() for name, t in copy.tensors().items()}
     metadata = {
         "format": FORMAT,
         "version": VERSION,
         "bits": str(copy.bits),
-        "weight_sha256": weight_hash(weight),
+        "weight_sha256": tensor_hash(weight),
+        "content_sha256": _content_hash(str(copy.bits), tensors),
     }
-    tensors = {name: t.contiguous() for name, t in copy.tensors().items()}
     save_file(tensors, os.fspath(path), metadata=metadata)
 
 
@@ -42,22 +43,31 @@ def load(path: str | os.PathLike[str], weight: Tensor) -> Copy:
             raise ValueError(f"{name} holds no copy of a weight; its format is not {FORMAT}")
         if metadata.get("version") != VERSION:
             raise ValueError(
-                f"{name} must have format version {VERSION}; got {metadata.get('version')}"
+                f"{name} must have format version {VERSION}; got {metadata.get('version')} "
+                "(save the copy again)"
             )
-        if metadata.get("weight_sha256") != weight_hash(weight):
+        if metadata.get("weight_sha256") != tensor_hash(weight):
             raise ValueError(f"{name} belongs to another weight than that of this head")
-        bits = cast(Bits, 8 if metadata["bits"] == "8" else metadata["bits"])
         tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
+    # One flipped bit of a scale would give wrong tokens with a certificate.
+    if metadata.get("content_sha256") != _content_hash(metadata.get("bits", ""), tensors):
+        raise ValueError(f"{name} is damaged: its content does not have the hash that it names")
+    bits = cast(Bits, 8 if metadata["bits"] == "8" else metadata["bits"])
     try:
         return Copy.from_tensors(bits, tensors)
     except (KeyError, ValueError) as problem:
         raise ValueError(f"{name} is damaged: {problem}") from problem
 
 
-def weight_hash(weight: Tensor) -> str:
+def tensor_hash(tensor: Tensor) -> str:
     """Return the SHA-256 of type, shape and bytes."""
-    digest = hashlib.sha256(f"{weight.dtype} {tuple(weight.shape)}".encode())
-    for lo in range(0, len(weight), 4096):
-        block = weight[lo : lo + 4096].detach().cpu().contiguous()
-        digest.update(block.view(torch.uint8).numpy().tobytes())
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    for block in torch.split(tensor.detach(), 4096):
+        digest.update(block.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _content_hash(bits: str, tensors: dict[str, Tensor]) -> str:
+    """Return the SHA-256 of all tensors with their names."""
+    parts = [f"{name} {tensor_hash(tensors[name])}" for name in sorted(tensors)]
+    return hashlib.sha256("\n".join([bits, *parts]).encode()).hexdigest()

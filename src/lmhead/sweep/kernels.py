@@ -481,8 +481,9 @@ def add_divergence_(
 ) -> None:
     """Add the sums A_p and A_q of two tiles over their tokens to sums (2, rows), in float64.
 
-    lse_p and lse_q are those of `Softmax.lse_parts`. For A see `divergences`. With `store`, 0 for p and 1 for q, the tile of that side is replaced by
-    its softmax, and the other one by its A: see `stored_gradient_`.
+    lse_p and lse_q are those of `Softmax.lse_parts`; for A see `divergence_terms`. With `store`, 0
+    for p and 1 for q, the tile of that side is replaced by its softmax, and the other one by its A:
+    see `stored_gradient_`.
     """
     for blocks in _blocks(z_p, z_q):
         copies = (blocks[0].clone(), blocks[1].clone())

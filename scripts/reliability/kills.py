@@ -1,0 +1,166 @@
+"""Kill training runs at random moments and compare what they come to with an undisturbed run.
+
+    PYTHONPATH=tests python -m scripts.reliability.kills --kills 50 [--write]
+
+Each run is a forked process that executes `lmhead train`, or two of them, the ranks of a
+data-parallel run. One process is killed with SIGKILL at a random moment, before or after new
+checkpoints; then the run is resumed. In the end weights, optimizer state, tokenizer
+and log must be those of a run that nothing has disturbed, byte for byte (times apart).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from train.runs import SMALL, corpus, fingerprint, history, latest
+
+from lmhead.cli import main as lmhead
+from scripts.reliability.record import keep
+
+PATIENCE = 240.0  # seconds until a process that does not end counts as hanging
+
+
+def options(steps: int) -> list[str]:
+    """Return the settings of a run as options."""
+    settings = SMALL | {"steps": steps, "save_every": 5, "eval_every": 20, "log_every": 10}
+    given: list[str] = []
+    for name, value in settings.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            given.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            given += [f"--{option}", str(value)]
+    return given
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def start(arguments: list[str], ranks: int, said: Path) -> list[int]:
+    """Start `lmhead train` in forked processes, one per rank; return their ids."""
+    port, pids = str(free_port()), []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if ranks > 1:
+                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    os.environ |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+                    os.environ["MASTER_PORT"] = port
+                output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                for stream in (1, 2):
+                    os.dup2(output, stream)
+                lmhead(["train", *arguments])
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    return pids
+
+
+def wait(pids: list[int]) -> list[int]:
+    """Return the exit codes; those that hang are killed and an error says so."""
+    end, codes = time.monotonic() + PATIENCE, dict.fromkeys(pids, -1)
+    left = set(pids)
+    while left and time.monotonic() < end:
+        for pid in list(left):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+                left.discard(pid)
+        time.sleep(0.01)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if left:
+        raise SystemExit(f"{len(left)} processes did not end within {PATIENCE:.0f} s")
+    return [codes[pid] for pid in pids]
+
+
+def steps_written(out: Path) -> int:
+    """Return the step of the last checkpoint, 0 before the first."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(latest(out).name.removeprefix("step-"))
+    return 0
+
+
+def wait_for_checkpoints(out: Path, step: int) -> None:
+    """Return when a run has come to a step, or does not come to it."""
+    end = time.monotonic() + PATIENCE / 4
+    while steps_written(out) < step and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def kill_often(folder: Path, kills: int, ranks: int, draw: random.Random) -> dict[str, Any]:
+    """Return what came of a run that was killed this often."""
+    steps = 40 + 20 * kills
+    arguments = [corpus(folder), *options(steps)]
+    whole, out, said = folder / "whole", folder / "killed", folder / "said"
+    if any(wait(start([*arguments, "--out", str(whole)], ranks, said))):
+        raise SystemExit(f"the undisturbed run failed: {said.read_text()}")
+    found = Counter[str]()
+    while found["kills"] < kills:
+        begun = (out / "config.toml").exists()
+        before = steps_written(out)
+        given = ["--resume", str(out)] if begun else [*arguments, "--out", str(out)]
+        pids = start(given, ranks, said)
+        wait_for_checkpoints(out, before + 5 * draw.choice([0, 1, 2, 3]))
+        time.sleep(draw.uniform(0.0, 0.5))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(draw.choice(pids), signal.SIGKILL)
+        codes = wait(pids)
+        found["kills"] += -signal.SIGKILL in codes
+        found["other rank ended with an error"] += any(code > 0 for code in codes)
+        found["after a checkpoint" if steps_written(out) > before else "before one"] += 1
+        if all(code == 0 for code in codes):
+            raise SystemExit(f"the run ended after {found['kills']} kills: more steps are needed")
+    if any(wait(start(["--resume", str(out)], ranks, said))):
+        raise SystemExit(f"the last resume failed: {said.read_text()[-2000:]}")
+    same = fingerprint(latest(out)) == fingerprint(latest(whole))
+    return {
+        **dict(found),
+        "steps": steps,
+        "weights_equal": same and latest(out).name == latest(whole).name,
+        "log_equal": history(out) == history(whole),
+    }
+
+
+def main() -> int:
+    """Return 1 if a run came to other weights or another log."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    summary: dict[str, Any] = {}
+    for ranks in (1, 2):
+        name = "single process" if ranks == 1 else "two ranks"
+        with tempfile.TemporaryDirectory() as folder:
+            draw = random.Random(given.seed)
+            summary[name] = kill_often(Path(folder), given.kills, ranks, draw)
+        print(name, summary[name], file=sys.stderr, flush=True)
+    keep("kills", summary, write=given.write)
+    good = all(one["weights_equal"] and one["log_equal"] for one in summary.values())
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The folder for what can be made again: converted models, measurements of this machine."""
+"""The user's environment: the folder for what can be made again, and whether to stay offline."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ def cache_folder() -> Path:
     if own := os.environ.get("LMHEAD_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmhead"
+
+
+def is_offline() -> bool:
+    """Return whether the network must not be used: LMHEAD_OFFLINE or HF_HUB_OFFLINE is set."""
+    names = ("LMHEAD_OFFLINE", "HF_HUB_OFFLINE")
+    return any(os.environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in names)

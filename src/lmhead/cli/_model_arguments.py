@@ -16,6 +16,7 @@ import click
 
 from lmhead.cli._command_group import FileError, combine_options
 from lmhead.progress import Progress, exit_on_interrupt
+from lmhead.user_cache import is_offline
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel
@@ -25,13 +26,21 @@ _MOST_PROMPT = 1 << 24  # characters of a prompt, so that an endless input ends
 MAX_THREADS = 1024  # OpenMP crashes if it cannot start all threads
 NAMED = ("smollm2", "tiny")  # as in lmhead.models.bundled, not imported to keep start-up fast
 
+
+def _online(context: click.Context, option: click.Parameter, download: bool) -> bool:  # noqa: ARG001
+    """Refuse --download where the network must not be used."""
+    if download and is_offline():
+        raise click.UsageError("--download cannot be used with --offline or LMHEAD_OFFLINE=1.")
+    return download
+
+
 model_options: Callable[[Any], Any] = combine_options(
     click.option(
         "--threads",
         type=click.IntRange(1, MAX_THREADS),
         help="Number of threads.  [default: torch's]",
     ),
-    click.option("--download", is_flag=True, help="Allow downloading the model."),
+    click.option("--download", is_flag=True, callback=_online, help="Allow downloading the model."),
 )
 
 

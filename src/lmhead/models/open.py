@@ -8,6 +8,7 @@ The format of a file is detected from its first bytes, not from its name.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from lmhead.models.huggingface import load_huggingface
 from lmhead.models.language_model import LanguageModel
 from lmhead.models.llama2c import load_llama2c
 from lmhead.models.model_files import exists, file_size, one_line
+from lmhead.user_cache import is_offline
 
 # First bytes of files that torch.save writes: a zip archive, or a bare pickle.
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -119,12 +121,40 @@ def _download(name: str) -> Path:
     """Download a model of the hub into the hub's own cache and return its folder."""
     if find_spec("huggingface_hub") is None:
         raise ModelError("to download a model, pip install 'lmhead[hf]'")
+    if is_offline():
+        raise ModelError(
+            f"{name} cannot be downloaded: --offline, LMHEAD_OFFLINE or HF_HUB_OFFLINE forbids it"
+        )
     hub: Any = import_module("huggingface_hub")
     try:
         kinds = ["*.json", "*.safetensors", "chat_template.jinja"]
-        return Path(hub.snapshot_download(name, allow_patterns=kinds))
+        folder = Path(hub.snapshot_download(name, allow_patterns=kinds))
     except Exception as error:  # no network, no such model, no permission
         raise ModelError(f"{name} cannot be downloaded: {one_line(error)}") from error
+    check_hashes(folder)
+    return folder
+
+
+def check_hashes(folder: Path) -> None:
+    """Validate the files of a folder in the hub's cache: each links to a file named by its hash.
+
+    SHA-256 for large files, else that of Git. Where links cannot be made there is no such name.
+    """
+    for path in sorted(folder.rglob("*")):
+        blob = path.resolve()
+        if not path.is_symlink() or len(blob.name) not in (40, 64) or not blob.is_file():
+            continue
+        if len(blob.name) == 64:
+            digest = hashlib.sha256()
+        else:
+            digest = hashlib.sha1(f"blob {blob.stat().st_size}\0".encode(), usedforsecurity=False)
+        with blob.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        if digest.hexdigest() != blob.name:
+            raise ModelError(
+                f"{path} does not have the hash {blob.name}: delete {blob} and try again"
+            )
 
 
 def _not_found(where: str, download: bool) -> str:

@@ -18,6 +18,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lmhead"
 PACKAGES = [
     ("lazy_exports",),
     ("errors",),
+    ("html_table",),
     ("sampler_options",),
     ("progress",),
     ("user_cache",),
@@ -46,6 +47,7 @@ PACKAGES = [
     ("integrations",),
     ("explorer",),
     ("server",),
+    ("notebook",),
     ("cli",),
     ("__main__",),
 ]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lmhead.loss import linear_cross_entropy as linear_cross_entropy
     from lmhead.models import LanguageModel as LanguageModel
     from lmhead.models import open_model as open_model
+    from lmhead.notebook import explore as explore
     from lmhead.sampling import Sampled as Sampled
     from lmhead.sampling import Sampler as Sampler
     from lmhead.sampling import beam_search as beam_search
@@ -71,6 +72,7 @@ _names, _load, __dir__ = lazy_exports(
         "lmhead.lazy": ["LazyLogits"],
         "lmhead.loss": ["linear_cross_entropy"],
         "lmhead.models": ["LanguageModel", "open_model"],
+        "lmhead.notebook": ["explore"],
         "lmhead.sampling": ["Sampled", "Sampler", "beam_search", "generate", "stream_generate"],
         "lmhead.linear_query": ["query"],
         "lmhead.scores.answers": ["Answers"],

@@ -15,6 +15,7 @@ import torch
 
 from lmhead import checks
 from lmhead.analysis.token_text import Piece, Token, finite, hidden_states, piece_of, stream_ids
+from lmhead.html_table import html_table
 from lmhead.models import LanguageModel
 
 WINDOW = 1024  # default tokens per window, if the model's context allows
@@ -119,6 +120,9 @@ class Score:
         self.entropy_sum += entropy
         self.first_choices += rank == 0
         self.in_top_10 += 0 <= rank < 10
+
+    def _repr_html_(self) -> str:
+        return html_table("Score", ["", ""], self.to_json().items() if self.tokens else [])
 
     def to_json(self) -> dict[str, Any]:
         """Return sums and means; null for infinite values."""

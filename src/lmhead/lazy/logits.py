@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lmhead import errors
 from lmhead.checks import eager
 from lmhead.errors import PerformanceWarning
+from lmhead.html_table import html_table
 from lmhead.lazy import routing
 from lmhead.lazy.asking import ask
 from lmhead.lazy.program import (
@@ -222,6 +223,16 @@ class LazyLogits(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         state = "dense" if isinstance(self._shared.node, Dense) else "not computed"
         return f"LazyLogits(shape={tuple(self.shape)}, dtype={self.dtype}, {state})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("shape", str(tuple(self.shape))),
+            ("dtype", str(self.dtype)),
+            ("state", "dense" if isinstance(self._shared.node, Dense) else "not computed"),
+            ("recorded operations", _recorded(self.node) or "none"),
+            ("bytes, if built", self.numel() * self.element_size()),
+        ]
+        return html_table("LazyLogits", ["", ""], rows)
 
     def explain(self) -> str:
         """Say what a question will cost, before it is asked: products, tiles, bytes."""

@@ -14,6 +14,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from lmhead.html_table import SHOWN, html_table
 from lmhead.sampling.distribution import (
     Distribution,
     FullDistribution,
@@ -139,6 +140,15 @@ class Sampled:
     log_kept_mass: Tensor
     kept: Kept
     state: Tensor | None = None
+
+    def _repr_html_(self) -> str:
+        figures = (self.token, self.log_prob, self.raw_log_prob, self.log_kept_mass.exp())
+        columns = [figure.flatten()[:SHOWN].tolist() for figure in figures]
+        rows = zip(range(SHOWN), *columns, self.kept.counts()[:SHOWN], strict=False)
+        heads = ["row", "token", "log_prob", "raw_log_prob", "kept mass", "kept tokens"]
+        n = self.token.numel()
+        title = f"Sampled, {n:,} row{'s' * (n != 1)}"
+        return html_table(title + (f", the first {SHOWN}" if n > SHOWN else ""), heads, rows)
 
 
 class ScreenedSampled(Sampled):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lmhead import checks
+from lmhead.html_table import SHOWN, html_table
 from lmhead.scores.protocol import RowAnswers, Scores
 
 Ids: TypeAlias = "Tensor | Sequence[Tensor] | None"
@@ -53,6 +54,18 @@ class Answers:
     log_sum_sq: Any = None
     mean_logit: Any = None
     top1_match: Any = None
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            parts = [value] if isinstance(value, Tensor) else value or ()
+            names = getattr(value, "_fields", range(len(parts)))
+            for name, part in zip(names, parts, strict=True):
+                label = field.name if isinstance(value, Tensor) else f"{field.name} {name}"
+                first = part.detach().flatten()[: SHOWN + 1].tolist()
+                rows.append((label, str(tuple(part.shape)), first))
+        return html_table("Answers", ["question", "shape", "answers"], rows)
 
 
 @dataclass(frozen=True)

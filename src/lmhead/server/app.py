@@ -38,6 +38,7 @@ def create_app(
     run: Path | None = None,
     given: Mapping[str, str] | None = None,
     log: Callable[[RequestRecord], object] | None = None,
+    frames: bool = False,
 ) -> ASGIApp:
     """Return an ASGI application that serves the page and the API on these models.
 
@@ -51,6 +52,7 @@ def create_app(
         given: by name, the argument of `lmhead.open_model` that opens the model again, for the
             page's export; the name itself if not given.
         log: called with a record of every request, without prompt and key.
+        frames: whether pages of this machine, such as a notebook, may show the page in a frame.
     """
     limits = limits or Limits()
     worker = Worker(limits)
@@ -60,7 +62,7 @@ def create_app(
     app = _application(
         [*all_routes(api), Route("/{path:path}", files, methods=["GET", "POST"])], worker
     )
-    return Guard(app, hosts=hosts, key=key, limits=limits, log=log)
+    return Guard(app, hosts=hosts, key=key, limits=limits, log=log, frames=frames)
 
 
 # More than the web page needs: a request may generate up to the model's context.

@@ -37,6 +37,14 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+# Of a page that a notebook on this machine may show in a frame.
+_LOCAL = "'self' http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
+_FRAMED = {
+    **{name: value for name, value in _HEADERS.items() if name != "x-frame-options"},
+    "content-security-policy": POLICY.replace(
+        "frame-ancestors 'none'", f"frame-ancestors {_LOCAL}"
+    ),
+}
 _METHODS = ("GET", "HEAD", "POST")
 _COOKIE = "lmhead_key"
 
@@ -94,6 +102,7 @@ class Guard:
             that `/?key=...` sets; None for none.
         limits: bounds of header and body.
         log: called with a record of every request.
+        frames: whether pages of this machine may show the page in a frame.
     """
 
     def __init__(
@@ -104,7 +113,9 @@ class Guard:
         key: str | None,
         limits: Limits,
         log: Callable[[RequestRecord], object] | None = None,
+        frames: bool = False,
     ) -> None:
+        self._headers = _FRAMED if frames else _HEADERS
         self.app, self.key, self.limits, self.log = app, key, limits, log
         self.hosts = frozenset(host.lower() for host in hosts)
 
@@ -117,7 +128,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         started = time.monotonic()
-        guarded = _with_headers(scope, send)
+        guarded = _with_headers(scope, send, self._headers)
         try:
             await self._handle(scope, receive, guarded)
         finally:
@@ -257,12 +268,12 @@ class _Disconnected(Exception):  # noqa: N818
     pass
 
 
-def _with_headers(scope: Scope, send: Send) -> Send:
+def _with_headers(scope: Scope, send: Send, added: Mapping[str, str]) -> Send:
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
             scope["lmhead.status"] = message["status"]
             headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
+            for name, value in added.items():
                 headers[name] = value
             kept = scope["path"].startswith("/assets/") and message["status"] == 200
             headers["cache-control"] = "max-age=31536000, immutable" if kept else "no-store"

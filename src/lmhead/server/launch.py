@@ -22,7 +22,7 @@ from lmhead.server.app import API_LIMITS, create_api_app, create_app
 from lmhead.server.guard import RequestRecord
 from lmhead.server.request_limits import Limits
 
-__all__ = ["DEFAULT_PORT", "serve", "serve_api"]
+__all__ = ["DEFAULT_PORT", "BackgroundServer", "serve", "serve_api", "start_in_background"]
 
 DEFAULT_PORT = 8629
 
@@ -107,6 +107,39 @@ def serve_api(
         )
 
     _serve(app, host, port, key, limits, on_ready)
+
+
+def start_in_background(
+    models: Mapping[str, LanguageModel], *, port: int = 0, given: Mapping[str, str] | None = None
+) -> BackgroundServer:
+    """Serve the page from a thread, on a loopback address; pages of this machine may frame it."""
+    listener = bind("127.0.0.1", port)
+    bound = listener.getsockname()[1]
+    hosts = own_names("127.0.0.1", bound)
+    app = create_app(models, hosts=hosts, given=given, frames=True)
+    return BackgroundServer(server_config(app), listener, f"http://127.0.0.1:{bound}")
+
+
+class BackgroundServer:
+    """A server in a thread of its own; it listens when the object is made."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, address: str) -> None:
+        self.address = address
+        listening = threading.Event()
+        self._server = _Server(config, listening.set)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self._thread.start()
+        while self._thread.is_alive() and not listening.wait(0.1):
+            pass
+        if not listening.is_set():
+            raise RuntimeError(f"the server on {address} did not start")
+
+    def close(self) -> None:
+        """Stop listening and end the thread."""
+        self._server.should_exit = True
+        self._thread.join()
 
 
 def _serve(

@@ -1,10 +1,10 @@
 """Fine-tune SmolLM2-135M on a text file, on a CPU, with transformers' own Trainer.
 
-One line is ours: `model.lm_head = LMHead.from_linear(model.lm_head)`. With it a step never holds
-the logits of its tokens (49,152 per token), and the losses are the same.
+One line is ours: `lmhead.replace_head(model)`. With it a step never holds the logits of its tokens
+(49,152 per token), and the losses are the same.
 
     lmhead models add smollm2
-    pip install 'lmhead[hf]' accelerate
+    pip install 'lmhead[models]' accelerate
     python examples/finetune_smollm2.py my.txt --steps 50 --out tuned
     lmhead generate tuned "Once upon a time"
 """
@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch.utils.data import Dataset
 
-from lmhead import LMHead
+import lmhead
 from lmhead.models import JsonTokenizer, bundled
 from lmhead.models.gguf import unpack
 
@@ -58,7 +58,7 @@ def main() -> None:
         parser.error(f"{given.text} must have at least {given.block} tokens, or --block be smaller")
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    model.lm_head = LMHead.from_linear(model.lm_head, grad_filter=given.grad_filter)
+    lmhead.replace_head(model, grad_filter=given.grad_filter)
 
     trainer = transformers.Trainer(
         model=model,

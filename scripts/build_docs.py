@@ -18,6 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import docs_lazy_operations
+
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "docs"
 SITE = ROOT / "build" / "site"
@@ -44,6 +47,7 @@ def site_page(text: str, chinese: bool) -> str:
     text = re.sub(r"\]\((?:\.\./)?benchmarks/results/", "](results/", text)
     for name, page in PAGES.items():
         text = re.sub(rf"\]\((?:\.\./)?{re.escape(name)}", f"]({page}", text)
+    text = re.sub(r"\]\((?:\.\./)?examples/", "](examples/", text)
     text = re.sub(r"\]\(docs/", "](", text)
     if chinese:
         text = re.sub(r"(\]\([\w/]+)\.zh\.md", r"\1.md", text)
@@ -54,6 +58,18 @@ def site_page(text: str, chinese: bool) -> str:
     item = re.compile(r"^(?!(?:[-*]|\d+\.) )(\S.*)\n(?=(?:[-*]|\d+\.) )", re.MULTILINE)
     parts[::2] = [item.sub(r"\1\n\n", part) for part in parts[::2]]
     return "".join(parts)
+
+
+HELP_PAGES = "<!-- help pages: scripts/build_docs.py puts those of commands.md here -->\n"
+
+
+def with_help_pages(introduction: str, commands: str) -> str:
+    """Return the Chinese page of commands: its introduction, and the help pages as printed."""
+    if HELP_PAGES not in introduction:
+        raise ValueError(f"commands.zh.md must have the line {HELP_PAGES.strip()}")
+    # The links to the English page stay in the repository.
+    introduction = re.sub(r"；在仓库中见 \[.*?\]\(commands\.md\)", "", introduction)
+    return introduction.replace(HELP_PAGES, commands[commands.index("## lmhead") :])
 
 
 def figures(chinese: bool) -> str:
@@ -89,11 +105,20 @@ def collect() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     shutil.copytree(ROOT / "docs", OUT)
     shutil.copytree(RESULTS, OUT / "results")
+    shutil.copytree(
+        ROOT / "examples", OUT / "examples", ignore=shutil.ignore_patterns("__pycache__", "eval")
+    )
     for name, page in PAGES.items():
         shutil.copy(ROOT / name, OUT / page)
+    introduction, commands = (OUT / name for name in ("commands.zh.md", "commands.md"))
+    introduction.write_text(
+        with_help_pages(introduction.read_text("utf-8"), commands.read_text("utf-8")), "utf-8"
+    )
     for page in OUT.glob("*.md"):
         chinese = page.name.endswith(".zh.md")
         page.write_text(site_page(page.read_text("utf-8"), chinese), encoding="utf-8")
+    (OUT / "what_streams.md").write_text(docs_lazy_operations.page("en"), encoding="utf-8")
+    (OUT / "what_streams.zh.md").write_text(docs_lazy_operations.page("zh"), encoding="utf-8")
     (OUT / "benchmarks.md").write_text(figures(chinese=False), encoding="utf-8")
     (OUT / "benchmarks.zh.md").write_text(figures(chinese=True), encoding="utf-8")
 

@@ -73,6 +73,7 @@ class Allowed(NamedTuple):
 ALLOWED = [
     Allowed("word", "src/lmhead/reference/*", "", "the textbook is for learners"),
     Allowed("word", "docs/textbook*.md", "", "the textbook is for learners"),
+    Allowed("word", "examples/learn.ipynb", "", "the notebook is for learners"),
     Allowed("word", "explorer/src/learn/*", "", "the Learn page is for learners"),
     *(Allowed("word", f"explorer/src/i18n/*.json#{key}", "", "texts of the Learn page")
       for key in ("words", "intro", "hidden", "linear", "logits", "stable", "temperature", "chain",
@@ -97,7 +98,7 @@ ALLOWED = [
     Allowed("word", "*", r"Chinese does not separate words|splits words|within a word", "language"),
     Allowed("word", "*", r"a word, a part of one", "the definition of a token"),
     Allowed("word", "*", r"\bword_at\b", "a buffer that is saved in checkpoints"),
-    Allowed("word", "docs/json.md", r"^\| `(words|processed)` ", "JSON fields of schema 1"),
+    Allowed("word", "docs/json*.md", r"^\| `(words|processed)` ", "JSON fields of schema 1"),
     Allowed("word", "*", r"[Ff]rom a vector to a word", "how a learner would say it"),
     Allowed("word", "*", r"one token per word|33,278 words", "WikiText-2 is split into words"),
     Allowed("word", "docs/*", r"^(  (an answer|a loss|head|shortlist)|stage|Heads) ", "output"),

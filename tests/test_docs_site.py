@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
+import torch
 
 import lmhead
+from lmhead.cli import main
+from lmhead.server import create_api_app, create_app
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Pages without a Chinese version: the site shows the English one. The list only gets shorter.
-UNTRANSLATED = {
-    "CHANGELOG.md", "CONTRIBUTING.md", "docs/commands.md",
-    "docs/generate.md", "docs/json.md", "docs/models.md",
-    "docs/training.md", "docs/transformer.md",
-}  # fmt: skip
+UNTRANSLATED = {"CHANGELOG.md", "CONTRIBUTING.md"}
 PAGES = [
     *ROOT.glob("docs/*.md"),
     ROOT / "README.md",
@@ -93,7 +93,61 @@ def test_every_page_is_in_chinese_or_on_the_list() -> None:
     ids=lambda page: page.name,
 )
 def test_both_languages_have_the_same_structure(page: Path) -> None:
-    def structure(path: Path) -> list[str]:
-        return re.findall(r"^(#+|```\w*|:::.*)(?= |$)", path.read_text("utf-8"), re.MULTILINE)
+    def structure(text: str) -> list[str]:
+        return re.findall(r"^(#+|```\w*|:::.*)(?= |$)", text, re.MULTILINE)
 
-    assert structure(page) == structure(page.with_suffix(".zh.md"))
+    english, chinese = (p.read_text("utf-8") for p in (page, page.with_suffix(".zh.md")))
+    if page.name == "commands.md":
+        chinese = script("build_docs").with_help_pages(chinese, english)
+    assert structure(english) == structure(chinese)
+
+
+def test_no_chinese_page_without_an_english_one() -> None:
+    chinese = [page for page in PAGES if page.name.endswith(".zh.md")]
+    assert chinese
+    for page in chinese:
+        assert page.with_name(page.name.replace(".zh.md", ".md")).exists(), page
+
+
+def test_chinese_page_lists_every_command() -> None:
+    text = (ROOT / "docs" / "commands.zh.md").read_text("utf-8")
+    assert re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE) == main.list_commands(
+        click.Context(main)
+    )
+
+
+def test_page_of_lazy_operations_is_read_from_the_code() -> None:
+    groups = script("docs_lazy_operations").groups()
+    for group, some in {
+        "pointwise": ["+", "exp", "masked_fill", "where", "mask_tokens"],
+        "rows": ["view", "cat", "softmax", "[...]", "float"],
+        "reductions": ["topk", "logsumexp", "special.logsumexp", "gather", "equal"],
+        "losses": ["cross_entropy", "kl_div", "mse_loss"],
+        "written": ["copy_", "scatter", "[...] ="],
+        "other": ["zeros_like"],
+        "builds": ["sort", "cumsum", "matmul"],
+    }.items():
+        assert set(some) <= set(groups[group])
+    logits = lmhead.LMHead(4, 9)(torch.zeros(2, 4))
+    with pytest.warns(lmhead.PerformanceWarning, match="sort"):
+        logits.sort(-1)
+
+
+def test_http_page_has_every_route(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    apps = (
+        create_api_app({}, hosts=["here"]),
+        create_app({}, hosts=["here"], page=tmp_path),
+    )
+    routes = {
+        re.sub(r"\{(\w+):path\}", lambda m: m[1].upper(), route.path): sorted(
+            route.methods - {"HEAD"}
+        )
+        for app in apps
+        for route in app.app.routes  # type: ignore[attr-defined]
+        if not route.path.startswith("/{")
+    }
+    for page in ("http.md", "http.zh.md"):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        listed = re.findall(r"^\| `(GET|POST) (/[^`]+)` \|", text, re.MULTILINE)
+        assert {path: [method] for method, path in listed} == routes

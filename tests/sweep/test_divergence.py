@@ -12,6 +12,7 @@ from torch_watch import no_tensor_of
 
 import lmhead
 from lmhead import reference
+from lmhead.sweep import divergence_terms
 
 KINDS = ("kl", "reverse_kl", "jsd", "tvd")
 CASES = 1000
@@ -299,3 +300,25 @@ def divergence_in_long_double(z_p: Any, z_q: Any, kind: str) -> Any:
     p, q = log_softmax(z_p), log_softmax(z_q)
     m = np.logaddexp(p, q) - np.log(np.longdouble(2))
     return kl(p, q) if kind == "kl" else (kl(p, m) + kl(q, m)) / 2
+
+
+@pytest.mark.parametrize("max_bytes", [None, 2**15])
+def test_row_weights_cost_no_second_sweep(
+    monkeypatch: pytest.MonkeyPatch, max_bytes: int | None
+) -> None:
+    """The gradient of the logits is kept for the backward pass, if it fits into `max_bytes`."""
+    sweeps: list[int] = []
+    run = divergence_terms._Sweep.run
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sweeps.append(1)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(divergence_terms._Sweep, "run", counted)
+    teacher, student = lmhead.LMHead(6, 300), lmhead.LMHead(5, 300)
+    teacher.requires_grad_(False)
+    teacher.max_bytes = student.max_bytes = max_bytes
+    hidden = torch.randn(40, 5, requires_grad=True)
+    p, q = teacher(torch.randn(40, 6)), student(hidden)
+    (lmhead.divergence(p, q, kind="jsd") @ torch.rand(40)).backward()  # type: ignore[no-untyped-call]
+    assert len(sweeps) == (1 if max_bytes is None else 2)

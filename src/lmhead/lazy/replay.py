@@ -19,6 +19,7 @@ from lmhead.lazy.program import Env, Leaf, Node, Operand, index_of, live_tensors
 from lmhead.scores import Rows, Scores
 from lmhead.scores.protocol import Tile
 from lmhead.sweep import DEFAULT_MAX_BYTES, accumulation_dtype
+from lmhead.sweep.wide_gradients import typed
 
 RowFunction = Callable[[Sequence[Tensor], int, int], tuple[Tensor, ...]]
 """From tiles (B, V) of each program, and the range [first, last) of rows, to results (B, ...)."""
@@ -377,8 +378,8 @@ class _Replay(torch.autograd.Function):
             )
             return (None, *(next(found) if t.requires_grad else None for t in tensors))
         made = job.backward(grads)
-        typed = (
-            g.to(t.dtype) if g is not None and t.requires_grad else None
+        given = (
+            typed(g, t) if g is not None and t.requires_grad else None
             for g, t in zip(made, tensors, strict=True)
         )
-        return (None, *typed)
+        return (None, *given)

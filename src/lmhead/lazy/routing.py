@@ -29,6 +29,7 @@ from lmhead.lazy.program import (
     sources,
 )
 from lmhead.lazy.replay import replay
+from lmhead.sweep.wide_gradients import numbers, summed_in_float32
 
 Payload = Any
 """Gradients behind a root: a list, one entry per tensor of its scores; or, for a root with a
@@ -264,8 +265,8 @@ def _gradients(
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     if not pairs or not wanted:
         return [None] * len(leaves)
-    found = iter(
-        torch.autograd.grad(
+    with summed_in_float32():
+        made = torch.autograd.grad(
             [o for o, _ in pairs],
             wanted,
             [g for _, g in pairs],
@@ -273,7 +274,7 @@ def _gradients(
             create_graph=create_graph,
             allow_unused=True,
         )
-    )
+    found = (None if g is None else numbers(g) for g in made)
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 

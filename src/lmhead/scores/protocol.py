@@ -70,7 +70,8 @@ class Tile:
         for place, grad in zip(self.places, grads, strict=True):
             old = into[place]
             if grad is not None:
-                into[place] = grad if old is None else old.add_(grad)
+                wide = grad.float() if grad.dtype.itemsize == 2 else grad
+                into[place] = wide if old is None else old.add_(wide)
 
 
 class Scores(ABC):

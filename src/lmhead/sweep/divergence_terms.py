@@ -14,6 +14,10 @@ cancel) and S their sums over the vocabulary,
 A chunk of rows is seen three times: for the log-sum-exp of both, for the sums, for the gradients.
 The logits of a chunk are kept in between if memory allows; else they are made again.
 
+A weight's gradient is Σ_n g_n (dD_n/dz) h_n with g_n from the backward pass. If dD/dz of all rows
+of the one side that needs it fits into `max_bytes`, it is kept until then: two products more,
+whatever g. If not, gradients are made in the forward pass for g_n = 1, and again if the g_n differ.
+
 In:  two sources of one shape. Out: D of each row, differentiable in both.
 """
 
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +36,7 @@ from lmhead.sweep.chunk import Gradients, Inputs, Needs
 from lmhead.sweep.kernels import Pointwise, Softmax
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Plan, balanced
 from lmhead.sweep.source import Source
+from lmhead.sweep.wide_gradients import typed
 
 _TILE_TOKENS = 8192
 _CHUNK_ROWS = 512
@@ -64,17 +69,77 @@ def swept_divergence(p: Source, q: Source, kind: Kind, max_bytes: int | None) ->
 
 
 class _Made:
-    """Gradients computed in the forward pass, as if the gradient of every row's D were 1."""
+    """What the forward pass has computed for the first backward pass: one of the two, or nothing.
+
+    Attributes:
+        gradients: of the tensors, as if the gradient of every row's D were 1.
+        kept: dD / dz of all rows.
+    """
 
     gradients: Tensors | None = None
+    kept: _Kept | None = None
+
+
+class _Into(Protocol):
+    """What takes dD / d(linear layer) of one side, tile by tile."""
+
+    wanted: bool
+
+    def start(self, rows: slice, hiddens: tuple[Tensor, ...]) -> None:
+        """Begin a chunk of rows."""
+
+    def add(self, lo: int, hi: int, grad: Tensor) -> None:
+        """Add a tile (tokens, rows)."""
+
+    def finish(self) -> None:
+        """End a chunk."""
+
+
+class _Kept:
+    """The tiles of dD / d(linear layer) of one side, (tokens, rows), chunk by chunk."""
+
+    wanted = True
+
+    def __init__(self, side: int, plan: Plan) -> None:
+        self.side, self.plan = side, plan
+        self.chunks: list[list[Tensor]] = []
+
+    def start(self, rows: slice, hiddens: tuple[Tensor, ...]) -> None:  # noqa: ARG002
+        """Begin a chunk of rows."""
+        self.chunks.append([])
+
+    def add(self, lo: int, hi: int, grad: Tensor) -> None:  # noqa: ARG002
+        """Keep a tile."""
+        self.chunks[-1].append(grad)
+
+    def finish(self) -> None:
+        """End a chunk."""
+
+    @torch.no_grad()
+    def gradients(self, source: Source, needs: Needs, upstream: Tensor) -> Tensors:
+        """Return the gradients of a source's tensors, given those of D (N,)."""
+        into = Gradients(source, needs)
+        rows = slice(0, source.rows)
+        by = upstream.to(source.dtype)
+        with source.products():
+            into.start(rows, source.take(rows))
+            whole = by.new_empty(self.plan.tile_tokens * source.rows)
+            for number, (lo, hi) in enumerate(self.plan.tiles()):
+                grad = whole[: (hi - lo) * source.rows].view(hi - lo, source.rows)
+                for (first, last), tiles in zip(self.plan.chunks(), self.chunks, strict=True):
+                    torch.mul(tiles[number], by[first:last], out=grad[:, first:last])
+                    tiles[number] = by.new_empty(0)
+                into.add(lo, hi, grad)
+            into.finish()
+        return into.result()
 
 
 class _Divergence(torch.autograd.Function):
     """Two products; with gradients two more for each side that needs them.
 
-    The gradients are made in the forward pass. They are what the backward pass needs if the
-    gradient of D is the same in every row, as after a sum or a mean; if not, and a weight or a bias
-    needs a gradient, they are made again.
+    Gradients that were made in the forward pass are right if the gradient of D is the same in every
+    row, as after a sum or a mean; if not, and a weight or a bias needs a gradient, they are made
+    again.
     """
 
     @staticmethod
@@ -89,9 +154,10 @@ class _Divergence(torch.autograd.Function):
     ) -> Tensor:
         ctx.forms, ctx.kind, ctx.max_bytes, ctx.made = (p.form(), q.form()), kind, max_bytes, made
         ctx.save_for_backward(*tensors)
-        sweep = _Sweep(p, q, kind, max_bytes)
         flags = ctx.needs_input_grad[5:]
+        sweep = _Sweep(p, q, kind, max_bytes, keep=_kept_side(p, q, flags))
         values, made.gradients = sweep.run(flags if any(flags) else None)
+        made.kept = sweep.kept
         return values
 
     @staticmethod
@@ -106,11 +172,15 @@ class _Divergence(torch.autograd.Function):
             found = iter(torch.autograd.grad(values, wanted, grad, create_graph=True))
             return (*(None,) * 5, *(next(found) if f else None for f in flags))
         gradients, ctx.made.gradients = ctx.made.gradients, None
-        rows_alone = not any(
-            f for s, fs in zip((p, q), _split(p, flags), strict=True) for f in fs[len(s.hiddens) :]
-        )
+        kept, ctx.made.kept = ctx.made.kept, None
+        rows_alone = not any(_of_weights(s, fs) for s, fs in _sides(p, q, flags))
         even = grad.numel() == 0 or bool((grad == grad[0]).all())
-        if gradients is None or not (even or rows_alone):
+        if kept is not None:
+            source, own = _sides(p, q, flags)[kept.side]
+            found = kept.gradients(source, Needs.of(source, own), grad)
+            empty = (None,) * (len(flags) - len(own))
+            gradients = found + empty if kept.side == 0 else empty + found
+        elif gradients is None or not (even or rows_alone):
             sweep = _Sweep(p, q, ctx.kind, ctx.max_bytes)
             _, gradients = sweep.run(flags, upstream=grad)
         elif even:
@@ -121,19 +191,26 @@ class _Divergence(torch.autograd.Function):
             for g in gradients:
                 if g is not None:
                     g.mul_(grad[:, None].to(g.dtype))
-        typed = (
-            None if g is None or t is None else g.to(t.dtype)
+        given = (
+            None if g is None or t is None else typed(g, t)
             for g, t in zip(gradients, tensors, strict=True)
         )
-        return (*(None,) * 5, *typed)
+        return (*(None,) * 5, *given)
 
 
 class _Sweep:
     """The three passes over all chunks."""
 
-    def __init__(self, p: Source, q: Source, kind: Kind, max_bytes: int | None) -> None:
+    def __init__(
+        self, p: Source, q: Source, kind: Kind, max_bytes: int | None, *, keep: int | None = None
+    ) -> None:
         self.sources, self.kind = (p, q), kind
-        self.plan = _plan(p, q, DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+        self.kept: _Kept | None = None
+        limit = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
+        plan = None if keep is None else _plan(p, q, limit, keep=True)
+        if plan is not None and keep is not None:
+            self.kept = _Kept(keep, plan)
+        self.plan = plan or _plan(p, q, limit) or _small_plan(p, q, limit)
 
     @torch.no_grad()
     def run(
@@ -143,14 +220,20 @@ class _Sweep:
         p = self.sources[0]
         values = torch.zeros(p.rows, dtype=torch.float64, device=p.device)
         split = (None, None) if flags is None else _split(p, flags)
-        into = [
-            None if f is None else Gradients(s, Needs.of(s, f))
-            for s, f in zip(self.sources, split, strict=True)
-        ]
+        sums_up: list[Gradients] = []
+        into: list[_Into | None] = [None, None]
+        if self.kept is not None:
+            into[self.kept.side] = self.kept
+        elif flags is not None:
+            pairs = zip(self.sources, split, strict=True)
+            sums_up = [Gradients(s, Needs.of(s, f)) for s, f in pairs if f is not None]
+            into = [*sums_up]
         with p.products():
             buffers = [_buffers(s, self.plan) for s in self.sources]
             for start, stop in self.plan.chunks():
                 rows = slice(start, stop)
+                if self.kept is not None and start:  # those of the chunk before are kept
+                    buffers[self.kept.side] = _buffers(self.sources[self.kept.side], self.plan)
                 sides = [
                     _Side(s, self.plan, b, rows) for s, b in zip(self.sources, buffers, strict=True)
                 ]
@@ -158,14 +241,15 @@ class _Sweep:
                 sums = self._sums(sides, store)
                 values[rows] = self.kind.value(*sums)
                 scale = torch.ones_like(sums[0]) if upstream is None else upstream[rows]
-                if store is None:
+                to = None if store is None else into[store]
+                if store is None or to is None:
                     self._differentiate(sides, sums, scale, into)
                 else:
-                    self._finish_stored(sides, store, sums[store], scale, into[store])
-            grads = [g.result() for g in into if g is not None]
+                    self._finish_stored(sides, store, sums[store], scale, to)
+            grads = [g.result() for g in sums_up]
         return values, tuple(g for part in grads for g in part) if grads else None
 
-    def _stored_side(self, into: list[Gradients | None]) -> int | None:
+    def _stored_side(self, into: list[_Into | None]) -> int | None:
         """Return the one side that needs gradients, if the tiles can hold what they are made of.
 
         Soft-capping needs the logits once more, for its slope.
@@ -181,10 +265,9 @@ class _Sweep:
         store: int,
         total: Tensor,
         upstream: Tensor,
-        to: Gradients | None,
+        to: _Into,
     ) -> None:
         """Add the gradients of the stored side."""
-        assert to is not None
         side = sides[store]
         to.start(side.rows, side.hiddens)
         slope = side.slope(total)
@@ -200,7 +283,7 @@ class _Sweep:
         for side in sides:
             side.make()
         lses = (sides[0].lse, sides[1].lse)
-        sums = torch.zeros(2, sides[0].n_rows, dtype=torch.float64, device=sides[0].lse.device)
+        sums = torch.zeros(2, sides[0].n_rows, dtype=torch.float64, device=sides[0].source.device)
         for (_, _, z_p), (_, _, z_q) in zip(*(side.logits() for side in sides), strict=True):
             kernels.add_divergence_(z_p, z_q, *lses, self.kind, sums, store)
         return sums[0], sums[1]
@@ -210,7 +293,7 @@ class _Sweep:
         sides: list[_Side],
         sums: tuple[Tensor, Tensor],
         upstream: Tensor,
-        into: list[Gradients | None],
+        into: list[_Into | None],
     ) -> None:
         wanted = [g if g is not None and g.wanted else None for g in into]
         if not any(wanted):
@@ -282,26 +365,51 @@ class _Side:
         return steep if scale is None else steep.mul_(scale)
 
 
-def _plan(p: Source, q: Source, max_bytes: int) -> Plan:
-    """Return chunks of rows whose logits are kept, if that fits; else tiles that fit."""
+def _kept_side(p: Source, q: Source, flags: tuple[bool, ...]) -> int | None:
+    """Return the side whose dD / dz is worth keeping: the only one with gradients of weights."""
+    sides = _sides(p, q, flags)
+    wanted = [i for i, (_, own) in enumerate(sides) if any(own)]
+    return wanted[0] if len(wanted) == 1 and _of_weights(*sides[wanted[0]]) else None
+
+
+def _plan(p: Source, q: Source, max_bytes: int, *, keep: bool = False) -> Plan | None:
+    """Return chunks of rows whose logits are retained for a while, if that fits.
+
+    With `keep`, those of one side stay for all rows.
+    """
     rows, vocab = max(1, p.rows), p.vocab
     budget = max_bytes // p.dtype.itemsize
     width = p.hidden_size + q.hidden_size
-    tokens = max(1, min(_TILE_TOKENS, -(-vocab // 2)))
-    while tokens > 512 and tokens * width > budget // 4:
-        tokens //= 2
-    fixed = tokens * width if p.converts or q.converts else 0
-    per_row = 2 * vocab + 4 * width + 32
+    tokens = _tile_tokens(vocab, width, budget)
     # Scratch memory is that of a block: see `kernels.add_divergence_`.
-    chunk = (budget - fixed - _SCRATCH * kernels.BLOCK) // per_row
-    if chunk >= min(_MIN_RETAINED, rows):
-        chunk = balanced(rows, min(chunk, _CHUNK_ROWS))
-        return Plan(p.rows, vocab, chunk, tokens, retained=True, bytes=0)
-    chunk = min(_CHUNK_ROWS, rows)
+    fixed = _SCRATCH * kernels.BLOCK + (tokens * width if p.converts or q.converts else 0)
+    sides = 2
+    if keep:
+        fixed, sides = fixed + rows * vocab, 1
+    chunk = (budget - fixed) // (sides * vocab + 4 * width + 32)
+    if chunk < min(_MIN_RETAINED, rows):
+        return None
+    chunk = balanced(rows, min(chunk, _CHUNK_ROWS))
+    return Plan(p.rows, vocab, chunk, tokens, retained=True, bytes=0)
+
+
+def _small_plan(p: Source, q: Source, max_bytes: int) -> Plan:
+    """Return tiles that fit, without retained logits."""
+    rows, vocab = max(1, p.rows), p.vocab
+    budget = max_bytes // p.dtype.itemsize
+    width = p.hidden_size + q.hidden_size
+    tokens, chunk = _tile_tokens(vocab, width, budget), min(_CHUNK_ROWS, rows)
     while tokens > min(8, vocab) and tokens * (_SCRATCH * chunk + width) > budget:
         tokens //= 2
     chunk = max(1, min(chunk, (budget - tokens * width) // (_SCRATCH * tokens + 4 * width)))
     return Plan(p.rows, vocab, chunk, tokens, retained=False, bytes=0)
+
+
+def _tile_tokens(vocab: int, width: int, budget: int) -> int:
+    tokens = max(1, min(_TILE_TOKENS, -(-vocab // 2)))
+    while tokens > 512 and tokens * width > budget // 4:
+        tokens //= 2
+    return tokens
 
 
 def _buffers(source: Source, plan: Plan) -> list[Tensor]:
@@ -317,6 +425,19 @@ def _tensors(source: Source) -> Tensors:
 def _split(p: Source, flags: tuple[bool, ...]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     n = 2 * len(p.hiddens) + 1
     return flags[:n], flags[n:]
+
+
+def _sides(
+    p: Source, q: Source, flags: tuple[bool, ...]
+) -> tuple[tuple[Source, tuple[bool, ...]], tuple[Source, tuple[bool, ...]]]:
+    """Return each source with the flags of its tensors."""
+    mine, theirs = _split(p, flags)
+    return (p, mine), (q, theirs)
+
+
+def _of_weights(source: Source, flags: tuple[bool, ...]) -> bool:
+    """Whether a weight or the bias needs a gradient."""
+    return any(flags[len(source.hiddens) :])
 
 
 def _sources(forms: tuple[Source, Source], tensors: Tensors) -> tuple[Source, Source]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES
 from lmhead.sweep.source import Source
+from lmhead.sweep.wide_gradients import typed
 
 
 def pair_logits(source: Source, rows: Tensor, ids: Tensor, max_bytes: int | None) -> Tensor:
@@ -69,11 +70,11 @@ class _PairLogits(torch.autograd.Function):
             to_bias = found[2 * n]
             if to_bias is not None:
                 to_bias.index_add_(0, token, g[:, 0])
-        typed = (
-            None if g is None or t is None else g.to(t.dtype)
+        given = (
+            None if g is None or t is None else typed(g, t)
             for g, t in zip(found, tensors, strict=True)
         )
-        return (None, None, None, None, *typed)
+        return (None, None, None, None, *given)
 
 
 def _slope(source: Source, z: Tensor, rows: Tensor) -> Tensor:

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from lmhead.scores import Rows
 from lmhead.scores.row_loss import RowLoss, RowSums
-from lmhead.sweep import exact_decisions, filter, kernels
+from lmhead.sweep import exact_decisions, filter, kernels, wide_gradients
 from lmhead.sweep.chunk import Buffers, Chunk, Gradients, Needs
 from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Plan, Questions, make_small_plan
 from lmhead.sweep.second_order import dense_answers, second_order
+from lmhead.sweep.wide_gradients import typed
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -80,8 +81,13 @@ class _Answer(torch.autograd.Function):
         given = iter(grads)
         upstream = tuple(next(given) if present else None for present in ctx.shape)
         flags = ctx.needs_input_grad[1 : 1 + form.n_differentiable]
-        apply: Any = _AnswerBackward.apply
-        out = apply(form, flags, *upstream, *answers, *tensors)
+        if wide_gradients.wanted():
+            asked = RowSums(*upstream)
+            grads = differentiate(form.with_tensors(tensors), RowSums(*answers), asked, flags)
+            out = _typed(grads, tensors)
+        else:
+            apply: Any = _AnswerBackward.apply
+            out = apply(form, flags, *upstream, *answers, *tensors)
         return (None, *_fill(flags, out), *(None,) * (n - len(flags)))
 
     @staticmethod
@@ -245,7 +251,7 @@ def _split(args: tuple[Tensor | None, ...]) -> tuple[RowSums, RowSums, Tensors]:
 def _typed(grads: Tensors, tensors: Tensors) -> tuple[Tensor, ...]:
     """Return the gradients that are not None, in the types of their tensors."""
     pairs = zip(grads, tensors, strict=False)
-    return tuple(g.to(t.dtype) for g, t in pairs if g is not None and t is not None)
+    return tuple(typed(g, t) for g, t in pairs if g is not None and t is not None)
 
 
 def _fill(flags: tuple[bool, ...], values: tuple[Tensor, ...]) -> Tensors:

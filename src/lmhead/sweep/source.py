@@ -21,6 +21,7 @@ from torch import Tensor
 from lmhead.scores import Rows
 from lmhead.sweep import kernels
 from lmhead.sweep.kernels import Pointwise
+from lmhead.sweep.wide_gradients import converted
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -233,12 +234,12 @@ class Source:
     def dense(self) -> Tensor:
         """Return all logits, (N, V), with plain differentiable operations: the definition."""
         x = sum(
-            (h.to(self.dtype) @ w.to(self.dtype).T)
+            (converted(h, self.dtype) @ converted(w, self.dtype).T)
             for h, w in zip(self.hiddens, self.weights, strict=True)
         )
         assert isinstance(x, Tensor)
         if self.bias is not None:
-            x = x + self.bias.to(self.dtype)
+            x = x + converted(self.bias, self.dtype)
         z = self.pointwise(x)
         return z if self.row_scale is None else z * self.row_scale[:, None]
 

@@ -151,3 +151,29 @@ def test_http_page_has_every_route(tmp_path: Path) -> None:
         text = (ROOT / "docs" / page).read_text("utf-8")
         listed = re.findall(r"^\| `(GET|POST) (/[^`]+)` \|", text, re.MULTILINE)
         assert {path: [method] for method, path in listed} == routes
+
+
+GUIDES = [
+    page
+    for entry in re.findall(
+        r"  - Guides:\n((?:      - .+\n)+)", (ROOT / "mkdocs.yml").read_text("utf-8")
+    )
+    for page in re.findall(r": (\w+\.md)$", entry, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_guide_starts_with_a_program_and_ends_with_what_may_go_wrong(name: str) -> None:
+    for page, heading in ((name, "When it goes wrong"), (name.replace(".md", ".zh.md"), "出错时")):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+        assert headings[-1] == heading
+        assert text.index("```") < 2500, "a program comes first"
+
+
+def test_order_of_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1]
+    assert re.findall(r"^  - ([^:\n]+):", nav, re.MULTILINE)[:11] == [
+        "What it is", "Install", "First ten minutes", "Guides", "Concepts", "Textbook", "Reference",
+        "Benchmarks", "Compatibility", "Glossary", "Contributing",
+    ]  # fmt: skip

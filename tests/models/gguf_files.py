@@ -15,6 +15,8 @@ PARTS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
@@ -49,6 +51,9 @@ def write(
     model = hf_folders.make(arch, **sizes)
     config, writer = model.config, gguf.GGUFWriter(path, arch)
     gguf_metadata.add_sizes(writer, config, context=64)
+    if arch == "qwen3":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     tokens = words()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")

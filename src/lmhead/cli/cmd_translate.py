@@ -183,7 +183,7 @@ def _score(
     from lmhead.train.token_data import CorpusError
 
     if not installed():
-        raise click.ClickException("BLEU needs sacreBLEU: pip install sacrebleu")
+        raise click.ClickException("BLEU needs sacreBLEU: pip install 'lmhead[eval]'")
     try:
         pairs = read_pairs([path], reverse=reverse)
     except CorpusError as error:

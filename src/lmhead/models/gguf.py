@@ -17,6 +17,8 @@ import json
 import math
 import shutil
 import tempfile
+from importlib import import_module
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -160,9 +162,30 @@ def _tokenizer_config(metadata: Fields) -> dict[str, Any]:
     return found
 
 
+def readable_architectures() -> set[str]:
+    """Return the architectures of decoders that the installed transformers reads from GGUF."""
+    transformers()
+    reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    others = {"general", "tokenizer", "t5", "umt5"}  # no architectures; encoders and decoders
+    return {str(name) for name in reader.GGUF_SUPPORTED_ARCHITECTURES} - others
+
+
 def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:
     library = transformers()
     kind = file.metadata.text("general.architecture", "")
+    readable = readable_architectures()
+    plain = str.maketrans("", "", "-_")  # qwen2moe and qwen2_moe are the same
+    if kind.translate(plain) not in {name.translate(plain) for name in readable}:
+        raise ModelError(
+            f"{file.path}: general.architecture must be one that transformers "
+            f"{library.__version__} reads from GGUF ({', '.join(sorted(readable))}); got {kind!r}. "
+            "Open the model's Hugging Face folder instead"
+        )
+    if find_spec("accelerate") is None:
+        raise ModelError(
+            f"{file.path}: transformers reads the architecture {kind!r} from GGUF with accelerate, "
+            "which is not installed: pip install accelerate"
+        )
     sizes = {k: v for k, v in file.metadata.values.items() if k.startswith(f"{kind}.")}
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": file.path.resolve().parent,

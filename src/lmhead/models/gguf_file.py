@@ -154,7 +154,7 @@ class GgufFile:
         if find_spec("gguf") is None:
             raise ModelError(
                 f"{self.path} is read with the package gguf, which is not installed: "
-                "pip install gguf"
+                "pip install 'lmhead[models]'"
             )
         return import_module("gguf")
 

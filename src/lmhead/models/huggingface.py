@@ -100,7 +100,7 @@ def transformers() -> Any:
     if find_spec("transformers") is None:
         raise ModelError(
             "Hugging Face models are opened through transformers, which is not installed: "
-            "pip install 'lmhead[hf]'"
+            "pip install 'lmhead[models]'"
         )
     return import_module("transformers")
 

@@ -120,7 +120,7 @@ def _find_downloaded(name: str) -> Path | None:
 def _download(name: str) -> Path:
     """Download a model of the hub into the hub's own cache and return its folder."""
     if find_spec("huggingface_hub") is None:
-        raise ModelError("to download a model, pip install 'lmhead[hf]'")
+        raise ModelError("to download a model, pip install 'lmhead[models]'")
     if is_offline():
         raise ModelError(
             f"{name} cannot be downloaded: --offline, LMHEAD_OFFLINE or HF_HUB_OFFLINE forbids it"

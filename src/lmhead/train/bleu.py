@@ -55,7 +55,7 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
     try:
         metrics: Any = import_module("sacrebleu.metrics")
     except ImportError:
-        raise ImportError("BLEU needs sacreBLEU: pip install sacrebleu") from None
+        raise ImportError("BLEU needs sacreBLEU: pip install 'lmhead[eval]'") from None
     metric = metrics.BLEU(tokenize=tokenizer_for(references))
     score = metric.corpus_score(list(translations), [list(references)])
     return Bleu(round(float(score.score), 10), str(metric.get_signature()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
 import time
 from collections import Counter
@@ -115,6 +116,8 @@ def main() -> int:
     sets = instruction_sets()
     assert kernels.core is not None
     real = real_states() if given.real else None
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))  # summarise what there is
     if real is not None:
         copies = [ScreenedHead(real[0], bits=bits) for bits in ("4+4", 8)]
         for chunk in real[1][: given.real].split(16):
@@ -126,6 +129,7 @@ def main() -> int:
     for seed in itertools.count():
         done = found["argmax"] + found["top-k"] + found["samples"]
         late = given.seconds is not None and time.monotonic() - begin > given.seconds
+        late = late or bool(stopped)
         if done >= given.decisions or late:
             break
         kernels.core.use(sets[seed % len(sets)])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 import warnings
@@ -324,18 +325,27 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--seconds", type=float, help="stop after this time")
+    parser.add_argument("--kinds", default=",".join(CASES), help="skip cases of other kinds")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     sets = instruction_sets()
     assert kernels.core is not None
     begin, found, failures = time.monotonic(), Counter[str](), []
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))  # summarise what there is
     for seed in range(given.seed, given.seed + given.cases):
+        if stopped:
+            break
         if given.seconds is not None and time.monotonic() - begin > given.seconds:
             break
         draw = random.Random(seed)
         kernels.core.use(draw.choice(sets))
         name = draw.choice(sorted(CASES))
+        if name not in given.kinds.split(","):
+            continue
+        if sum(found.values()) % 5000 == 4999:
+            print(f"{sum(found.values()) + 1} cases, to seed {seed}", file=sys.stderr, flush=True)
         p = Problem(draw)
         ours, plain = CASES[name](p)
         wrong = beyond(p, ours, plain)

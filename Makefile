@@ -18,7 +18,7 @@ READY  := .venv/.ready
 comma  := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests explorer docs wheel bench sanitize fuzz tiny clean
+.PHONY: help install demo test lint types tests explorer docs wheel bench sanitize sanitize-bindings fuzz tiny clean
 
 help:
 	@sed -n '3,12s/^# *//p' Makefile
@@ -88,13 +88,13 @@ bench: $(READY)
 	  cut-cross-entropy || echo "cut-cross-entropy cannot be installed; the others are compared."
 	$(BIN)/python -m benchmarks standard $(BENCH)
 
-# AddressSanitizer with UndefinedBehaviorSanitizer, then ThreadSanitizer; needs CMake and a compiler, but
-# no Python. Random sizes after the listed ones: ROUNDS=... for more of them, SEED=... for others.
+# AddressSanitizer with UndefinedBehaviorSanitizer, then ThreadSanitizer; needs CMake and a compiler. The
+# bindings are called from a Python that has AddressSanitizer preloaded (GCC, Linux). Random sizes after the listed ones: ROUNDS=... for more of them, SEED=... for others.
 ROUNDS ?= 2
 SEED   ?= 1
-KERNEL_TESTS = @cmake -S native -B build/$(1) -DLMHEAD_KERNEL_TESTS=ON -DCMAKE_BUILD_TYPE=None \
+KERNEL_TESTS = @cmake -S native -B build/$(1) -DLMHEAD_KERNEL_TESTS=ON $(3) -DCMAKE_BUILD_TYPE=None \
 	  -DLMHEAD_OPTIMIZE=-O1 -DCMAKE_CXX_FLAGS='-O1 -g1 -fsanitize=$(2) -Wall -Wextra' >/dev/null \
-	  && cmake --build build/$(1) --parallel 2 --target kernel_tests
+	  && cmake --build build/$(1) --parallel 2 --target $(or $(4),kernel_tests)
 
 sanitize:
 	$(call KERNEL_TESTS,sanitize,address$(comma)undefined -fno-sanitize-recover=all)
@@ -102,6 +102,18 @@ sanitize:
 	build/sanitize/kernel_tests --fuzz $(ROUNDS) $(SEED)
 	$(call KERNEL_TESTS,sanitize-threads,thread)
 	build/sanitize-threads/kernel_tests --best $(ROUNDS) $(SEED)
+	if [ "$$(uname)" = Linux ]; then $(MAKE) --no-print-directory sanitize-bindings; fi
+
+CALLS ?= 4000
+
+sanitize-bindings: $(READY)
+	@[ -d build/nanobind ] || $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --target build/nanobind nanobind
+	$(call KERNEL_TESTS,sanitize,address$(comma)undefined -fno-sanitize-recover=all,-DLMHEAD_BINDINGS=ON \
+	  -Dnanobind_DIR=$(CURDIR)/build/nanobind/nanobind/cmake -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python,_native)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) \
+	  $(BIN)/python -m native.binding_calls $(CALLS) $(SEED) build/sanitize/_native*.so 2>build/bindings.log \
+	  || { tail -40 build/bindings.log; exit 1; }
 
 # Each case in a worker process with limits of time and memory; `--seed N` repeats one.
 CASES ?= 100000

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,10 @@ void best_of(const lmhead::ScreenBounds& bounds, int64_t row, int64_t k, int64_t
     const int64_t hi = std::min(bounds.vocab, (block + 1) * lmhead::kScreenBlock);
     for (int64_t v = block * lmhead::kScreenBlock; v < hi; ++v)
       if (approx[v] >= limit) found.emplace_back(approx[v], -v);
+  }
+  if (static_cast<int64_t>(found.size()) < k) {  // NaN, or maxima of other values: any k will do
+    std::iota(ids, ids + k, 0);
+    return;
   }
   std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), std::greater<>());
   for (int64_t i = 0; i < k; ++i) ids[i] = -found[static_cast<size_t>(i)].second;

@@ -1,4 +1,4 @@
-"""`lmhead translate`: translate with a model of `lmhead train --task translate`."""
+"""`lmhead translate`: translate with a model of `lmhead train`, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def command(
 ) -> None:
     """Translate sentences by beam search.
 
-    RUN is the folder of `lmhead train --task translate`, or one of its checkpoints. Each TEXT is a
+    RUN is the folder of `lmhead train --task translate`, one of its checkpoints, or a Hugging Face
+    folder of an encoder and decoder (T5, BART, Marian, ...). Each TEXT is a
     sentence. Without TEXT, or for -, each line of standard input is a sentence.
 
     \b

@@ -37,6 +37,7 @@ from lmhead.sampling.model import Body
 # How far head and model may differ on one token, relative to the largest logit.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _TOLERANCE_HALF = 5e-2
+CAUSAL = "AutoModelForCausalLM"
 _MAX_BUFFER = 2**28  # elements of what a model computes from its configuration, e.g. causal masks
 
 
@@ -139,7 +140,7 @@ def _through_transformers(
 ) -> tuple[HuggingFaceBody, LMHead, int | None]:
     """Return body, head and maximum length of a model that transformers opens."""
     library = transformers()
-    _check_kind(config, library)
+    check_architecture(config, library)
     try:
         check_numbers(config, len(tensors))
         with offline_and_quiet():
@@ -147,7 +148,7 @@ def _through_transformers(
                 folder, local_files_only=True, trust_remote_code=False
             )
             check_size(config.path, described, sum(tensor.size for tensor in tensors.values()))
-            model = _load(folder, library)
+            model = load_model(folder, library)
             base, head = _split(model, folder)
             body = HuggingFaceBody(base, _compare(model, base, head, folder))
             length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -161,8 +162,8 @@ def _through_transformers(
     return body, head, length if isinstance(length, int) else None
 
 
-def _check_kind(config: Fields, library: Any) -> None:
-    """Validate that it is a causal language model, not quantized, known to transformers."""
+def check_architecture(config: Fields, library: Any, auto: str = CAUSAL) -> None:
+    """Validate that transformers knows the architecture, as a class of `auto`, not quantized."""
     kind = config.text("model_type", "")
     if kind not in library.CONFIG_MAPPING:
         raise ModelError(
@@ -175,11 +176,20 @@ def _check_kind(config: Fields, library: Any) -> None:
             )
             + "A newer transformers may know it, or there may be a GGUF file of the model"
         )
-    causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if kind not in causal or config.flag("is_encoder_decoder", False):
+    names = library.models.auto.modeling_auto
+    causal = kind in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    causal = causal and not config.flag("is_encoder_decoder", False)
+    both = kind in names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    if auto == CAUSAL and not causal:
+        hint = "; an encoder and decoder, which `lmhead translate` opens" if both else ""
         raise ModelError(
             f"{config.path}: model_type must be a causal language model, a decoder such as Llama "
-            f"or GPT-2; got {kind!r}"
+            f"or GPT-2; got {kind!r}{hint}"
+        )
+    if auto != CAUSAL and not both:
+        raise ModelError(
+            f"{config.path}: model_type must be an encoder and decoder such as T5, BART or Marian; "
+            f"got {kind!r}"
         )
     if "quantization_config" in config:
         method = config.object("quantization_config").text("quant_method", "unknown")
@@ -189,7 +199,7 @@ def _check_kind(config: Fields, library: Any) -> None:
         )
 
 
-def check_size(path: Path, config: Any, stored: int) -> None:
+def check_size(path: Path, config: Any, stored: int, auto: str = CAUSAL) -> None:
     """Validate that a configuration of transformers does not describe more than is stored.
 
     The model is built on the meta device, where nothing is allocated.
@@ -198,9 +208,10 @@ def check_size(path: Path, config: Any, stored: int) -> None:
         path: of the configuration, for errors.
         config: an instance of `PretrainedConfig`.
         stored: the number of elements in the files.
+        auto: the class of transformers that builds the model.
     """
     with torch.device("meta"):
-        model = transformers().AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = getattr(transformers(), auto).from_config(config, trust_remote_code=False)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     buffers = sum(buffer.numel() for buffer in model.buffers())
     if parameters > 2 * stored + 2**20 or buffers > _MAX_BUFFER:
@@ -210,9 +221,9 @@ def check_size(path: Path, config: Any, stored: int) -> None:
         )
 
 
-def _load(folder: Path, library: Any) -> Any:
+def load_model(folder: Path, library: Any, auto: str = CAUSAL) -> Any:
     """Return the model of transformers, with every weight from the files."""
-    model, report = library.AutoModelForCausalLM.from_pretrained(
+    model, report = getattr(library, auto).from_pretrained(
         folder,
         local_files_only=True,
         trust_remote_code=False,
@@ -291,7 +302,7 @@ def _compare(model: Any, base: nn.Module, head: LMHead, folder: Path) -> LayerSt
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PerformanceWarning)  # one row
         ours = head(kept[-1].last_hidden_state[0, -1]).materialize()
-    if not _close(ours, theirs):
+    if not close_logits(ours, theirs):
         raise ModelError(
             f"the head of {type(model).__name__} in {folder} must be a linear layer with bias, "
             "scale and soft-capping; it does more, and lmhead would not give its logits"
@@ -299,7 +310,8 @@ def _compare(model: Any, base: nn.Module, head: LMHead, folder: Path) -> LayerSt
     return find_layers(base, lambda: base(input_ids=ids, use_cache=False, return_dict=True))
 
 
-def _close(ours: Tensor, theirs: Tensor) -> bool:
+def close_logits(ours: Tensor, theirs: Tensor) -> bool:
+    """Return whether two rows of logits agree, up to the rounding of their dtype."""
     limit = _TOLERANCE.get(ours.dtype, _TOLERANCE_HALF) * float(theirs.abs().max())
     return ours.shape == theirs.shape and bool(((ours - theirs).abs() <= limit).all())
 

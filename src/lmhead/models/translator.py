@@ -22,13 +22,18 @@ from lmhead.models.checkpoint import (
     TOKENIZER,
     check_vocabulary,
     find_checkpoint,
+    is_checkpoint,
     load_weights,
     read_about,
     read_eos_token_ids,
     read_model_config,
 )
+from lmhead.models.huggingface_translator import (
+    HuggingFaceEncoderDecoder,
+    load_encoder_decoder,
+)
 from lmhead.models.json_tokenizer import max_token_id, read_tokenizer
-from lmhead.models.model_files import Fields
+from lmhead.models.model_files import Fields, exists
 from lmhead.nn import EncoderDecoder, EncoderDecoderConfig
 from lmhead.sampling import beam_search
 
@@ -59,6 +64,9 @@ class Translator:
         begin: the id that begins a translation.
         end: the id that ends sentences of both languages.
         name: for display.
+        prompt: the ids that begin a translation, if there are more than `begin`.
+        template: whether the tokenizer adds special tokens to a sentence, as those of Hugging Face
+            do; if not, `end` is put after it.
 
     Example::
 
@@ -66,8 +74,17 @@ class Translator:
     """
 
     def __init__(
-        self, model: EncoderDecoder, vocabulary: Tokenizer, *, begin: int, end: int, name: str = ""
+        self,
+        model: EncoderDecoder | HuggingFaceEncoderDecoder,
+        vocabulary: Tokenizer,
+        *,
+        begin: int,
+        end: int,
+        name: str = "",
+        prompt: Sequence[int] | None = None,
+        template: bool = False,
     ) -> None:
+        self._prompt, self._template = list(prompt or [begin]), template
         self.model, self.vocabulary = model, vocabulary
         self.begin, self.end, self.name = begin, end, name
 
@@ -97,7 +114,7 @@ class Translator:
             source, mask = pad([sources[row] for row in rows], self.end)
             beams = beam_search(
                 self.model.given(source, mask, eos_token_ids=(self.end,)),
-                [[self.begin]] * len(rows),
+                [self._prompt] * len(rows),
                 num_beams=num_beams,
                 num_return_sequences=n_best,
                 length_penalty=length_penalty,
@@ -116,8 +133,26 @@ class Translator:
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text with the end token; [] for an empty one."""
-        encoded = self.vocabulary.encode_batch(texts, add_special_tokens=False)
-        return [[*one.ids, self.end] if one.ids else [] for one in encoded]
+        encoded = self.vocabulary.encode_batch(texts, add_special_tokens=self._template)
+        kept = [one.ids if text else [] for one, text in zip(encoded, texts, strict=True)]
+        return [[*ids, self.end] if ids and ids[-1] != self.end else ids for ids in kept]
+
+
+def _load_huggingface(folder: Path) -> Translator:
+    vocabulary = read_tokenizer(folder / TOKENIZER)
+    model, prompt, end = load_encoder_decoder(folder)
+    max_id = max_token_id(vocabulary, folder / TOKENIZER)
+    size = model.config.vocab_size
+    check_vocabulary(folder / TOKENIZER, size, max_id, size)  # a vocabulary may be padded
+    return Translator(
+        model,
+        vocabulary,
+        begin=prompt[0],
+        end=end,
+        name=folder.resolve().name,
+        prompt=prompt,
+        template=True,
+    )
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
@@ -149,10 +184,11 @@ def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
 
 
 def load_translator(where: str | PathLike[str]) -> Translator:
-    """Open a checkpoint of `lmhead train --task translate`.
+    """Open a checkpoint of `lmhead train --task translate`, or a Hugging Face folder.
 
     Args:
-        where: a checkpoint, or the folder of a run: its best checkpoint.
+        where: a checkpoint; the folder of a run: its best checkpoint; or the folder of an encoder
+            and decoder that transformers can build (T5, BART, Marian, ...), with tokenizer.json.
 
     Raises:
         ModelError: a file is missing, damaged or of another format; the message names it.
@@ -162,7 +198,10 @@ def load_translator(where: str | PathLike[str]) -> Translator:
         translator = load_translator("run")
         translator.translate(["I love music."])[0][0].text
     """
-    folder = find_checkpoint(Path(where))
+    folder = Path(where)
+    if exists(folder / CONFIG) and not is_checkpoint(folder):
+        return _load_huggingface(folder)
+    folder = find_checkpoint(folder)
     about = Fields(folder / CONFIG, read_about(folder))
     if about.text("kind", "") != "encoder-decoder":
         raise about.error("kind", "'encoder-decoder', a model that translates")

@@ -1,0 +1,201 @@
+"""Encoders and decoders of transformers (T5, BART, Marian, ...), for `Translator`.
+
+In:  a Hugging Face folder.
+Out: a model with `given(source, mask)`, as `lmhead.nn.EncoderDecoder` has it, and its token ids.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lmhead.errors import ModelError, PerformanceWarning
+from lmhead.head import LMHead
+from lmhead.models.folder import read_config, read_weights
+from lmhead.models.huggingface import (
+    check_architecture,
+    check_size,
+    close_logits,
+    load_model,
+    offline_and_quiet,
+    transformers,
+)
+from lmhead.models.huggingface_body import fork
+from lmhead.models.model_files import check_numbers, one_line
+
+_AUTO = "AutoModelForSeq2SeqLM"
+
+
+class Sizes(NamedTuple):
+    """What `Translator` reads of a model's configuration."""
+
+    vocab_size: int
+    hidden_size: int
+    max_length: int
+
+
+class HuggingFaceEncoderDecoder(nn.Module):
+    """An encoder, a decoder and an `LMHead` on the model's own output layer.
+
+    Args:
+        model: of transformers.
+        head: hidden states of the decoder to logits.
+    """
+
+    def __init__(self, model: Any, head: LMHead) -> None:
+        super().__init__()
+        self.model, self.head = model, head
+        config = model.config
+        length = getattr(config, "max_position_embeddings", None) or 512
+        self.config = Sizes(head.vocab_size, head.hidden_size, min(int(length), 512))
+
+    def given(
+        self, source: Tensor, mask: Tensor | None = None, *, eos_token_ids: tuple[int, ...] = ()
+    ) -> ConditionedDecoder:
+        """Return the decoder conditioned on sources (B, S), for `generate` and `beam_search`."""
+        mask = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
+        with torch.no_grad():
+            memory = self.model.get_encoder()(
+                input_ids=source, attention_mask=mask.long(), return_dict=True
+            ).last_hidden_state
+        return ConditionedDecoder(self, memory, mask, eos_token_ids)
+
+
+@dataclass(frozen=True)
+class DecoderCache:
+    """Keys and values of the decoder, and the encoder's states of the same rows."""
+
+    inner: Any
+    memory: Tensor
+    mask: Tensor
+
+    def select(self, rows: Tensor) -> DecoderCache:
+        """Return the cache of the rows (B',), which may repeat or drop some."""
+        chosen = _fork(self.inner)
+        chosen.reorder_cache(rows)
+        return DecoderCache(chosen, self.memory[rows], self.mask[rows])
+
+
+class ConditionedDecoder:
+    """A `lmhead.sampling.model.Model`: a decoder with given sources."""
+
+    def __init__(
+        self,
+        model: HuggingFaceEncoderDecoder,
+        memory: Tensor,
+        mask: Tensor,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._decoder = model.model.get_decoder()
+        self._memory, self._mask = memory, mask
+        self.head, self.eos_token_ids, self.tokenizer = model.head, eos_token_ids, None
+
+    @torch.no_grad()
+    def body(
+        self,
+        ids: Tensor,
+        cache: DecoderCache | None,
+        mask: Tensor,  # noqa: ARG002 all prompts have one length
+    ) -> tuple[Tensor, DecoderCache]:
+        """As `lmhead.sampling.model.Body`; the first call has one row per source."""
+        memory, seen = (self._memory, self._mask) if cache is None else (cache.memory, cache.mask)
+        out = self._decoder(
+            input_ids=ids,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=seen.long(),
+            past_key_values=None if cache is None else _fork(cache.inner),
+            use_cache=True,
+            return_dict=True,
+        )
+        return out.last_hidden_state, DecoderCache(out.past_key_values, memory, seen)
+
+
+def _fork(cache: Any) -> Any:
+    """Return a copy of a cache of both attentions that can be modified on its own."""
+    forked = copy.copy(cache)
+    forked.self_attention_cache = fork(cache.self_attention_cache)
+    forked.cross_attention_cache = fork(cache.cross_attention_cache)
+    forked.is_updated = dict(cache.is_updated)
+    return forked
+
+
+def load_encoder_decoder(folder: Path) -> tuple[HuggingFaceEncoderDecoder, list[int], int]:
+    """Open a folder; return the model, the ids that begin a text, and the one that ends it.
+
+    Raises:
+        ModelError: a file is missing, damaged or of another kind of model.
+    """
+    config = read_config(folder)
+    tensors = read_weights(folder)
+    library = transformers()
+    check_architecture(config, library, _AUTO)
+    try:
+        check_numbers(config, len(tensors))
+        with offline_and_quiet():
+            described = library.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            stored = sum(tensor.size for tensor in tensors.values())
+            check_size(config.path, described, stored, _AUTO)
+            model = load_model(folder, library, _AUTO)
+            chosen = model.generation_config
+            begin = chosen.decoder_start_token_id
+            if begin is None:
+                begin = model.config.decoder_start_token_id
+            ends = chosen.eos_token_id
+            end = ends[0] if isinstance(ends, list) else ends
+            if begin is None or end is None:
+                raise ModelError(
+                    f"{config.path} must have decoder_start_token_id and eos_token_id; "
+                    f"got {begin} and {end}"
+                )
+            prompt = [begin, *([chosen.forced_bos_token_id] if chosen.forced_bos_token_id else [])]
+            head = _head(model, folder, begin)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever transformers makes of a damaged folder
+        raise ModelError(f"transformers cannot open {folder}: {one_line(error)}") from error
+    return HuggingFaceEncoderDecoder(model, head), prompt, int(end)
+
+
+@torch.no_grad()
+def _head(model: Any, folder: Path, begin: int) -> LMHead:
+    """Return the head that gives the model's logits, with its bias and scale."""
+    linear = model.get_output_embeddings()
+    if not isinstance(linear, nn.Linear):
+        raise ModelError(
+            f"the model in {folder} must end in a linear layer; {type(model).__name__} ends in "
+            f"{type(linear).__name__}"
+        )
+    ids = torch.tensor([[min(linear.out_features - 1, 7)]])
+    states: list[Tensor] = []
+    hook = model.get_decoder().register_forward_hook(
+        lambda _module, _args, out: states.append(out[0])
+    )
+    try:
+        theirs = model(input_ids=ids, decoder_input_ids=torch.tensor([[begin]])).logits[0, -1]
+    finally:
+        hook.remove()
+    bias = getattr(model, "final_logits_bias", None)  # BART and its relatives
+    if isinstance(bias, Tensor) and "bias" not in dict(linear.named_parameters()) and bias.any():
+        biased = nn.Linear(linear.in_features, linear.out_features, device="meta")
+        biased.weight = linear.weight
+        biased.bias = nn.Parameter(bias.reshape(-1).to(linear.weight.dtype), requires_grad=False)
+        linear = biased
+    for scale in (1.0, 1 / math.sqrt(linear.in_features)):  # T5 scales tied weights
+        head = LMHead.from_linear(linear, scale=scale)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PerformanceWarning)  # one row
+            if close_logits(head(states[-1][0, -1]).materialize(), theirs):
+                return head
+    raise ModelError(
+        f"the head of {type(model).__name__} in {folder} must be a linear layer with bias and "
+        "scale; it does more, and lmhead would not give its logits"
+    )

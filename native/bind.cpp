@@ -190,6 +190,8 @@ std::vector<std::string> instruction_sets() {
 
 const Kernels* chosen_kernels() { return chosen; }
 
+void bind_decode(nb::module_& m);
+void bind_quantize(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_screen(nb::module_& m);
 void bind_tree(nb::module_& m);
@@ -217,6 +219,8 @@ NB_MODULE(_native, m) {
   m.def("instruction_sets", &instruction_sets);
   m.def("instruction_set", [] { return std::string(chosen->name); });
   m.def("thread_runtime", [] { return std::string(thread_runtime()); });
+  bind_decode(m);
+  bind_quantize(m);
   bind_rows(m);
   bind_screen(m);
   bind_tree(m);

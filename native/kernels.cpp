@@ -363,11 +363,13 @@ namespace lmhead {
 extern const RowKernels LMHEAD_ROWS;
 extern const ScreenKernels LMHEAD_SCREEN;
 extern const TreeKernels LMHEAD_TREE;
+extern const QuantizeKernels LMHEAD_QUANTIZE;
+extern const DecodeKernels LMHEAD_DECODE;
 extern const Kernels LMHEAD_TABLE;
 const Kernels LMHEAD_TABLE = {
     LMHEAD_NAME,      &LMHEAD_SCREEN,    LMHEAD_ISA::softmax,    LMHEAD_ISA::gradient,
     LMHEAD_ISA::loss, LMHEAD_ISA::pairs, LMHEAD_ISA::row_logits, LMHEAD_ISA::scatter_add,
-    &LMHEAD_ROWS,     &LMHEAD_TREE,
+    &LMHEAD_ROWS,     &LMHEAD_TREE,      &LMHEAD_QUANTIZE,       &LMHEAD_DECODE,
 };
 
 }  // namespace lmhead

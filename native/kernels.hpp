@@ -62,8 +62,10 @@ struct LogitsOut {
   float* rounded;
 };
 
-struct ScreenKernels;  // see screen.hpp
-struct TreeKernels;    // see tree.hpp
+struct ScreenKernels;    // see screen.hpp
+struct TreeKernels;      // see tree.hpp
+struct QuantizeKernels;  // see quantize.hpp
+struct DecodeKernels;    // see decode.hpp
 
 struct Kernels {
   const char* name;
@@ -108,6 +110,8 @@ struct Kernels {
 
   const RowKernels* rows;
   const TreeKernels* tree;
+  const QuantizeKernels* quantize;
+  const DecodeKernels* decode;
 };
 
 // The kernels for this machine, or for a named instruction set; null if it cannot run that.

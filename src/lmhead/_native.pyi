@@ -115,6 +115,47 @@ def instruction_sets() -> list[str]: ...
 def instruction_set() -> str: ...
 def thread_runtime() -> str: ...
 
+class DecodeModel: ...
+
+def decode_model(
+    matrices: list[Tensor],
+    types: list[str],
+    norms: list[Tensor],
+    heads: int,
+    key_heads: int,
+    head_size: int,
+    eps: float,
+    interleaved: bool,
+) -> DecodeModel: ...
+def decode_step(
+    model: DecodeModel,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    used: int,
+    threads: int,
+) -> None: ...
+def dequantize(blocks: Tensor, type: str, out: Tensor, threads: int) -> None: ...
+def stored_product(blocks: Tensor, type: str, x: Tensor, out: Tensor, threads: int) -> None: ...
+def quantize_rows(
+    weight: Tensor,
+    mean: Tensor,
+    basis: Tensor,
+    signs: Tensor,
+    factors: Tensor,
+    sizes: list[int],
+    mean_norm: float,
+    constants: tuple[float, float, float, float, float],
+    codes: Tensor,
+    lead: Tensor,
+    numbers: Tensor,
+    threads: int,
+) -> tuple[float, float]: ...
+def column_sums(weight: Tensor, sums: Tensor, threads: int) -> None: ...
+def hash_bytes(bytes: Tensor, threads: int) -> str: ...
+
 SCREEN_BLOCK: int
 
 def prefetch() -> tuple[int, int]: ...

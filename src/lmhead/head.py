@@ -186,7 +186,7 @@ class LMHead(nn.Linear):
 
         From then on `head(hidden).argmax(-1)` and `.topk(k)` use it where no gradient is wanted:
         the same answers. `head.screened = None` puts an end to it. Options are those of
-        `ScreenedHead`: bits, calibration, progress.
+        `ScreenedHead`: bits, calibration, progress, cache.
 
         >>> head = LMHead(64, 1000).requires_grad_(False)
         >>> hidden = torch.randn(64)

@@ -42,10 +42,18 @@ CALLS: dict[str, list[str]] = {
     "inspect": ["inspect {model}"],
     "check": ["check {model} --tokens 4"],
     "models": ["models list", "models path tiny"],
+    "cache": ["cache list", "cache clear"],
     "doctor": ["doctor"],
 }
 # The text of a token, of settings or of a file is no field.
 FREE = {"settings"}
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache/screen").mkdir(parents=True)
+    (tmp_path / "cache/screen/copy.safetensors").touch()
 
 
 @pytest.fixture(scope="module")

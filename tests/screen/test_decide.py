@@ -11,8 +11,9 @@ from lmhead.sampling.sampler import Sampler
 from lmhead.sampling.screened_row import TopWithTotal
 from lmhead.sampling.truncation_stages import TopP
 from lmhead.screen import screen_kernels
+from lmhead.screen.build_copy import build
 from lmhead.screen.candidates import Candidates, decide
-from lmhead.screen.copy import BLOCK, Copy, build
+from lmhead.screen.copy import BLOCK, Copy
 from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source, kernels
 from screen import heads

@@ -43,6 +43,7 @@ _COMMANDS = {
     "inspect": "Show a model's head: sizes, dtype, memory, advice.",
     "check": "Check a model's head against the float64 reference.",
     "models": "List, install and locate models that have a name.",
+    "cache": "List and remove what lmhead keeps in its cache folder.",
     "serve": "Serve models with an OpenAI-compatible API.",
     "explore": "Explore models in the browser, on this machine only.",
     "doctor": "Show versions, threads, instruction sets, compiled core.",

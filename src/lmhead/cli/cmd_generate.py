@@ -225,7 +225,7 @@ class _Run:
             raise ValueError("--screen and --mirostat cannot be combined")
         with Progress() as progress:
             progress("Making the quantized copy of the head ...")
-            screened = self.model.head.screen()
+            screened = self.model.head.screen(cache=True)
         return sampler, screened
 
     def _event(self, event: TokenEvent) -> None:

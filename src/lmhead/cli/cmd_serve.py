@@ -88,7 +88,7 @@ def command(
 def screened_model(model: LanguageModel) -> LanguageModel:
     """Return the model with a head that shares its weight and decides from a quantized copy."""
     head = copy(model.head)
-    head.screen()
+    head.screen(cache=True)
     return replace(model, head=head)
 
 

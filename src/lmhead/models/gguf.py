@@ -15,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 import tempfile
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -24,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from lmhead.errors import ModelError
 from lmhead.models.gguf_file import GgufFile
-from lmhead.models.gguf_llama import is_plain_llama, read_llama
+from lmhead.models.gguf_llama import is_plain_llama, read_blocks, read_llama
 from lmhead.models.gguf_tokenizer import make_tokenizer, special_ids
 from lmhead.models.huggingface import (
     check_size,
@@ -40,9 +42,12 @@ from lmhead.models.huggingface import (
 )
 from lmhead.models.language_model import LanguageModel
 from lmhead.models.model_files import Fields, check_numbers, file_size, one_line
+from lmhead.nn import LlamaBody
+from lmhead.nn.decode_step import StoredBlocks, attach_step
 from lmhead.user_cache import cache_folder
 
 _RECEIPT = "cached.json"
+_BLOCKS = "blocks.safetensors"
 _SAMPLES, _SAMPLE = 64, 2**16
 _VERSION = 2  # of the folder's content; another number replaces all folders
 
@@ -66,13 +71,32 @@ def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> Language
     name = name or path.stem
     folder = unpack(path)
     try:
-        return load_huggingface(folder, name=name)
+        model = load_huggingface(folder, name=name)
     except ModelError:  # the cached folder has its size, but is damaged
         folder = unpack(path, again=True)
-    try:
-        return load_huggingface(folder, name=name)
-    except ModelError as error:
-        raise ModelError(f"{path} cannot be opened: {error}") from error
+        try:
+            model = load_huggingface(folder, name=name)
+        except ModelError as error:
+            raise ModelError(f"{path} cannot be opened: {error}") from error
+    if isinstance(model.body, LlamaBody):
+        attach_step(model.body, _blocks(path, folder))
+    return model
+
+
+def _blocks(path: Path, folder: Path) -> dict[str, StoredBlocks]:
+    """Return the matrices that the file stores in blocks, from the cached folder."""
+    kept = folder / _BLOCKS
+    if not kept.is_file():
+        found = read_blocks(GgufFile(path))
+        part = folder / f"{_BLOCKS}.{os.getpid()}.part"
+        with suppress(OSError, SafetensorError):  # else they are read from the file each time
+            types = {name: blocks.type for name, blocks in found.items()}
+            save_file({n: b.data.contiguous() for n, b in found.items()}, part, metadata=types)
+            part.replace(kept)
+        return found
+    with safe_open(kept, framework="pt") as file:
+        types = file.metadata() or {}
+        return {name: StoredBlocks(types[name], file.get_tensor(name)) for name in types}
 
 
 def unpack(path: str | PathLike[str], *, again: bool = False) -> Path:

@@ -88,12 +88,17 @@ class GgufFile:
         self._check_count("tensors", tensors, 32)
         self.tensors = self._read_tensors(tensors)
 
-    def read(self, name: str) -> NDArray[np.float32]:
-        """Return a tensor as float32."""
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """Return a tensor as it is stored."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelError(f"{self.path} must have the tensor {name}; it is missing")
-        data = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.begin)
+        return np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.begin)
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """Return a tensor as float32."""
+        data = self.bytes_of(name)
+        tensor = self.tensors[name]
         if tensor.kind.name in _PLAIN:
             numbers = data.view(_PLAIN[tensor.kind.name]).reshape(tensor.shape)
             with np.errstate(all="ignore"):  # of float64 beyond float32

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lmhead.errors import ModelError
 from lmhead.models.gguf_file import GgufFile
-from lmhead.models.llama_folder import read_sizes
+from lmhead.models.llama_folder import PARTS, read_sizes
 from lmhead.models.model_files import MAX_LAYERS, Fields, TensorHeader
+from lmhead.nn.decode_step import BLOCK_TYPES, StoredBlocks
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -109,6 +110,23 @@ def read_llama(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensor = _half_by_half(tensor, heads if ".attn_q." in ours else groups)
         tensors[theirs] = tensor
     return config, tensors
+
+
+def read_blocks(file: GgufFile) -> dict[str, StoredBlocks]:
+    """Return the matrices of the layers that are stored in blocks, by the names of `LlamaBody`."""
+    heads = file.metadata.integer("llama.attention.head_count", low=1)
+    groups = file.metadata.integer("llama.attention.head_count_kv", heads, low=1)
+    found = {}
+    for name, tensor in file.tensors.items():
+        layer, _, part = name.removeprefix("blk.").removesuffix(".weight").partition(".")
+        ours = PARTS.get(_PARTS.get(part, ""), "")
+        if tensor.kind.name not in BLOCK_TYPES or len(tensor.shape) != 2 or not ours:
+            continue
+        data = torch.from_numpy(file.bytes_of(name).reshape(tensor.shape[0], -1).copy())
+        if part in ("attn_q", "attn_k"):
+            data = _half_by_half(data, heads if part == "attn_q" else groups)
+        found[f"blocks.{layer}.{ours}.weight"] = StoredBlocks(tensor.kind.name, data)
+    return found
 
 
 def _rotary(file: GgufFile, size: int, length: int) -> dict[str, Any]:

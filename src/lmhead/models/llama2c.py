@@ -27,6 +27,7 @@ from lmhead.models.language_model import LanguageModel
 from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
 from lmhead.models.model_files import MAX_LAYERS, file_size, one_line
 from lmhead.nn import LlamaBody, LlamaConfig
+from lmhead.nn.decode_step import attach_step
 
 _HEADER = struct.Struct("<7i")
 _LATER_VERSIONS = 0x616B3432  # "ak42", the first number of the formats that came after
@@ -67,6 +68,7 @@ def load_llama2c(
         body = LlamaBody(config, embedding=embedding)
     body.load_state_dict(state, assign=True)
     body.requires_grad_(False).eval()
+    attach_step(body)
     if own is None:
         head = LMHead.tied(body.embedding)
     else:

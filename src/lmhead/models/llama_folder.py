@@ -23,6 +23,7 @@ from lmhead.head import LMHead
 from lmhead.models.model_files import MAX_LAYERS, Fields, TensorHeader, check_tensors
 from lmhead.models.rotary import divisors, is_known, read_rotary
 from lmhead.nn import LlamaBody, LlamaConfig
+from lmhead.nn.decode_step import attach_step
 
 _DTYPES = {
     "float64": torch.float64,
@@ -144,6 +145,7 @@ def load(
         body = LlamaBody(sizes, embedding=embedding)
     body.load_state_dict(state, assign=True)
     body.requires_grad_(False).eval()
+    attach_step(body)
     if weight is None:
         return body, LMHead.tied(body.embedding)
     head = LMHead(sizes.hidden_size, sizes.vocab_size, device="meta")

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -264,6 +264,18 @@ def initialise(stack: TransformerStack) -> None:
             nn.init.normal_(last.weight, std=config.init_std / math.sqrt(len(sublayers)))
 
 
+class OneTokenStep(Protocol):
+    """Another way to compute what `DecoderBody.forward` returns for one token."""
+
+    def takes(self, ids: Tensor, cache: KeyValueCache, mask: Tensor | None) -> bool:
+        """Return whether it can process these ids (B, T)."""
+        ...
+
+    def __call__(self, ids: Tensor, cache: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        """Return the hidden states (B, T, D) and the cache."""
+        ...
+
+
 class DecoderBody(TransformerStack):
     """A language model without its head: the `body` of `generate` and `beam_search`.
 
@@ -274,6 +286,9 @@ class DecoderBody(TransformerStack):
         config: the sizes.
         embedding: (V, D), to be shared; None for a new one.
         cross: whether every block has cross-attention to an encoder.
+
+    Attributes:
+        step: computes a single token after others, see `lmhead.nn.decode_step`; None for torch.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -298,6 +313,7 @@ class DecoderBody(TransformerStack):
     ) -> None:
         super().__init__(config, config.num_hidden_layers, embedding=embedding, cross=cross)
         self.has_cross_attention = cross
+        self.step: OneTokenStep | None = None
 
     def forward(
         self,
@@ -321,6 +337,9 @@ class DecoderBody(TransformerStack):
         Returns:
             hidden (B, T, D) after the final norm, undefined at padding; the cache of all S tokens.
         """
+        if self.step is not None and cache is not None and self.step.takes(ids, cache, mask):
+            self.check(ids, cache.length, mask)
+            return self.step(ids, cache)
         states, cache = self._run(ids, cache, mask, self._memory(ids, cache, memory, memory_mask))
         return self.norm(states[-1]), cache
 

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.screen import candidates, store
+from lmhead.screen.build_copy import OnRows, build
 from lmhead.screen.candidates import Candidates, decide
-from lmhead.screen.copy import Bits, Copy, OnRows, build
+from lmhead.screen.copy import Bits, Copy
+from lmhead.screen.copy_cache import cached_copy
 from lmhead.screen.states import TOGETHER, usable
 from lmhead.sweep import Pointwise, Questions, Source, row_answers
 
@@ -160,6 +162,8 @@ class ScreenedHead:
         calibration: hidden states (..., D), a few hundred of the kind to come: the copy is then
             more precise where they point.
         progress: called with the number of rows done and of all rows while the copy is made.
+        cache: read the copy from the cache folder, or keep it there: the next process does not
+            make it again. Not with calibration.
 
     >>> from lmhead import LMHead
     >>> head = LMHead(64, 1000)
@@ -179,13 +183,20 @@ class ScreenedHead:
         bits: Bits = 8,
         calibration: Tensor | None = None,
         progress: OnRows | None = None,
+        cache: bool = False,
     ) -> None:
         _check_head(head)
         if bits not in (8, "4+4"):
             raise ValueError(f'bits must be 8 or "4+4"; got {bits!r}')
         if calibration is not None:
             _check_calibration(calibration, head)
-        copy = build(head.weight.detach(), bits=bits, calibration=calibration, progress=progress)
+        if cache and calibration is not None:
+            raise ValueError("cache must be False with calibration; got True")
+        weight = head.weight.detach()
+        if cache:
+            copy = cached_copy(weight, bits=bits, progress=progress)
+        else:
+            copy = build(weight, bits=bits, calibration=calibration, progress=progress)
         self._own(head, copy)
 
     def _own(self, head: Any, copy: Copy) -> None:

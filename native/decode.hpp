@@ -1,0 +1,62 @@
+// One token through a Llama: norms, attention over cached keys and values, feed-forward. Weights
+// are float32, or blocks of a GGUF file, whose entries are the float32 numbers that they stand for:
+// the same sums from fewer bytes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace lmhead {
+
+// Of 32 entries each: a float16 scale d, for q4_1 a float16 m, then the codes. q4_0 means
+// d · (code - 8), q4_1 d · code + m, both with entries i and i + 16 in one byte, low bits first;
+// q8_0 means d · code.
+enum class Stored { f32, q4_0, q4_1, q8_0 };
+
+inline constexpr int64_t kBlockEntries = 32;
+
+inline constexpr int64_t block_bytes(Stored type) {
+  return type == Stored::q4_0 ? 18 : type == Stored::q4_1 ? 20 : 34;
+}
+
+// (rows, columns). Rows of blocks have a multiple of 32 columns.
+struct StoredMatrix {
+  const void* data;
+  Stored type;
+  int64_t rows, columns;
+};
+
+struct DecodeLayer {
+  const float *attention_norm, *feed_forward_norm;  // (size,)
+  StoredMatrix query, key, value, output, gate, up, down;
+};
+
+struct DecodeModel {
+  std::vector<DecodeLayer> layers;
+  const float* norm;  // (size,), after the last layer
+  int64_t size, inner, heads, key_heads, head_size;
+  float eps;
+  bool interleaved;  // pairs of coordinates that rotate together: 2 i and 2 i + 1, or i and i + d/2
+};
+
+// Keys and values, (layers, key_heads, room, head_size), of which `length` positions are used; the
+// new token's go to the next.
+struct DecodeCache {
+  float *keys, *values;
+  int64_t room, length;
+};
+
+struct DecodeKernels {
+  // x (size,): the token's embedding on entry, its hidden state after the final norm on return.
+  // cos, sin (head_size / 2,): of its position.
+  void (*step)(const DecodeModel& model, const DecodeCache& cache, const float* cos,
+               const float* sin, float* x, int threads);
+
+  // All entries of a matrix: (rows, columns).
+  void (*dequantize)(const StoredMatrix& matrix, float* out, int threads);
+
+  // out (rows,) = matrix · x.
+  void (*multiply)(const StoredMatrix& matrix, const float* x, float* out, int threads);
+};
+
+}  // namespace lmhead

@@ -1,0 +1,204 @@
+"""One token at a time through a Llama, in the compiled core.
+
+In:  the id of the next token, and the cache of the tokens before it.
+Out: its hidden state after the final norm, and the cache with it.
+
+In a small model torch takes as long for the many small operations of a layer as for its products;
+the core does all layers in one call. A matrix that a GGUF file stores in blocks is read as blocks:
+their entries are the same float32 numbers, from an eighth to a quarter of the bytes. Sums are in
+float32, as torch's are, in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmhead.nn.multi_head_attention import KeyValueCache, rotary_angles
+from lmhead.nn.transformer import Block, DecoderBody
+from lmhead.sweep import kernels
+
+_ROOM = 64  # positions that a cache has room for after its first tokens; doubled when it is full
+_ANGLES = 256  # positions whose angles are computed at once
+_MATRICES = (
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "attention.output",
+    "feed_forward.gate",
+    "feed_forward.up",
+    "feed_forward.down",
+)
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
+"""GGUF's types that the core reads; blocks of 32 entries."""
+_NORMS = ("attention_norm", "feed_forward_norm")
+
+
+class StoredBlocks(NamedTuple):
+    """A matrix as a GGUF file stores it: the name of the type, and its bytes, (rows, bytes)."""
+
+    type: str
+    data: Tensor
+
+
+class _Room:
+    """Memory of keys and values, (L, G, room, d) each, of which the first `used` are written."""
+
+    def __init__(self, keys: Tensor, values: Tensor, used: int) -> None:
+        self.keys, self.values, self.used = keys, values, used
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor) -> _Room:
+        """Copy keys and values (L, G, S, d) into memory with room for more."""
+        used = keys.shape[2]
+        keys, values = (F.pad(t, (0, 0, 0, max(_ROOM, used))) for t in (keys, values))
+        return cls(keys, values, used)
+
+
+class GrowingCache(KeyValueCache):
+    """The first positions of a `_Room`, which other caches may share: immutable like any cache."""
+
+    def __init__(self, room: _Room, length: int) -> None:
+        object.__setattr__(self, "_room", room)
+        object.__setattr__(self, "_length", length)
+
+    _room: _Room
+    _length: int
+    memory = None
+
+    @property
+    def length(self) -> int:
+        """The number S of tokens."""
+        return self._length
+
+    @property
+    def keys(self) -> tuple[Tensor, ...]:
+        """Keys per layer, (1, G, S, d) each."""
+        return tuple(self._room.keys[:, None, :, : self._length])
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        """Values per layer, (1, G, S, d) each."""
+        return tuple(self._room.values[:, None, :, : self._length])
+
+    def with_room(self) -> _Room:
+        """Return memory in which the position after this cache is free."""
+        room = self._room
+        if room.used == self._length < room.keys.shape[2]:
+            return room
+        used = slice(0, self._length)  # full, or continued in another way already
+        return _Room.of(room.keys[:, :, used], room.values[:, :, used])
+
+
+class DecodeStep:
+    """Processes one token of one sequence.
+
+    Args:
+        body: for which `is_supported` holds. Its weights are shared, not copied.
+        blocks: matrices of GGUF files by the name of the parameter; the others are read as float32.
+    """
+
+    def __init__(self, body: DecoderBody, blocks: Mapping[str, StoredBlocks] | None = None) -> None:
+        self._body = body
+        stored = blocks or {}
+        names = [f"blocks.{i}.{m}.weight" for i in range(len(body.blocks)) for m in _MATRICES]
+        weights = dict(body.named_parameters())
+        matrices = [stored.get(n) or StoredBlocks("F32", weights[n].detach()) for n in names]
+        norms = [
+            weights[f"blocks.{i}.{n}.weight"].detach()
+            for i in range(len(body.blocks))
+            for n in _NORMS
+        ]
+        norms.append(weights["norm.weight"].detach())
+        sizes = body.sizes
+        first = cast(Block, body.blocks[0]).attention
+        self._kept = (matrices, norms)  # the core holds their addresses
+        self._model = kernels.compiled().decode_model(
+            [m.data for m in matrices],
+            [m.type for m in matrices],
+            norms,
+            *(first.heads, first.key_heads, first.head_size),
+            sizes.norm_eps,
+            sizes.rotary == "interleaved",
+        )
+        self._angles = (torch.empty(0, first.head_size // 2),) * 2
+        self._state = _state(body)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Become None in a copy of the body: this holds the addresses of the original's weights."""
+        return type(None), ()
+
+    def takes(self, ids: Tensor, cache: Any, mask: Tensor | None) -> bool:
+        """Return whether this input is one token after others, of one row without padding."""
+        if ids.shape != (1, 1) or cache is None or torch.is_grad_enabled() or self._body.training:
+            return False
+        if torch.compiler.is_compiling() or not (mask is None or bool(mask.all())):
+            return False
+        # Weights or modules that were replaced since: looked for once per sequence.
+        return isinstance(cache, GrowingCache) or _state(self._body) == self._state
+
+    def __call__(self, ids: Tensor, cache: KeyValueCache) -> tuple[Tensor, GrowingCache]:
+        """Process ids (1, 1); return the hidden state (1, 1, D), and the cache."""
+        before = cache.length
+        if isinstance(cache, GrowingCache):
+            room = cache.with_room()
+        else:
+            room = _Room.of(torch.cat(cache.keys), torch.cat(cache.values))
+        scale = self._body.sizes.embedding_scale
+        x = self._body.embedding.weight[int(ids)].detach()
+        x = x.clone() if scale == 1.0 else x * scale
+        cos, sin = self._rotary(before)
+        kernels.compiled().decode_step(
+            self._model, x, cos, sin, room.keys, room.values, before, kernels.threads()
+        )
+        room.used = before + 1
+        return x[None, None], GrowingCache(room, before + 1)
+
+    def _rotary(self, position: int) -> tuple[Tensor, Tensor]:
+        known = len(self._angles[0])
+        if position >= known:
+            sizes = self._body.sizes
+            positions = torch.arange(max(2 * known, position + _ANGLES))
+            found = rotary_angles(
+                positions[None],
+                sizes.head_size,
+                sizes.rope_theta,
+                torch.float32,
+                sizes.rope_factors,
+            )
+            self._angles = (found[0][0, :, 0].contiguous(), found[1][0, :, 0].contiguous())
+        return self._angles[0][position], self._angles[1][position]
+
+
+def attach_step(body: DecoderBody, blocks: Mapping[str, StoredBlocks] | None = None) -> None:
+    """Let the core process single tokens of a body from now on, if it can."""
+    if is_supported(body):
+        body.step = DecodeStep(body, blocks)
+
+
+def is_supported(body: DecoderBody) -> bool:
+    """Return whether the core can process a body: a Llama in float32 on the CPU."""
+    sizes = body.sizes
+    return (
+        kernels.core is not None
+        and (sizes.position, sizes.norm, sizes.activation) == ("rotary", "rms", "swiglu")
+        and sizes.norm_first
+        and not sizes.bias
+        and not body.has_cross_attention
+        and all(p.dtype == torch.float32 and p.is_contiguous() for p in body.parameters())
+        and kernels.readable(*body.parameters())
+    )
+
+
+def _state(body: nn.Module) -> list[tuple[int, int]]:
+    """Return what changes when a weight or a module is replaced, or a hook is added."""
+    found = [
+        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+        for tensor in body.parameters()
+    ]
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in body.modules())
+    return [*found, (len(list(body.modules())), hooks)]

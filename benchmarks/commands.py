@@ -23,6 +23,7 @@ COMMANDS = {
     "scaling": "Time against the vocabulary and against the number of rows.",
     "train-speed": "Training steps per second, beside a plain torch loop.",
     "trl-steps": "SFT and GRPO steps of TRL, stock and patched: time and memory.",
+    "prompt-to-token": "From a prompt to tokens, beside transformers: generate, score, command.",
     "score-text": "Perplexity of a long text: memory, and the dense result.",
     "shakespeare": "Train on characters of Shakespeare with three losses.",
     "wikitext-filter": "Train on WikiText-2 with and without the gradient filter.",

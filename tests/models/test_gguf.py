@@ -19,6 +19,7 @@ from lmhead.models import LanguageModel, bundled, load_gguf, open_model
 from lmhead.models.gguf_file import GgufFile
 from lmhead.models.gguf_tokenizer import make_tokenizer
 from lmhead.models.model_files import Fields
+from lmhead.sweep import kernels
 from lmhead.user_cache import cache_folder
 from models import gguf_files
 
@@ -106,6 +107,35 @@ def test_the_second_start_reads_the_cache(
 
     monkeypatch.setattr("lmhead.models.gguf._convert", again)
     assert torch.equal(logits_of(open_model(path)), first)
+
+
+@pytest.mark.skipif(kernels.core is None, reason="only the compiled core reads blocks")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("damage", [None, "a byte", "cut", "gone"])
+def test_generation_reads_blocks(
+    tmp_path: Path, cache: Path, kind: str, damage: str | None
+) -> None:
+    path = tmp_path / "small.gguf"
+    gguf_files.write(path, quantization=kind)
+    open_model(path)
+    (file,) = cache.rglob("blocks.safetensors")
+    content = bytearray(file.read_bytes())
+    if damage == "a byte":
+        content[-50] ^= 255
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "gone":
+        file.unlink()
+    model = open_model(path)
+    body: Any = model.body
+    assert {m.type for m in body.step._kept[0]} == {kind}
+    with torch.no_grad():
+        _, before = model.hidden(IDS[:, :4])
+        found, _ = model.hidden(IDS[:, 4:5], before)
+        body.step = None
+        expected, _ = model.hidden(IDS[:, 4:5], before)
+    assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ from lmhead.models.huggingface import (
 from lmhead.models.language_model import LanguageModel
 from lmhead.models.model_files import Fields, check_numbers, file_size, one_line
 from lmhead.nn import LlamaBody
-from lmhead.nn.decode_step import StoredBlocks, attach_step
+from lmhead.nn.decode_step import StoredBlocks, attach_step, is_supported
+from lmhead.screen.copy_cache import content_hash
 from lmhead.user_cache import cache_folder
 
 _RECEIPT = "cached.json"
@@ -78,7 +79,7 @@ def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> Language
             model = load_huggingface(folder, name=name)
         except ModelError as error:
             raise ModelError(f"{path} cannot be opened: {error}") from error
-    if isinstance(model.body, LlamaBody):
+    if isinstance(model.body, LlamaBody) and is_supported(model.body):
         attach_step(model.body, _blocks(path, folder))
     return model
 
@@ -86,17 +87,19 @@ def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> Language
 def _blocks(path: Path, folder: Path) -> dict[str, StoredBlocks]:
     """Return the matrices that the file stores in blocks, from the cached folder."""
     kept = folder / _BLOCKS
-    if not kept.is_file():
-        found = read_blocks(GgufFile(path))
-        part = folder / f"{_BLOCKS}.{os.getpid()}.part"
-        with suppress(OSError, SafetensorError):  # else they are read from the file each time
-            types = {name: blocks.type for name, blocks in found.items()}
-            save_file({n: b.data.contiguous() for n, b in found.items()}, part, metadata=types)
-            part.replace(kept)
-        return found
-    with safe_open(kept, framework="pt") as file:
+    with suppress(OSError, SafetensorError, KeyError), safe_open(kept, framework="pt") as file:
         types = file.metadata() or {}
-        return {name: StoredBlocks(types[name], file.get_tensor(name)) for name in types}
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        if types.pop("content") == content_hash(tensors):
+            return {name: StoredBlocks(types[name], t) for name, t in tensors.items()}
+    found = read_blocks(GgufFile(path))
+    tensors = {name: blocks.data for name, blocks in found.items()}
+    types = {name: blocks.type for name, blocks in found.items()}
+    part = folder / f"{_BLOCKS}.{os.getpid()}.part"
+    with suppress(OSError, SafetensorError):  # else they are read from the file each time
+        save_file(tensors, part, metadata={**types, "content": content_hash(tensors)})
+        part.replace(kept)
+    return found
 
 
 def unpack(path: str | PathLike[str], *, again: bool = False) -> Path:

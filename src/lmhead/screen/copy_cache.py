@@ -55,10 +55,11 @@ def _bytes_hash(t: Tensor) -> str:
     flat = t.detach().contiguous().reshape(-1).view(torch.uint8)
     if kernels.core is not None:
         return f"core {kernels.core.hash_bytes(flat, kernels.threads())}"
-    return f"sha256 {hashlib.sha256(memoryview(flat.numpy())).hexdigest()}"
+    return f"sha256 {hashlib.sha256(flat.numpy().data).hexdigest()}"
 
 
-def _content_hash(tensors: Mapping[str, Tensor]) -> str:
+def content_hash(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of named tensors, by which a damaged file is told from a good one."""
     lines = [f"{n} {t.dtype} {tuple(t.shape)} {_bytes_hash(t)}" for n, t in sorted(tensors.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -70,7 +71,7 @@ def _read(path: Path, weight: Tensor, bits: Bits) -> Copy | None:
         with opened as file:
             content = (file.metadata() or {}).get("content")
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        if content != _content_hash(tensors):
+        if content != content_hash(tensors):
             return None
         copy = Copy.from_tensors(bits, tensors)
     except (OSError, SafetensorError, KeyError, ValueError):
@@ -84,7 +85,7 @@ def _write(path: Path, copy: Copy) -> None:
     with suppress(OSError, SafetensorError):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, part, metadata={"content": _content_hash(tensors)})
+            save_file(tensors, part, metadata={"content": content_hash(tensors)})
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

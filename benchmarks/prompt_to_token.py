@@ -1,0 +1,272 @@
+"""From a prompt to tokens: `generate`, the command, and `score`, beside transformers.
+
+CPU-seconds, since the machine may have other work; every item once per round, one after the other.
+`generate` and `transformers.generate` decode greedily from the same float32 weights and must give
+the same tokens. The model with the large vocabulary is a Llama of Gemma-3-270M's sizes with random
+weights, written as a Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from benchmarks.report import Document
+from benchmarks.runner import Run, benchmark, integer, rounds
+from lmhead import Sampler, generate, open_model
+from lmhead.analysis import score
+from lmhead.analysis.score import windows
+from lmhead.analysis.token_text import stream_ids
+from lmhead.models import LanguageModel, bundled
+from lmhead.models.gguf import unpack
+from lmhead.sampling.arguments import prompt_ids
+
+PROMPT = "The history of the city begins"
+# Gemma-3-270M's sizes.
+LARGE: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 262144,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "dtype": "float32",
+}
+# Name -> (faster, slower or reference, at least) of CPU-seconds: slower / faster.
+GOALS = {
+    "generate / transformers": ("generate", "transformers", 1.1),
+    "generate --screen / transformers": ("generate --screen", "transformers", 1.25),
+    "loop, body / generate": ("generate", "body and head", 0.95),
+    "V = 262144, --screen / transformers": ("large --screen", "large transformers", 1.8),
+    "command, with / without --screen": ("command --screen", "command", 1 / 0.9),
+    "score / plain loop": ("score", "score transformers", 1.0),
+    "score / body alone": ("score", "score body", 0.9),
+}
+
+
+def write_large(folder: Path) -> Path:
+    """Write a Llama of Gemma-3-270M's sizes, with random weights."""
+    size, inner, d = LARGE["hidden_size"], LARGE["intermediate_size"], LARGE["head_dim"]
+    wide, narrow = LARGE["num_attention_heads"] * d, LARGE["num_key_value_heads"] * d
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (wide, size),
+        "self_attn.k_proj": (narrow, size),
+        "self_attn.v_proj": (narrow, size),
+        "self_attn.o_proj": (size, wide),
+        "mlp.gate_proj": (inner, size),
+        "mlp.up_proj": (inner, size),
+        "mlp.down_proj": (size, inner),
+    }
+    torch.manual_seed(0)
+    tensors = {"model.embed_tokens.weight": torch.randn(LARGE["vocab_size"], size) * 0.05}
+    for i in range(LARGE["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        tensors |= {f"{layer}.{n}.weight": torch.randn(s) * 0.05 for n, s in shapes.items()}
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{norm}.weight"] = torch.ones(size)
+    tensors["model.norm.weight"] = torch.ones(size)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(LARGE))
+    return folder
+
+
+def plain_model(folder: Path) -> Any:
+    """Open a folder with transformers, in float32, without an end token."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+class Decode:
+    """Greedy decoding of one model in every way."""
+
+    def __init__(self, model: LanguageModel, plain: Any, ids: list[int], tokens: int) -> None:
+        self.model, self.plain, self.ids, self.tokens = model, plain, ids, tokens
+        self.screened = model.head.screen(cache=True)
+        model.head.screened = None
+
+    def ours(self) -> list[int]:
+        """`generate`."""
+        made = generate(self.model, self.ids, max_new_tokens=self.tokens, eos_token_ids=())
+        return list(made.tokens)
+
+    def screen(self) -> list[int]:
+        """`generate` with a screened head."""
+        self.model.head.screened = self.screened
+        sampler = Sampler(do_sample=False)
+        made = generate(self.model, self.ids, sampler, max_new_tokens=self.tokens, eos_token_ids=())
+        self.model.head.screened = None
+        return list(made.tokens)
+
+    @torch.no_grad()
+    def body(self) -> None:
+        """Run the body, and the head's query, without the loop of `generate`."""
+        hidden, cache = self.model.hidden(torch.tensor([self.ids]))
+        for _ in range(self.tokens):
+            self.model.head(hidden[:, -1]).ask(top_k=1, logsumexp=True)
+            hidden, cache = self.model.hidden(torch.tensor([[5]]), cache)
+
+    def theirs(self) -> list[int]:
+        """`transformers.generate`."""
+        ids = torch.tensor([self.ids])
+        made = self.plain.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=self.tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        return list(made[0, len(self.ids) :].tolist())
+
+
+@torch.no_grad()
+def plain_score(model: LanguageModel, plain: Any, text: str, window: int) -> float:
+    """Return the sum of log-probabilities: all logits of each window, and cross_entropy."""
+    total = 0.0
+    for ids, new in windows(stream_ids(model, [text]), window, window // 2):
+        logits = plain(torch.tensor([ids[:-1]])).logits[0, -new:]
+        total -= float(F.cross_entropy(logits, torch.tensor(ids[-new:]), reduction="sum"))
+    return total
+
+
+@torch.no_grad()
+def body_score(model: LanguageModel, text: str, window: int) -> None:
+    """Run the body on the windows of a text."""
+    for ids, _ in windows(stream_ids(model, [text]), window, window // 2):
+        model.hidden(torch.tensor([ids[:-1]]))
+
+
+def command_seconds(arguments: list[str], threads: int) -> float:
+    """Return the CPU-seconds of `lmhead ARGUMENTS` from start to end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "lmhead", *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def cpu(call: Callable[[], object]) -> Callable[[], float]:
+    """Return a function that calls and returns the CPU-seconds of this process."""
+
+    def timed() -> float:
+        begin = time.process_time()
+        call()
+        return time.process_time() - begin
+
+    return timed
+
+
+def measure(run: Run, items: dict[str, Callable[[], float]], rounds: int) -> None:
+    """Measure every item once per round, and add the figures to the document."""
+    found: dict[str, list[float]] = {name: [] for name in items}
+    for r in range(rounds):
+        for name in items:
+            run.progress(f"round {r + 1} of {rounds}: {name}")
+            found[name].append(items[name]())
+    run.document["seconds"] |= found
+
+
+def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
+    """Return the ratios beside their goals, and the times."""
+    shown = [f"{'ratio of speeds':<40}{'measured':>10}{'goal':>10}"]
+    for name, entry in document["ratios"].items():
+        shown.append(f"{name:<40}{entry['ratio']:>10.2f}{entry['goal']:>10.2f}")
+    shown += ["", f"{'CPU-seconds, median':<40}"]
+    shown += [f"{name:<40}{median(t):>10.2f}" for name, t in document["seconds"].items()]
+    return [*shown, "", f"the same tokens: {document['same_tokens']}"]
+
+
+@benchmark("prompt-to-token", "from a prompt to tokens, beside transformers", lines, quick=True)
+@integer("--tokens", 64, "Number of new tokens.")
+@click.option("--text", type=click.Path(exists=True, path_type=Path), help="Text to score.")
+@integer("--score-tokens", 4096, "About how many tokens of the text are scored.")
+@rounds(3)
+def command(run: Run, tokens: int, text: Path | None, score_tokens: int, rounds: int) -> None:
+    """From a prompt to tokens, beside transformers: generate, score, and the command.
+
+    Needs transformers and `lmhead models add smollm2`. Ends with 1 if the tokens differ.
+    """
+    if run.quick:
+        tokens, score_tokens, rounds = 8, 600, 1
+    file = bundled.find("smollm2")
+    if file is None:
+        raise ValueError("smollm2 must be installed: lmhead models add smollm2")
+    run.document |= {"tokens": tokens, "seconds": {}, "same_tokens": {}}
+    model, plain = open_model("smollm2"), plain_model(unpack(file))
+    both = Decode(model, plain, prompt_ids(PROMPT, model.tokenizer), tokens)
+    run.document["same_tokens"]["smollm2"] = both.ours() == both.theirs() == both.screen()
+    options = ["generate", "smollm2", PROMPT, "-n", str(tokens), "--ignore-eos"]
+    threads = torch.get_num_threads()
+    items = {
+        "generate": cpu(both.ours),
+        "generate --screen": cpu(both.screen),
+        "body and head": cpu(both.body),
+        "transformers": cpu(both.theirs),
+        "command": lambda: command_seconds(options, threads),
+        "command --screen": lambda: command_seconds([*options, "--screen"], threads),
+    }
+    measure(run, items, rounds)
+    if text is not None:
+        content = text.read_text(encoding="utf-8")[: 4 * score_tokens]
+        ours = score(model, content)
+        dense = plain_score(model, plain, content, ours.window)
+        run.document["scored_tokens"] = ours.tokens
+        run.document["score_difference"] = abs(ours.log_prob / dense - 1)
+        scored = {
+            "score": cpu(lambda: score(model, content)),
+            "score transformers": cpu(lambda: plain_score(model, plain, content, ours.window)),
+            "score body": cpu(lambda: body_score(model, content, ours.window)),
+        }
+        measure(run, scored, min(rounds, 2))
+    if not run.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            run.progress("writing a model with 262144 tokens")
+            where = write_large(Path(folder))
+            large = Decode(open_model(where), plain_model(where), list(range(9, 17)), tokens // 2)
+            same = large.ours() == large.theirs() == large.screen()
+            run.document["same_tokens"]["large"] = same
+            more = {
+                "large": cpu(large.ours),
+                "large --screen": cpu(large.screen),
+                "large transformers": cpu(large.theirs),
+            }
+            measure(run, more, rounds)
+    seconds = run.document["seconds"]
+    run.document["ratios"] = {
+        name: {
+            "ratio": median(b / a for a, b in zip(seconds[fast], seconds[slow], strict=True)),
+            "goal": goal,
+        }
+        for name, (fast, slow, goal) in GOALS.items()
+        if fast in seconds
+    }
+    run.wrong = not all(run.document["same_tokens"].values())

@@ -32,6 +32,11 @@ def _online(context: click.Context, option: click.Parameter, download: bool) -> 
     if download and is_offline():
         raise click.UsageError("--download cannot be used with --offline or LMHEAD_OFFLINE=1.")
     return download
+_ENGINE = "lmhead.engine"
+
+
+def _keep_engine(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    ctx.meta[_ENGINE] = value
 
 
 model_options: Callable[[Any], Any] = combine_options(
@@ -41,6 +46,15 @@ model_options: Callable[[Any], Any] = combine_options(
         help="Number of threads.  [default: torch's]",
     ),
     click.option("--download", is_flag=True, callback=_online, help="Allow downloading the model."),
+    click.option("--download", is_flag=True, help="Allow downloading the model."),
+    click.option(
+        "--engine",
+        type=click.Choice(("core", "torch", "llama.cpp")),  # as in lmhead.models.language_model
+        expose_value=False,
+        callback=_keep_engine,
+        help="What computes the model's body; llama.cpp needs a GGUF file and the package "
+        "xllamacpp.  [default: core where it can, else torch]",
+    ),
 )
 
 
@@ -55,7 +69,9 @@ def open_model(where: str | None, *, download: bool, threads: int | None) -> Lan
         if threads is not None:
             torch.set_num_threads(threads)
         progress(f"Opening {where or 'the default model'} ...")
-        return models.open_model(where, download=download)
+        ctx = click.get_current_context(silent=True)
+        engine = None if ctx is None else ctx.meta.get(_ENGINE)
+        return models.open_model(where, download=download, engine=engine)
 
 
 def open_models(
@@ -80,6 +96,7 @@ def model_json(model: LanguageModel) -> dict[str, Any]:
         "vocab_size": model.head.vocab_size,
         "hidden_size": model.head.hidden_size,
         "max_length": model.max_length,
+        "engine": model.engine,
     }
 
 

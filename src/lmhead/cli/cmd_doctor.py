@@ -42,6 +42,7 @@ def examine() -> dict[str, str | int | list[str]]:
     """Return the facts by name."""
     import torch
 
+    from lmhead.models import llama_cpp
     from lmhead.screen import prefetch
     from lmhead.sweep import kernels
 
@@ -60,5 +61,7 @@ def examine() -> dict[str, str | int | list[str]]:
         facts["also usable"] = core.instruction_sets()[1:]
         facts["threads from"] = core.thread_runtime()
         facts["prefetch"] = "{} bytes with 8 bits, {} with 4".format(*prefetch.choose())
+    engines = ["core"] if core is not None else []
+    facts["engines"] = [*engines, "torch", *(["llama.cpp"] if llama_cpp.is_available() else [])]
     facts["torch's instruction set"] = torch.backends.cpu.get_cpu_capability()
     return facts

@@ -212,6 +212,8 @@ class _Run:
             self._texts(made)
         if screened is not None and not self.as_json:
             _report(screened)
+        if self.model.engine == "llama.cpp" and not self.as_json:
+            click.echo("\nEngine: llama.cpp, in its own precision.", err=True)
         if any(one.finish_reason == "interrupted" for one in made):
             raise click.Abort
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from lmhead.head import LMHead
 from lmhead.models.chat import Chat
+from lmhead.models.llama_cpp import LlamaCppBody
 from lmhead.sampling.model import Body, Tokenizer
+
+Engine = Literal["core", "torch", "llama.cpp"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 class TextTokenizer(Tokenizer, Protocol):
@@ -65,6 +69,13 @@ class LanguageModel:
     max_length: int | None = None
     name: str = ""
     chat: Chat | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """What computes the body: see `open_model`."""
+        if isinstance(self.body, LlamaCppBody):
+            return "llama.cpp"
+        return "torch" if getattr(self.body, "step", None) is None else "core"
 
     def hidden(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Process ids without padding.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -22,8 +23,9 @@ from lmhead.models.checkpoint import is_checkpoint, load_checkpoint
 from lmhead.models.gguf import load_gguf
 from lmhead.models.gguf_file import MAGIC
 from lmhead.models.huggingface import load_huggingface
-from lmhead.models.language_model import LanguageModel
+from lmhead.models.language_model import ENGINES, Engine, LanguageModel
 from lmhead.models.llama2c import load_llama2c
+from lmhead.models.llama_cpp import LlamaCppBody
 from lmhead.models.model_files import exists, file_size, one_line
 from lmhead.user_cache import is_offline
 
@@ -33,7 +35,10 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def open_model(
-    where: str | PathLike[str] | None = None, *, download: bool = False
+    where: str | PathLike[str] | None = None,
+    *,
+    download: bool = False,
+    engine: Engine | None = None,
 ) -> LanguageModel:
     """Open a model by its folder, file or name: a body that returns hidden states, and a head.
 
@@ -43,9 +48,14 @@ def open_model(
             or a name of the Hugging Face hub, such as "HuggingFaceTB/SmolLM2-135M", that has been
             downloaded before; None for `smollm2` if it is installed, else `tiny`.
         download: whether to download a name of the hub; otherwise nothing is ever downloaded.
+        engine: what computes the body; `model.engine` says which it is. "core": the compiled core,
+            for single tokens of a Llama in float32. "torch". "llama.cpp", with the package
+            xllamacpp: for GGUF files, in llama.cpp's own precision. None for "core" where it is
+            supported, else "torch". The head is ours with all of them.
 
     Raises:
-        ModelError: there is no such model, or its files are damaged or not supported.
+        ModelError: there is no such model, or its files are damaged or not supported; or not by
+            this engine.
 
     Example::
 
@@ -54,21 +64,49 @@ def open_model(
         hidden, cache = model.hidden(ids)
         model.head(hidden[:, -1]).topk(5)
     """
+    if engine not in (None, *ENGINES):
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, or None; got {engine!r}")
+    path, name = _find(where, download)
+    return _with_engine(_open(path, name=name), path, engine)
+
+
+def _find(where: str | PathLike[str] | None, download: bool) -> tuple[Path, str | None]:
+    """Return the path of a model, and the name by which it was found."""
     if where is None:
         where = bundled.default_model()
     if isinstance(where, str) and where in bundled.BUNDLED:
         found = bundled.find(where)
         if found is None:
             raise bundled.not_installed(where)
-        return _open(found, name=where)
+        return found, where
     path = Path(where).expanduser()
     if exists(path):
-        return _open(path)
+        return path, None
     if _HUB_ID.fullmatch(str(where)):
         folder = _download(str(where)) if download else _find_downloaded(str(where))
         if folder is not None:
-            return _open(folder, name=str(where))
+            return folder, str(where)
     raise ModelError(_not_found(str(where), download))
+
+
+def _with_engine(model: LanguageModel, path: Path, engine: Engine | None) -> LanguageModel:
+    """Return a model whose body is computed by this engine."""
+    if engine == "torch" and model.engine == "core":
+        body: Any = model.body
+        body.step = None
+    elif engine == "llama.cpp":
+        files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+        if len(files) != 1 or not _is_gguf(files[0]):
+            raise ModelError(f"engine 'llama.cpp' opens GGUF files; {path} is of another format")
+        return replace(model, body=LlamaCppBody(files[0], model.head.vocab_size))
+    elif engine is not None and model.engine != engine:
+        raise ModelError(f"{path} cannot be computed by the engine {engine!r}, only by torch")
+    return model
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _open(path: Path, name: str | None = None) -> LanguageModel:

@@ -59,7 +59,7 @@ def _bytes_hash(t: Tensor) -> str:
 
 
 def content_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of named tensors, by which a damaged file is told from a good one."""
+    """Return a hash of named tensors: that of a damaged file is another."""
     lines = [f"{n} {t.dtype} {tuple(t.shape)} {_bytes_hash(t)}" for n, t in sorted(tensors.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -1,0 +1,226 @@
+"""llama.cpp as the body of a model: quantized products, and our head on its hidden states.
+
+In:  a GGUF file.
+Out: hidden states after the final norm, from llama.cpp's own computation.
+
+The library is that inside the package `xllamacpp`, which exports llama.cpp's C interface; it is
+called through ctypes. Parameters go by value there, in structures that grow from version to
+version: of those only the first fields are touched, after a check that they are where expected.
+llama.cpp rounds activations to 8 bits and keys and values to 16, so hidden states differ from those
+of the float32 body by a few percent; head, log-probabilities and samplers are exact for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.errors import ModelError
+
+_ROOM = 1024  # positions of a context at first; doubled when it is full
+_MOST = 512  # tokens of one call
+_KNOWN = [512, 2048, 512, 1]  # n_ctx, n_batch, n_ubatch and n_seq_max by default
+_POINTER = ctypes.c_void_p
+
+
+class _Params(ctypes.Structure):
+    """llama_model_params or llama_context_params, and more bytes than either has."""
+
+    _fields_ = [("numbers", ctypes.c_uint32 * 4), ("rest", ctypes.c_uint8 * 1008)]
+
+
+class _Batch(ctypes.Structure):
+    """llama_batch."""
+
+    _fields_ = [("count", ctypes.c_int32), ("tokens", _POINTER), ("others", _POINTER * 5)]
+
+
+class _Library:
+    """The functions of llama.cpp that are used here."""
+
+    def __init__(self, file: Path) -> None:
+        self._all = ctypes.CDLL(str(file))
+        number, text = ctypes.c_int32, ctypes.c_char_p
+        self._log = ctypes.CFUNCTYPE(None, ctypes.c_int, text, _POINTER)(lambda *_: None)
+        self._function("llama_log_set", None, type(self._log), _POINTER)(self._log, None)
+        self._function("llama_backend_init", None)()
+        self.model_params = self._function("llama_model_default_params", _Params)
+        self.context_params = self._function("llama_context_default_params", _Params)
+        self.load = self._function("llama_model_load_from_file", _POINTER, text, _Params)
+        self.free_model = self._function("llama_model_free", None, _POINTER)
+        self.size = self._function("llama_model_n_embd", number, _POINTER)
+        self.context = self._function("llama_init_from_model", _POINTER, _POINTER, _Params)
+        self.free_context = self._function("llama_free", None, _POINTER)
+        self.set_threads = self._function("llama_set_n_threads", None, _POINTER, number, number)
+        self.set_embeddings = self._function("llama_set_embeddings", None, _POINTER, ctypes.c_bool)
+        self.batch = self._function("llama_batch_get_one", _Batch, _POINTER, number)
+        self.decode = self._function("llama_decode", number, _POINTER, _Batch)
+        self.embeddings = self._function("llama_get_embeddings", _POINTER, _POINTER)
+        self.memory = self._function("llama_get_memory", _POINTER, _POINTER)
+        self.forget = self._function(
+            "llama_memory_seq_rm", ctypes.c_bool, _POINTER, number, number, number
+        )
+        self._check()
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
+        found = getattr(self._all, name, None)
+        if found is None:
+            raise ModelError(f"{_package()} has no function {name}: install another version")
+        found.restype, found.argtypes = result, arguments
+        return found
+
+    def _check(self) -> None:
+        """Refuse a library whose structures begin in another way."""
+        ids = (ctypes.c_int32 * 3)(1, 2, 3)
+        batch = self.batch(ctypes.addressof(ids), 3)
+        begins = list(self.context_params().numbers)
+        given = (batch.count, batch.tokens, *batch.others)
+        if begins != _KNOWN or given != (3, ctypes.addressof(ids), *[None] * 5):
+            raise ModelError(
+                f"{_package()} has an interface that is not known here: install another version, "
+                "or leave out engine='llama.cpp'"
+            )
+
+
+def _package() -> str:
+    return f"xllamacpp {metadata.version('xllamacpp')}"
+
+
+def is_available() -> bool:
+    """Return whether the package xllamacpp is installed."""
+    return find_spec("xllamacpp") is not None
+
+
+@cache
+def _library() -> _Library:
+    spec = find_spec("xllamacpp")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("xllamacpp*.so"))]
+    if not files:
+        raise ModelError("engine='llama.cpp' needs the package xllamacpp: pip install xllamacpp")
+    return _Library(files[0])
+
+
+class _Context:
+    """Keys and values of one sequence inside llama.cpp, and the ids they belong to."""
+
+    def __init__(self, model: _LlamaCppModel) -> None:
+        self._model, self._lib = model, model.library
+        self._room = 0
+        self._at: int | None = None
+        self._ids: list[int] = []
+
+    def __del__(self) -> None:
+        if self._at:
+            self._lib.free_context(self._at)
+
+    def read(self, ids: list[int], new: int) -> Tensor:
+        """Return the hidden states (new, D) of the last ids; those before are kept if they can."""
+        if len(ids) > self._room:
+            self._open(max(_ROOM, 2 * self._room, len(ids)))
+        known = len(ids) - new
+        if self._ids[:known] != ids[:known]:
+            known = 0
+        self._lib.forget(self._lib.memory(self._at), 0, known, -1)
+        self._ids = ids[:known]
+        threads = torch.get_num_threads()
+        self._lib.set_threads(self._at, threads, threads)
+        parts = [self._decode(ids[i : i + _MOST]) for i in range(known, len(ids), _MOST)]
+        return torch.cat(parts)[-new:]
+
+    def _open(self, room: int) -> None:
+        if self._at:
+            self._lib.free_context(self._at)
+        params = self._lib.context_params()
+        params.numbers[0] = room
+        self._at = self._lib.context(self._model.address, params)
+        if not self._at:
+            raise ModelError(f"llama.cpp cannot make a context of {room} tokens")
+        self._lib.set_embeddings(self._at, True)
+        self._room, self._ids = room, []
+
+    def _decode(self, ids: list[int]) -> Tensor:
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
+        failed = self._lib.decode(self._at, self._lib.batch(ctypes.addressof(tokens), len(ids)))
+        if failed:
+            self._ids, self._room = [], 0
+            raise RuntimeError(f"llama.cpp could not decode {len(ids)} tokens: code {failed}")
+        self._ids = self._ids + ids
+        numbers = ctypes.c_float * (len(ids) * self._model.size)
+        made = numbers.from_address(self._lib.embeddings(self._at))
+        return torch.frombuffer(made, dtype=torch.float32).view(len(ids), -1).clone()
+
+
+class _LlamaCppModel:
+    """A GGUF file opened by llama.cpp."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = _library()
+        params = self.library.model_params()
+        self.address = self.library.load(str(path).encode(), params)
+        if not self.address:
+            raise ModelError(f"llama.cpp cannot open {path}")
+        self.size = int(self.library.size(self.address))
+
+    def __del__(self) -> None:
+        if getattr(self, "address", None):
+            self.library.free_model(self.address)
+
+
+@dataclass(frozen=True)
+class LlamaCppCache:
+    """The ids so far of each row, without padding; their keys and values are in llama.cpp.
+
+    Attributes:
+        ids: per row.
+        length: number of positions, padding included.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    length: int
+
+    def select(self, rows: Tensor) -> LlamaCppCache:
+        """Return the cache of the rows (B',), which may repeat or drop some."""
+        return LlamaCppCache(tuple(self.ids[row] for row in rows.tolist()), self.length)
+
+
+class LlamaCppBody:
+    """The body of a GGUF file, computed by llama.cpp; one context per row of a batch.
+
+    Args:
+        path: the file.
+        vocab_size: V, for checks.
+    """
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self._model, self._vocab_size = _LlamaCppModel(path), vocab_size
+        self._contexts: list[_Context] = []
+
+    def __call__(
+        self, ids: Tensor, cache: LlamaCppCache | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, LlamaCppCache]:
+        """Process new ids; arguments and results as in `lmhead.sampling.model.Body`."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+            raise ValueError(f"ids must be in [0, {self._vocab_size})")
+        rows, new = ids.shape
+        before = 0 if cache is None else cache.length
+        while len(self._contexts) < rows:
+            self._contexts.append(_Context(self._model))
+        hidden = torch.zeros(rows, new, self._model.size)
+        every = []
+        for row in range(rows):
+            given = ids[row] if mask is None else ids[row][mask[row, before:]]
+            past = () if cache is None else cache.ids[row]
+            every.append((*past, *given.tolist()))
+            if len(given):
+                made = self._contexts[row].read(list(every[-1]), len(given))
+                hidden[row, new - len(given) :] = made
+        return hidden, LlamaCppCache(tuple(every), before + new)

@@ -39,7 +39,6 @@ from lmhead.models.model_files import (
     read_tensor_headers,
 )
 from lmhead.nn import DecoderConfig, DecoderLM, TransformerConfig
-from lmhead.nn.decode_step import attach_step
 from lmhead.vocab import AdaptiveHead, HierarchicalHead
 
 KINDS = ("full", "sampled", "adaptive", "hierarchical")
@@ -143,7 +142,6 @@ def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> L
     tokenizer = JsonTokenizer(folder / TOKENIZER, eos_token_id=ends[0] if ends else None)
     check_vocabulary(folder / TOKENIZER, len(tokenizer), tokenizer.max_id, sizes.vocab_size)
     model.requires_grad_(False).eval()
-    attach_step(model.body)
     head: Any = model.head  # an LMHead, or a head with the same methods
     return LanguageModel(
         model.body,

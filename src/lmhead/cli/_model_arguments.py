@@ -32,6 +32,8 @@ def _online(context: click.Context, option: click.Parameter, download: bool) -> 
     if download and is_offline():
         raise click.UsageError("--download cannot be used with --offline or LMHEAD_OFFLINE=1.")
     return download
+
+
 _ENGINE = "lmhead.engine"
 
 
@@ -46,7 +48,6 @@ model_options: Callable[[Any], Any] = combine_options(
         help="Number of threads.  [default: torch's]",
     ),
     click.option("--download", is_flag=True, callback=_online, help="Allow downloading the model."),
-    click.option("--download", is_flag=True, help="Allow downloading the model."),
     click.option(
         "--engine",
         type=click.Choice(("core", "torch", "llama.cpp")),  # as in lmhead.models.language_model

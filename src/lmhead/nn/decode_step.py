@@ -184,7 +184,7 @@ def is_supported(body: DecoderBody) -> bool:
     """Return whether the core can process a body: a Llama in float32 on the CPU."""
     sizes = body.sizes
     return (
-        kernels.core is not None
+        kernels.core_with("decode_model") is not None
         and (sizes.position, sizes.norm, sizes.activation) == ("rotary", "rms", "swiglu")
         and sizes.norm_first
         and not sizes.bias

@@ -31,8 +31,9 @@ _CORE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 def mean_row(weight: Tensor) -> Tensor:
     """Return the mean row (D,) in float64, which softmax ignores, of rows (V, D)."""
     total = torch.zeros(weight.shape[1], dtype=torch.float64)
-    if kernels.core is not None and weight.dtype in _CORE_TYPES and kernels.readable(weight):
-        kernels.core.column_sums(weight.contiguous(), total, kernels.threads())
+    core = kernels.core_with("column_sums")
+    if core is not None and weight.dtype in _CORE_TYPES and kernels.readable(weight):
+        core.column_sums(weight.contiguous(), total, kernels.threads())
         return total / len(weight)
     for lo in range(0, len(weight), 4096):
         total += weight[lo : lo + 4096].double().sum(0)
@@ -92,7 +93,8 @@ def build(
     lead = torch.empty(vocab, leading, dtype=torch.int16)
     scales, lead_scales, e, e_high, n = torch.zeros(5, vocab)
     norms = [16 * math.sqrt(rotation.padded), 1.0]
-    in_core = kernels.core is not None and weight.dtype in _CORE_TYPES and leading % 8 == 0
+    core = kernels.core_with("quantize_rows")
+    in_core = core is not None and weight.dtype in _CORE_TYPES and leading % 8 == 0
     for lo in range(0, vocab, rows):
         some = slice(lo, min(lo + rows, vocab))
         quantize = _quantize_in_core if in_core else _quantize

@@ -53,8 +53,8 @@ def _key(weight: Tensor, bits: Bits) -> str:
 def _bytes_hash(t: Tensor) -> str:
     """Return a hash of a tensor's bytes: the core's, at the speed of memory, else SHA-256."""
     flat = t.detach().contiguous().reshape(-1).view(torch.uint8)
-    if kernels.core is not None:
-        return f"core {kernels.core.hash_bytes(flat, kernels.threads())}"
+    if (core := kernels.core_with("hash_bytes")) is not None:
+        return f"core {core.hash_bytes(flat, kernels.threads())}"
     return f"sha256 {hashlib.sha256(flat.numpy().data).hexdigest()}"
 
 

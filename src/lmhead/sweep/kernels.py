@@ -90,6 +90,11 @@ def compiled() -> ModuleType:
     return core
 
 
+def core_with(name: str) -> ModuleType | None:
+    """Return the core if it has this function: one that was built before it was added has not."""
+    return core if hasattr(core, name) else None
+
+
 def for_tile(z: Tensor, *others: Tensor | None) -> ModuleType | None:
     """Return the core if it can work on this tile, and read the other tensors."""
     fits = z.dtype == torch.float32 and z.shape[1] >= MIN_TOKENS and readable(z, *others)

@@ -70,7 +70,7 @@ $(PAGE): $(NODE_MODULES) $(PAGE_SOURCES)
 	@touch $@
 
 docs: $(READY)
-	$(BIN)/python scripts/build_docs.py
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/build_docs.py $(DOCS)
 
 # The wheel is made from the sdist, which carries the built page: installing from it needs no Node.
 wheel: $(READY) $(PAGE)

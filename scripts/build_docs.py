@@ -1,7 +1,10 @@
 """Build the documentation site: `make docs`.
 
-    python scripts/build_docs.py           build/site; a broken link or a warning is an error
-    python scripts/build_docs.py --serve   show it while writing
+    python scripts/build_docs.py                 build/site, then run the examples of all pages
+    python scripts/build_docs.py --no-examples   the site alone (`make test` runs the examples, too)
+    python scripts/build_docs.py --serve         show it while writing
+
+A public name without a docstring, a broken link, a warning and an example that fails are errors.
 
 The pages are written for GitHub, where links lead to files of the repository. This script collects
 them in build/docs with the links that the site has: README becomes the first page, a page's Chinese
@@ -10,6 +13,7 @@ version is chosen by the language switch, and figures come from benchmarks/resul
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -17,9 +21,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import docs_lazy_operations
+
+import lmhead
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "docs"
@@ -141,15 +148,40 @@ def finish_search() -> None:
     (folder / "search_index.js").write_text(f"var __index = {text}", encoding="utf-8")
 
 
+def missing_docstrings(package: Any) -> list[str]:
+    """Return the public names, and their methods and properties, that have no docstring."""
+    missing = []
+    for name in package.__all__:
+        thing = getattr(package, name)
+        if not name.startswith("_") and not getattr(thing, "__doc__", None):
+            missing.append(name)
+        if isinstance(thing, type):
+            own = [n for n, value in vars(thing).items() if inspect.isroutine(value)]
+            own += [n for n, value in vars(thing).items() if isinstance(value, property)]
+            missing += [
+                f"{name}.{member}"
+                for member in own
+                if not member.startswith("_") and not inspect.getdoc(getattr(thing, member))
+            ]
+    return missing
+
+
 def main() -> int:
-    """Collect the pages and run MkDocs."""
+    """Check docstrings, collect the pages, run MkDocs and the examples."""
+    if missing := missing_docstrings(lmhead):
+        print(f"no docstring: {', '.join(missing)}", file=sys.stderr)
+        return 1
     collect()
     os.environ["NO_MKDOCS_2_WARNING"] = "1"
     command = ["serve"] if "--serve" in sys.argv[1:] else ["build", "--strict", "--clean"]
     done = subprocess.run([sys.executable, "-m", "mkdocs", *command, "-f", ROOT / "mkdocs.yml"])
-    if done.returncode == 0:
-        finish_search()
-    return done.returncode
+    if done.returncode:
+        return done.returncode
+    finish_search()
+    if "--no-examples" in sys.argv[1:] or "--serve" in sys.argv[1:]:
+        return 0
+    pages = ["README.md", "README.zh.md", "docs"]
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", *pages], cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

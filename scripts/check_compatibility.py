@@ -6,7 +6,9 @@
 
 Installs the wheel of dist/ with these versions, runs TESTS against it, and prints a row of the
 table in docs/compatibility.md. A CI matrix can call it once per combination. On machines without a
-GPU give pip an index of CPU builds (PIP_INDEX_URL), or it downloads those for CUDA.
+GPU give pip an index of CPU builds (PIP_INDEX_URL), or it downloads those for CUDA. With
+--environment a folder is used again, and only what differs is installed; with --no-deps only torch
+is exchanged there, and uses the CUDA libraries that are installed.
 """
 
 from __future__ import annotations
@@ -35,22 +37,33 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="interpreter [default: this one]")
     parser.add_argument("--torch", help="version [default: that of constraints.txt]")
     parser.add_argument("--transformers", help="version [default: that of constraints.txt]")
+    parser.add_argument("--environment", type=Path, help="folder to use again [default: temporary]")
+    parser.add_argument(
+        "--no-deps", action="store_true", help="install torch alone, into --environment"
+    )
     given = parser.parse_args()
+    if given.no_deps and not (given.torch and given.environment):
+        parser.error("--no-deps needs --torch and an --environment that has the rest")
     wanted = {"torch": given.torch, "transformers": given.transformers}
     wheel = max((ROOT / "dist").glob("*.whl"), key=os.path.getmtime)
-    with tempfile.TemporaryDirectory(prefix="lmhead-versions-") as folder:
-        subprocess.run([given.python, "-m", "venv", folder], check=True)
+    with tempfile.TemporaryDirectory(prefix="lmhead-versions-") as made:
+        folder = made if given.environment is None else str(given.environment.resolve())
+        if not Path(folder, "bin", "python").exists():
+            subprocess.run([given.python, "-m", "venv", folder], check=True)
         python = f"{folder}/bin/python"
-        constraints = Path(folder) / "constraints.txt"
+        constraints = Path(made) / "constraints.txt"
         lines = (ROOT / "constraints.txt").read_text().splitlines()
         free = {name for name, version in wanted.items() if version}
         if free:  # other packages follow what these need
-            free |= {"tokenizers", "numpy", "accelerate", "safetensors"}
+            free |= {"tokenizers", "numpy", "accelerate", "safetensors", "triton"}
         kept = [line for line in lines if line.split("==")[0] not in free]
         kept += [f"{name}=={version}" for name, version in wanted.items() if version]
         constraints.write_text("\n".join(kept) + "\n")
         install = [python, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
-        subprocess.run([*install, f"{wheel}[models]", *TOOLS], check=True)
+        if given.no_deps:
+            subprocess.run([*install, "--no-deps", f"torch=={given.torch}"], check=True)
+        else:
+            subprocess.run([*install, f"{wheel}[models]", *TOOLS], check=True)
         tests = subprocess.run(
             [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TESTS],
             cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,

@@ -4,7 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import click
 import pytest
@@ -177,3 +177,27 @@ def test_order_of_the_site() -> None:
         "What it is", "Install", "First ten minutes", "Guides", "Concepts", "Textbook", "Reference",
         "Benchmarks", "Compatibility", "Glossary", "Contributing",
     ]  # fmt: skip
+
+
+def test_missing_docstrings_are_found() -> None:
+    class Named:
+        """Documented."""
+
+        @property
+        def silent(self) -> int:
+            return 1
+
+        def told(self) -> None:
+            """Return nothing."""
+
+        def untold(self) -> None:
+            pass
+
+        def _private(self) -> None:
+            pass
+
+    found = script("build_docs").missing_docstrings
+    package = SimpleNamespace(__all__=["Named", "bare", "__version__"], Named=Named)
+    package.bare, package.__version__ = lambda: None, ""
+    assert found(package) == ["Named.untold", "Named.silent", "bare"]
+    assert found(lmhead) == []

@@ -16,6 +16,7 @@ Needs the package index, and nothing else of the network. constraints.txt fixes 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -101,6 +102,9 @@ def use(wheel: Path, native: bool) -> None:
         if "lmhead" not in run(bin / "lmhead", "--version"):
             raise SystemExit("lmhead --version does not print the name")
         expect(run(bin / "lmhead", "next", "tiny", "I love"), r"me +\d+ +\d\.\d+ +0\.\d+")
+        best = json.loads(run(bin / "lmhead", "next", "tiny", "I love", "--json"))["tokens"][0][
+            "id"
+        ]
         expect(run(bin / "lmhead", "doctor"), r"core +native" if native else r"core +torch")
         expect(run(bin / "lmhead", "explore", "tiny", "--no-browser", code=1), r"lmhead\[explore\]")
         print("commands: next, doctor, and explore names its extra")
@@ -113,7 +117,7 @@ def use(wheel: Path, native: bool) -> None:
             try:
                 line = server.stdout.readline() if server.stdout else ""
                 address = expect(line, r"https?://[^ ]+").rstrip()
-                print(f"explore: {check_page(address)} files; {show_page(address)}")
+                print(f"explore: {check_page(address)} files; {show_page(address, best)}")
             finally:
                 server.terminate()
 
@@ -139,8 +143,8 @@ def check_page(address: str) -> int:
     return len(names)
 
 
-def show_page(address: str) -> str:
-    """Open the page in Chromium and read the prediction; say what was seen."""
+def show_page(address: str, best: int) -> str:
+    """Open the page in Chromium, where `best` must be the first token; say what was seen."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     try:
         from playwright.sync_api import sync_playwright
@@ -156,12 +160,13 @@ def show_page(address: str) -> str:
         said: list[str] = []
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(re.sub(r"/(\?.*)?$", "/next?prompt=I%20love", address))
-        page.get_by_text("me", exact=True).first.wait_for(timeout=60_000)
-        title = page.title()
+        row = page.locator('[data-chart="ranked"] tbody tr').first
+        row.wait_for(timeout=60_000)
+        shown = row.get_attribute("data-id")
         browser.close()
-    if said:
-        raise SystemExit(f"the page reports errors: {said}")
-    return f"Chromium shows {title!r} with the next tokens of tiny"
+    if said or shown != str(best):
+        raise SystemExit(f"the page shows token {shown}, not {best}; its errors: {said}")
+    return f"Chromium shows the next tokens of tiny, {best} first"
 
 
 def _load(address: str) -> str:

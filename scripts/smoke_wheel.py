@@ -8,6 +8,7 @@
 3. With the extra `explore`, `lmhead explore tiny` serves its page, and all that the page loads; in
    Chromium the page shows the prediction of the installed model. Playwright is that of the Python
    that runs this script. Without a browser this step is left out, but not in CI.
+4. Without a C++ compiler the sdist gives a wheel without compiled core, and says so.
 
 Needs the package index, and nothing else of the network. constraints.txt fixes the versions.
 `--no-native` accepts a wheel without the compiled core; then the core must be reported as missing.
@@ -74,7 +75,7 @@ def check_archives(folder: Path, native: bool) -> Path:
     return wheels[0]
 
 
-def use(wheel: Path, native: bool) -> None:
+def use(wheel: Path, sdist: Path, native: bool) -> None:
     """Install the wheel into a new environment and use it there, far from the clone."""
     with tempfile.TemporaryDirectory(prefix="lmhead-smoke-") as folder:
         home = Path(folder)
@@ -120,6 +121,30 @@ def use(wheel: Path, native: bool) -> None:
                 print(f"explore: {check_page(address)} files; {show_page(address, best)}")
             finally:
                 server.terminate()
+
+        pure = build_fallback(sdist, home / "pure")
+        run(bin / "python", "-m", "pip", "install", "--no-deps", "--force-reinstall", pure)
+        del env["LMHEAD_NATIVE"]
+        expect(run(bin / "lmhead", "doctor"), r"core +torch operations \(fallback\)")
+        print(f"{pure.name} of the sdist without a compiler: works, and says what is missing")
+
+
+def build_fallback(sdist: Path, folder: Path) -> Path:
+    """Build the sdist where no compiler works, which must be reported; return the wheel."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "LMHEAD"))}
+    without = {**keep, "CC": "false", "CXX": "false"}
+    without["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
+    made = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", str(folder),
+         str(sdist)],
+        env=without, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        raise SystemExit(f"without a compiler the sdist cannot be built:\n{made.stdout}")
+    expect(made.stdout, "built without its compiled core")
+    (wheel,) = folder.glob("*.whl")
+    expect(wheel.name, r"-py3-none-any\.whl$")
+    return wheel
 
 
 def expect(text: str, pattern: str) -> str:
@@ -217,7 +242,7 @@ def main() -> None:
         return
     wheel = check_archives(given.folder.resolve(), not given.no_native)
     print(f"{wheel.name}: contents as expected")
-    use(wheel, not given.no_native)
+    use(wheel, next(given.folder.resolve().glob("*.tar.gz")), not given.no_native)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def run(config: TrainConfig, out: Path) -> None:
     same_on_all_ranks((result.step, result.tokens, str(result.checkpoint)))
 
 
-def diverge(folder: Path, out: Path) -> None:
+def diverge(folder: Path, out: Path, **changes: Any) -> None:
     """NaN in the rows of the last rank only."""
     loss, last = TextTask.loss, dist.get_rank() == dist.get_world_size() - 1
 
@@ -58,14 +58,36 @@ def diverge(folder: Path, out: Path) -> None:
 
     TextTask.loss = poisoned  # type: ignore[method-assign]
     try:
-        train(small(folder, save_every=100, eval_every=0), out, progress=quiet())
+        train(small(folder, save_every=100, eval_every=0, **changes), out, progress=quiet())
     except TrainError as error:
         same_on_all_ranks(str(error))
-        (folder / f"error-{dist.get_rank()}").write_text(str(error))
+        (folder / f"error-{out.name}").write_text(str(error))
     else:
         raise AssertionError("no error")
     finally:
         TextTask.loss = loss  # type: ignore[method-assign]
+
+
+def sharded(folder: Path) -> None:
+    """The runs of `--shard full` and `--shard vocab`."""
+    for shard in ("full", "vocab"):
+        run(small(folder, dropout=0.0, shard=shard), folder / f"text-{shard}")
+        run(translation(folder, dropout=0.0, shard=shard), folder / f"translation-{shard}")
+        diverge(folder, folder / f"diverged-{shard}", shard=shard)
+    options: dict[str, Any] = {"tied": False, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3}
+    run(small(folder, dropout=0.0, batch=1, shard="vocab", **options), folder / "one-row-vocab")
+    words: dict[str, Any] = {"samples": 10, "tokenizer": "words", "vocab_size": 40}
+    for head in ("sampled", "adaptive"):
+        run(small(folder, dropout=0.0, head=head, shard="full", **words), folder / f"{head}-full")
+
+    run(small(folder, dropout=0.2, shard="vocab"), folder / "dropout-vocab")
+    train(small(folder, dropout=0.2, shard="vocab"), folder / "stopped-vocab", progress=StopsAt(6))
+    resume(folder / "stopped-vocab", progress=quiet())
+
+    train(small(folder, dropout=0.0, shard="vocab"), folder / "moved", progress=StopsAt(4))
+    resume(folder / "moved", {"shard": "full"}, progress=StopsAt(8))
+    resume(folder / "moved", {"shard": "data"}, progress=quiet())
+    train(small(folder, dropout=0.0, shard="full"), folder / "to-one", progress=StopsAt(6))
 
 
 def main(folder: Path) -> None:
@@ -93,6 +115,9 @@ def main(folder: Path) -> None:
         same_on_all_ranks(str(error))
     else:
         raise AssertionError("a second run in one folder")
+
+    if dist.get_world_size() == 3:  # uneven rows, and fewer rows than ranks
+        sharded(folder)
 
     task = TextTask(small(folder), folder / "text", lambda _: None)
     same_on_all_ranks(hashlib.sha256(task.tokenizer_json.encode()).hexdigest())

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from lmhead.models.checkpoint import steps_of
+from lmhead.parallel.process_ranks import Ranks
 from lmhead.train import TrainConfig, resume, train
-from lmhead.train.data_parallel import Ranks
 from train.runs import fingerprint, history, latest, quiet, small
 from train.test_kill import TESTS, options
 from train.test_training_loop import Stopper
@@ -42,7 +42,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         env=ENVIRONMENT,
         timeout=500,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, [line for line in done.stderr.splitlines() if "rank0" in line]
     return folder
 
 
@@ -102,11 +102,51 @@ def test_a_run_resumes_with_fewer_and_with_more_ranks(runs: Path, tmp_path: Path
 
 
 def test_nan_on_one_rank_stops_all(runs: Path) -> None:
-    error = (runs / "error-0").read_text()
-    assert "the loss of step 5 is nan" in error
-    assert "first in the loss of batch 2 of 2; its hidden states are finite" in error
-    assert "The last checkpoint, of step 4, is complete" in error
-    assert steps_of(runs / "diverged") == [4]
+    found = [path.name.removeprefix("error-") for path in runs.glob("error-*")]
+    assert "diverged" in found
+    for name in found:
+        error = (runs / f"error-{name}").read_text()
+        assert "step 5 is" in error
+        assert "first in the loss of batch 2 of 2; its hidden states are finite" in error
+        assert "The last checkpoint, of step 4, is complete" in error
+        assert steps_of(runs / name) == [4]
+
+
+OTHER = {"tied": False, "bias": True, "label_smoothing": 0.1, "z_loss": 1e-3}
+WORDS = {"samples": 10, "tokenizer": "words", "vocab_size": 40}
+
+
+def test_sharded_runs_have_the_loss_curve_of_one_process(runs: Path, tmp_path: Path) -> None:
+    """Parameters split by FSDP2, or embedding and head by vocabulary; moved between all of them."""
+    if not (runs / "text-full").exists():
+        pytest.skip("on 3 ranks only")
+    expected = single(tmp_path, small(tmp_path, dropout=0.0))
+    resume(runs / "to-one", progress=quiet())  # begun with FSDP2 on 3 ranks, ended on one
+    for name in ("text-full", "text-vocab", "moved", "to-one"):
+        assert_same_curve(runs / name, expected)
+        for file in ("model.safetensors", "training.safetensors"):
+            ours, theirs = (load_file(latest(run) / file) for run in (runs / name, expected))
+            assert ours.keys() == theirs.keys()
+            for key, tensor in theirs.items():
+                if not key.startswith("random/"):
+                    torch.testing.assert_close(ours[key], tensor, rtol=1e-2, atol=1e-4)
+    cases: dict[str, tuple[list[str], TrainConfig]] = {
+        "pairs": (
+            ["translation-full", "translation-vocab"],
+            translation(tmp_path, dropout=0.0),
+        ),
+        "row": (["one-row-vocab"], small(tmp_path, dropout=0.0, batch=1, **OTHER)),
+        "sampled": (["sampled-full"], small(tmp_path, dropout=0.0, head="sampled", **WORDS)),
+        "adaptive": (["adaptive-full"], small(tmp_path, dropout=0.0, head="adaptive", **WORDS)),
+    }
+    for kind, (names, config) in cases.items():
+        (tmp_path / kind).mkdir()
+        one = single(tmp_path / kind, config)
+        for name in names:
+            assert_same_curve(runs / name, one)
+    assert fingerprint(latest(runs / "stopped-vocab")) == fingerprint(
+        latest(runs / "dropout-vocab")
+    )
 
 
 def test_one_rank_is_no_different() -> None:
@@ -137,27 +177,50 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill one", "stop all"])
-def test_ending_the_command_leaves_a_usable_run(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "shard"),
+    [
+        pytest.param(signal.SIGKILL, "data", id="kill one"),
+        pytest.param(signal.SIGKILL, "full", id="kill one, full"),
+        pytest.param(signal.SIGTERM, "data", id="stop all"),
+        pytest.param(signal.SIGINT, "vocab", id="Ctrl-C, vocab"),
+    ],
+)
+def test_ending_the_command_leaves_a_usable_run(tmp_path: Path, number: int, shard: str) -> None:
     out = tmp_path / "run"
     command = [*TORCHRUN, "--nproc-per-node=2", "-m", "lmhead", "train"]
-    settings = [*small(tmp_path).corpus, *options(10**6), "--out", str(out)]
+    settings = [*small(tmp_path).corpus, *options(10**6), "--out", str(out), "--shard", shard]
     process = subprocess.Popen(
-        [*command, *settings], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [*command, *settings],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        start_new_session=True,
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("step 20/"):
-            break
-    workers = children(process.pid)
-    assert len(workers) == 2
-    os.kill(workers[1] if number == signal.SIGKILL else process.pid, number)
-    said = process.communicate(timeout=120)[1]
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("step 20/"):
+                break
+        workers = children(process.pid)
+        assert len(workers) == 2, said
+        if number == signal.SIGINT:  # the terminal sends it to all; torchrun sends it again
+            os.killpg(process.pid, number)
+        else:
+            os.kill(workers[1] if number == signal.SIGKILL else process.pid, number)
+        said += process.communicate(timeout=120)[1].splitlines()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode != 0
     deadline = time.monotonic() + 30
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(alive, workers)), said
+    shown = [line for line in said if line.startswith("step 20/") and "tokens/s" in line]
+    assert len(shown) == 1, "one display"
     step = steps_of(out)[-1]
-    assert step >= 10
+    assert step >= (20 if number == signal.SIGINT else 10), said
     assert resume(out, {"steps": step + 2}, progress=quiet()).step == step + 2

@@ -21,10 +21,11 @@ from torch import nn
 from lmhead.models.checkpoint import load_checkpoint, set_weights, steps_of
 from lmhead.progress import Progress
 from lmhead.train import TrainConfig, TrainError, resume, train
+from lmhead.train.model_sharding import make_optimizer
 from lmhead.train.run_files import locked
 from lmhead.train.text_task import TextBatch, TextTask
 from lmhead.train.training_log import read_log
-from lmhead.train.training_loop import Trainer, learning_rate, make_optimizer
+from lmhead.train.training_loop import Trainer, learning_rate
 from train.runs import corpus, fingerprint, history, latest, quiet, small
 
 

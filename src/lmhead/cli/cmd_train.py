@@ -102,6 +102,7 @@ def command(
       lmhead train --config run.toml --out run
       lmhead train --task translate pairs.tsv --out run
       torchrun --nproc-per-node 4 -m lmhead train book.txt --out run
+      torchrun --nproc-per-node 4 -m lmhead train book.txt --out run --shard vocab
       lmhead train --resume run
       lmhead train --resume run --steps 5000
       lmhead generate run "ROMEO:"
@@ -157,9 +158,10 @@ def _call(work: Callable[[Any], Any]) -> Any:
         from lmhead import train
 
         import_module("lmhead.train.run_folder")  # loads torch
+        from lmhead.parallel.process_ranks import LostRankError
     try:
         return work(train)
     except train.CorpusError as error:
         raise FileError(str(error)) from error
-    except train.TrainError as error:
+    except (train.TrainError, LostRankError) as error:
         raise click.ClickException(str(error)) from error

@@ -2,7 +2,7 @@
 
 Read in this order: `train_config`, `task`, `training_loop`, `training_loss`, `checkpoints`,
 `run_files`; then `text_task`, `token_data`, `vocabulary`; `translation_task`, `sentence_pairs` and
-`bleu` for translation; `nonfinite` and `data_parallel`; `run_folder` puts them together. Names are
+`bleu` for translation; `nonfinite` and `model_sharding`; `run_folder` puts them together. Names are
 loaded on first use, so that the settings need no torch.
 """
 

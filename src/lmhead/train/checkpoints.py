@@ -23,12 +23,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from lmhead.models.checkpoint import (
@@ -88,8 +89,34 @@ class TrainingState:
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
 
 
+class Tensors(NamedTuple):
+    """The tensors of a checkpoint, by name."""
+
+    model: dict[str, Tensor]
+    training: dict[str, Tensor]
+
+
+def collect(task: Task, optimizer: AdamW, *, keep: bool = True) -> Tensors:
+    """Return the tensors of a checkpoint, whole: those split over ranks are gathered one by one.
+
+    Args:
+        task: its model.
+        optimizer: its moments.
+        keep: whether this rank needs them; otherwise it only takes part.
+    """
+    parts: list[dict[str, Tensor]] = []
+    for tensors in (weights_of(task.model), _training_tensors(task, optimizer)):
+        whole = {}
+        for name, tensor in tensors.items():
+            found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if keep:
+                whole[name] = found
+        parts.append(whole)
+    return Tensors(*parts)
+
+
 def save(
-    run: Path, task: Task, optimizer: AdamW, state: TrainingState, settings: Mapping[str, Any]
+    run: Path, task: Task, tensors: Tensors, state: TrainingState, settings: Mapping[str, Any]
 ) -> Path:
     """Write the checkpoint of a step; return its folder."""
     folder = checkpoint_of(run, state.step)
@@ -105,8 +132,8 @@ def save(
         }
         put_json(new / CONFIG, about)
         put_text(new / TOKENIZER, task.tokenizer_json)
-        put_tensors(new / MODEL, weights_of(task.model))
-        put_tensors(new / _TENSORS, _training_tensors(task, optimizer))
+        put_tensors(new / MODEL, tensors.model)
+        put_tensors(new / _TENSORS, tensors.training)
         digests = {name: file_sha256(new / name) for name in _FILES if name != STATE}
         digests["state"] = _state_sha256(state)
         put_json(new / STATE, dataclasses.asdict(state) | {"sha256": digests})
@@ -168,10 +195,9 @@ def restore(folder: Path, task: Task, optimizer: AdamW) -> TrainingState:
     return state
 
 
-def nonfinite_tensor(task: Task, optimizer: AdamW) -> str | None:
+def nonfinite_tensor(tensors: Tensors) -> str | None:
     """Return the name of a weight or moment that holds inf or NaN; None if all are finite."""
-    tensors = weights_of(task.model) | _training_tensors(task, optimizer)
-    for name, tensor in tensors.items():
+    for name, tensor in (tensors.model | tensors.training).items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             return name
     return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-
-from lmhead.train.task import Task
+from torch.distributed.tensor import DTensor
 
 
 class NonFiniteError(ArithmeticError):
@@ -45,26 +44,34 @@ def watch_outputs(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
-def find_nonfinite(task: Task, batches: Sequence[Any], num_items: int) -> str:
-    """Repeat a training step; return where inf or NaN first appears, "" if nowhere."""
-    for name, parameter in task.model.named_parameters():
-        if not _finite(parameter):
-            return f"the weight {name} is not finite"
-    task.model.zero_grad(set_to_none=True)
+def find_nonfinite(
+    model: nn.Module, loss_of: Callable[[Any], Tensor], batches: Sequence[Any]
+) -> str:
+    """Repeat a training step; return where inf or NaN first appears, "" if nowhere.
+
+    All of the step is repeated, for other ranks may take part in it.
+    """
+    found = [
+        f"the weight {name} is not finite"
+        for name, parameter in model.named_parameters()
+        if not _finite(parameter)
+    ]
+    model.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, 1):
         which = f"batch {number} of {len(batches)}"
-        with watch_outputs(task.model) as found:
-            loss = task.loss(batch, num_items)
-        if found:
-            return f"{found[0]}, {which}"
+        with watch_outputs(model) as outputs:
+            loss = loss_of(batch)
+        found += [f"{output}, {which}" for output in outputs]
         if not _finite(loss):
-            return f"first in the loss of {which}; its hidden states are finite"
+            found.append(f"first in the loss of {which}; its hidden states are finite")
         loss.backward()  # type: ignore[no-untyped-call]
-        for name, parameter in reversed(list(task.model.named_parameters())):
+        for name, parameter in reversed(list(model.named_parameters())):
             if parameter.grad is not None and not _finite(parameter.grad):
-                return f"first in the gradient of {name}, {which}; the loss is finite"
-    return ""
+                found.append(f"first in the gradient of {name}, {which}; the loss is finite")
+    return found[0] if found else ""
 
 
-def _finite(tensor: Tensor) -> bool:
-    return bool(tensor.detach().isfinite().all())
+def _finite(tensor: Any) -> bool:
+    """Return whether a tensor, or this rank's part of it, is finite."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bool(local.detach().isfinite().all())

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from lmhead.models.checkpoint import steps_of
+from lmhead.parallel.process_ranks import all_ranks
 from lmhead.progress import Progress
 from lmhead.train import sentence_pairs, token_data
-from lmhead.train.data_parallel import all_ranks
 from lmhead.train.run_files import (
     RUN_MARK,
     TrainError,
@@ -104,6 +104,7 @@ def resume(
     Raises:
         ValueError: there is no run, or a setting may not change.
         TrainError: the folder is locked or cannot be written, or the checkpoint is damaged.
+        LostRankError: another process of the run has ended.
     """
     run = Path(out)
     if not (run / SETTINGS).is_file():
@@ -200,7 +201,8 @@ def _run(
             torch.set_num_threads(config.threads)
         task = ranks.first_then_others(lambda: TASKS[config.task](config, run, say))
         ranks.on_first(lambda: _write_settings(config, run))
-        return Trainer(task, config, run, progress, ranks).run()
+        with ranks.communication():
+            return Trainer(task, config, run, progress, ranks).run()
 
 
 def _remove_temporary(run: Path) -> None:

@@ -166,6 +166,13 @@ class TrainConfig:
     seed: int = _setting(
         0, "Optimizer", "Random seed of weights, batches and dropout.", low=0, high=2**62
     )
+    shard: str = _setting(
+        "data",
+        "Optimizer",
+        "With torchrun, what is split over processes: the batch (data), also all parameters "
+        "(full, FSDP2), or also the vocabulary of embedding and head (vocab).",
+        choices=("data", "full", "vocab"),
+    )
     threads: int = _setting(0, "Optimizer", "CPU threads; 0 for torch's default.", low=0, high=1024)
 
     log_every: int = _setting(10, "Reports", "Steps between log lines.", low=1)
@@ -200,6 +207,11 @@ class TrainConfig:
             raise ValueError("loss='dense' requires head='full' and grad_filter=0")
         if self.head != "full" and self.grad_filter:
             raise ValueError(f"grad_filter requires head='full'; got head={self.head!r}")
+        if self.shard == "vocab" and (self.head != "full" or self.loss != "exact"):
+            raise ValueError(
+                "shard='vocab' requires head='full' and loss='exact'; "
+                f"got head={self.head!r}, loss={self.loss!r}"
+            )
 
     def replace(self, **changes: Any) -> TrainConfig:
         """Return a copy with some settings changed.
@@ -265,6 +277,7 @@ MAY_CHANGE = (
     "sample_tokens",
     "curve",
     "sample_prompt",
+    "shard",
     "threads",
 )
 

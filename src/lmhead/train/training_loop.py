@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW
 
 from lmhead.models.checkpoint import checkpoint_of, steps_of
+from lmhead.parallel.process_ranks import Ranks
 from lmhead.progress import Progress
 from lmhead.train import checkpoints
-from lmhead.train.data_parallel import Ranks
+from lmhead.train.model_sharding import make_optimizer, shard_model
 from lmhead.train.nonfinite import NonFiniteError, find_nonfinite, watch_outputs
 from lmhead.train.run_files import TrainError, os_errors_as_train_errors
 from lmhead.train.task import Task
@@ -40,6 +40,7 @@ from lmhead.train.training_log import TrainingLog, draw_curve
 
 LOG, CURVE = "log.jsonl", "loss.png"
 _DRAW_EVERY = 60.0  # seconds
+_ONE_SIGNAL = 2.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,15 @@ class Trainer:
         self.task, self.config, self.run_folder = task, config, run
         self.ranks = Ranks() if ranks is None else ranks
         self.progress = Progress(plain=True) if progress is None else progress
-        self.parameters = [p for p in task.model.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(task.model, config)
+        whole = make_optimizer(task.model, config)
         self.state = self.ranks.first_then_others(
-            lambda: checkpoints.restore_latest(run, task, self.optimizer, self.progress.print)
+            lambda: checkpoints.restore_latest(run, task, whole, self.progress.print)
         )
+        self.sharding, self.optimizer = shard_model(task, whole, config, self.ranks)
         self._drawn = time.monotonic()
 
     def run(self) -> Result:
-        """Train to the last step, or until SIGINT, SIGTERM or SIGHUP.
-
-        Validation is in the result of rank 0 only.
-        """
+        """Train to the last step, or until SIGINT, SIGTERM or SIGHUP."""
         config, state = self.config, self.state
         self.task.model.train()
         with GracefulShutdown() as shutdown, self._open_log() as log:
@@ -108,12 +106,12 @@ class Trainer:
                 try:
                     norm = self.step()
                 except NonFiniteError as error:  # the optimizer step was not taken
-                    self.ranks.on_first(lambda: self._save_last_good(log))
+                    self._save(log, last_good=True)
                     raise TrainError(self._diverged(str(error))) from error
-                if log and self._report(log, norm):
+                if self._report(log, norm):
                     self._save(log)
+            self._save(log)  # writes nothing if the last step has its checkpoint
             if log:
-                self._save(log)  # writes nothing if the last step has its checkpoint
                 self._draw()
         self.progress.close()
         return Result(
@@ -141,34 +139,33 @@ class Trainer:
     def step(self) -> float:
         """Take one optimizer step; return the gradient norm before clipping."""
         config, state, task, ranks = self.config, self.state, self.task, self.ranks
+        sharding = self.sharding
         start = time.perf_counter()
         random_state = torch.get_rng_state()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(state.step, config)
         batches = [task.batch(state.step, micro) for micro in range(config.accumulate)]
         items = sum(task.items(batch) for batch in batches)
-        shards = [task.shard(batch, ranks.rank, ranks.size) for batch in batches]
         ranks.seed_step(config.seed, state.step)
         total = 0.0
-        for batch, shard in zip(batches, shards, strict=True):
-            if ranks.first or task.items(shard):
-                loss = task.loss(shard, items)
-            else:  # more ranks than rows: gradients of 0, so that all ranks have the same ones
-                loss = 0.0 * task.loss(task.shard(batch, 0, ranks.size), items)
+        for batch in batches:
+            loss = sharding.loss(batch, items)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        total = sum(ranks.gather_numbers(total))
-        ranks.sum_gradients(self.parameters)
-        norm = nn.utils.clip_grad_norm_(self.parameters, config.clip or math.inf).item()
+        total = sharding.total(total)
+        sharding.sum_gradients()
+        norm = sharding.clip(config.clip or math.inf)
         if not math.isfinite(total) or not math.isfinite(norm):
             torch.set_rng_state(random_state)
             ranks.seed_step(config.seed, state.step)
-            causes = ranks.gather(find_nonfinite(task, shards, items))
+            cause = find_nonfinite(task.model, lambda b: sharding.loss(b, items), batches)
+            causes = [c for c in ranks.gather(cause) if c]
+            causes.sort(key=lambda c: "in the gradient" in c)  # those may come from another rank
             torch.set_rng_state(random_state)  # that of the last good step
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(
                 f"the loss of step {state.step + 1} is {total:g} and the gradient norm {norm:g}: "
-                + next(filter(None, causes), "the sum of the gradients overflows")
+                + (causes[0] if causes else "the sum of the gradients overflows")
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -184,21 +181,22 @@ class Trainer:
         mean = self.state.seconds / self.state.step if self.state.step else math.inf
         return seconds if 0.0 <= seconds <= 60.0 + 100.0 * mean else min(mean, 60.0)
 
-    def _report(self, log: TrainingLog, norm: float) -> bool:
+    def _report(self, log: TrainingLog | None, norm: float) -> bool:
         """Log and validate if due; return whether a checkpoint is due."""
         config, state = self.config, self.state
         step, last = state.step, state.step == config.steps
         if step % config.log_every == 0 or last:
             loss, speed = state.sums[0] / state.sums[1], state.sums[2] / max(state.sums[3], 1e-9)
-            log.write(
-                step=step,
-                loss=loss,
-                rate=learning_rate(step - 1, config),
-                norm=norm,
-                tokens=state.tokens,
-                tokens_per_second=round(speed, 1),
-                seconds=round(state.seconds, 3),
-            )
+            if log:
+                log.write(
+                    step=step,
+                    loss=loss,
+                    rate=learning_rate(step - 1, config),
+                    norm=norm,
+                    tokens=state.tokens,
+                    tokens_per_second=round(speed, 1),
+                    seconds=round(state.seconds, 3),
+                )
             state.sums = [0.0] * 4
             left = (config.steps - step) * state.seconds / step
             self.progress(
@@ -210,27 +208,23 @@ class Trainer:
             checkpoint_due |= self._validate(log)
         return checkpoint_due
 
-    def _validate(self, log: TrainingLog) -> bool:
+    def _validate(self, log: TrainingLog | None) -> bool:
         """Validate and sample; return whether the validation loss is the lowest so far."""
-        state = self.state
-        with _evaluation(self.task.model):
-            metrics = self.task.validate()
-            if not math.isfinite(metrics.get("loss", 0.0)):
-                with watch_outputs(self.task.model) as nonfinite:
-                    self.task.validate()
-                raise TrainError(
-                    self._diverged(
-                        f"the validation loss of step {state.step} is {metrics['loss']:g}: "
-                        + (nonfinite[0] if nonfinite else "all module outputs are finite")
-                    )
-                )
-            text = self.task.sample()
-        if text:
+        state, evaluated = self.state, {}
+        if self.sharding.everywhere:
+            evaluated["all"] = self._evaluate()
+        metrics, text, problem = self.ranks.on_first(
+            lambda: evaluated["all"] if evaluated else self._evaluate()
+        )
+        if problem:
+            raise TrainError(self._diverged(problem))
+        if text and log:
             log.write(step=state.step, sample=text)
             self.progress.print(_quote(text))
         if not metrics:
             return False
-        log.write(step=state.step, valid=metrics)
+        if log:
+            log.write(step=state.step, valid=metrics)
         best = state.best_loss is None or metrics["loss"] < state.best_loss
         if best:
             state.best_step, state.best_loss = state.step, metrics["loss"]
@@ -239,27 +233,51 @@ class Trainer:
             f"step {state.step}/{self.config.steps}   validation {shown}"
             + ("   best so far" if best else "")
         )
-        if time.monotonic() - self._drawn > _DRAW_EVERY:
+        if log and time.monotonic() - self._drawn > _DRAW_EVERY:
             self._draw()
         return best
 
-    def _save(self, log: TrainingLog, *, keep_all: bool = False) -> Path:
-        """Write a checkpoint and delete old ones; refuse to save inf or NaN."""
+    def _evaluate(self) -> tuple[dict[str, float], str, str]:
+        """Return the metrics, sample text, and what is wrong if the loss is not finite."""
+        with _evaluation(self.task.model):
+            metrics = self.sharding.evaluate(self.task.validate)
+            if math.isfinite(metrics.get("loss", 0.0)):
+                return metrics, self.sharding.evaluate(self.task.sample), ""
+            with watch_outputs(self.task.model) as nonfinite:
+                self.sharding.evaluate(self.task.validate)
+        where = nonfinite[0] if nonfinite else "all module outputs are finite"
+        what = f"the validation loss of step {self.state.step} is {metrics['loss']:g}"
+        return metrics, "", f"{what}: {where}"
+
+    def _save(self, log: TrainingLog | None, *, last_good: bool = False) -> None:
+        """Write a checkpoint and delete old ones; refuse to save inf or NaN.
+
+        Args:
+            log: of rank 0.
+            last_good: the run ends with an error: keep all checkpoints, skip what is not finite.
+        """
+        tensors = None
+        if self.ranks.first or self.sharding.everywhere:
+            tensors = checkpoints.collect(self.task, self.optimizer, keep=self.ranks.first)
+        self.ranks.on_first(lambda: self._write(log, tensors, last_good))
+
+    def _write(
+        self, log: TrainingLog | None, tensors: checkpoints.Tensors | None, last_good: bool
+    ) -> None:
+        if log is None or tensors is None:  # not rank 0
+            return
         state = self.state
-        nonfinite = checkpoints.nonfinite_tensor(self.task, self.optimizer)
+        nonfinite = checkpoints.nonfinite_tensor(tensors)
+        if nonfinite is not None and last_good:
+            return
         if nonfinite is not None:
             raise TrainError(self._diverged(f"after step {state.step}, {nonfinite} is not finite"))
         with self._writing(f"the checkpoint of step {state.step}"):
             log.sync()
             settings = dataclasses.asdict(self.config)
-            saved = checkpoints.save(self.run_folder, self.task, self.optimizer, state, settings)
-            if not keep_all:
+            checkpoints.save(self.run_folder, self.task, tensors, state, settings)
+            if not last_good:
                 checkpoints.delete_old(self.run_folder, self.config.keep, state.best_step)
-        return saved
-
-    def _save_last_good(self, log: TrainingLog | None) -> None:
-        if log and checkpoints.nonfinite_tensor(self.task, self.optimizer) is None:
-            self._save(log, keep_all=True)
 
     def _draw(self) -> None:
         if self.config.curve:
@@ -289,7 +307,8 @@ class Trainer:
 class GracefulShutdown:
     """Record SIGINT, SIGTERM or SIGHUP instead of stopping; a second SIGINT interrupts as usual.
 
-    Signals that are ignored (by nohup, say) stay ignored.
+    Signals that are ignored (by nohup, say) stay ignored. Ctrl-C reaches the processes of torchrun
+    twice, from the terminal and from torchrun: signals within two seconds count as one.
 
     Attributes:
         signal: the first signal received, else None.
@@ -302,6 +321,7 @@ class GracefulShutdown:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._time = 0.0
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> GracefulShutdown:
@@ -317,9 +337,10 @@ class GracefulShutdown:
             signal.signal(number, handler)
 
     def _record(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.signal is not None and number == signal.SIGINT:
+        if self.signal is None:
+            self.signal, self._time = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() > self._time + _ONE_SIGNAL:
             raise KeyboardInterrupt
-        self.signal = number
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -337,21 +358,6 @@ def learning_rate(step: int, config: TrainConfig) -> float:
         return high * (step + 1) / (config.warmup + 1)
     done = (step - config.warmup) / max(1, config.steps - config.warmup)
     return low + (high - low) * (1 + math.cos(math.pi * min(1.0, done))) / 2
-
-
-def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
-    """Return AdamW with weight decay for matrices and none for vectors (biases, norms)."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
 
 
 def format_seconds(seconds: float) -> str:

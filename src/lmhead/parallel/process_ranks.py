@@ -1,8 +1,6 @@
-"""The processes ("ranks") of a data-parallel run, started by `torchrun`; else a single one.
+"""The processes ("ranks") of a command that `torchrun` started; else a single one.
 
-Every rank makes the same batches and takes its share of their rows; the gradients are summed. So a
-step is the same for any number of ranks, up to rounding and dropout, and a run can be resumed with
-another number of them. Rank 0 does what is done once: token files, log, validation, checkpoints.
+Rank 0 does what is done once, such as reading arguments and writing files; see `Ranks.on_first`.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmhead.train.run_files import TrainError
-
-# Others wait while rank 0 makes token files or validates. A lost rank is noticed without it: its
-# connections are closed.
+# Others wait while rank 0 reads or writes files. A lost rank is noticed without it: its connections
+# are closed.
 _TIMEOUT = timedelta(hours=24)
 
 _VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torchrun
@@ -29,8 +25,8 @@ _VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torc
 T = TypeVar("T")
 
 
-class LostRankError(TrainError):
-    """Another process of a data-parallel run has ended."""
+class LostRankError(RuntimeError):
+    """Another process of the run has ended."""
 
 
 class Ranks:
@@ -59,7 +55,7 @@ class Ranks:
                 outcome[0] = work()
             except Exception as error:  # sent to the other ranks
                 outcome[1] = error
-        with self._communication():
+        with self.communication():
             dist.broadcast_object_list(outcome)
         result, problem = outcome
         if problem is not None:
@@ -77,7 +73,7 @@ class Ranks:
         if self.size == 1:
             return [number]
         numbers = [torch.zeros((), dtype=torch.float64) for _ in range(self.size)]
-        with self._communication():
+        with self.communication():
             dist.all_gather(numbers, torch.tensor(number, dtype=torch.float64))
         return [found.item() for found in numbers]
 
@@ -85,7 +81,7 @@ class Ranks:
         """Return the values of all ranks, in their order; slower than `gather_numbers`."""
         values = [value] * self.size
         if self.size > 1:
-            with self._communication():
+            with self.communication():
                 dist.all_gather_object(values, value)
         return values
 
@@ -95,7 +91,7 @@ class Ranks:
         if self.size == 1 or not gradients:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        with self._communication():
+        with self.communication():
             dist.all_reduce(flat)
         sizes = [gradient.numel() for gradient in gradients]
         for gradient, total in zip(gradients, torch.split(flat, sizes), strict=True):
@@ -108,10 +104,13 @@ class Ranks:
             torch.manual_seed(int(state[0]))
 
     @contextmanager
-    def _communication(self) -> Iterator[None]:
+    def communication(self) -> Iterator[None]:
+        """Turn the errors of a lost connection into a `LostRankError`."""
         try:
             yield
         except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
             raise LostRankError(
                 f"rank {self.rank} lost the connection to another rank: "
                 f"{str(error).splitlines()[0]}"

@@ -14,9 +14,10 @@ from lmhead.lazy import LazyLogits
 from lmhead.lazy.program import Env, Node
 from lmhead.lazy.replay import replay
 from lmhead.lazy.routing import answer
+from lmhead.parallel.linear_layer import linear_scores
 from lmhead.scores import DenseScores
 from lmhead.scores.protocol import divergence_of
-from lmhead.sweep import Pointwise, accumulation_dtype, linear_scores
+from lmhead.sweep import Pointwise, accumulation_dtype
 
 KINDS = ("kl", "reverse_kl", "jsd", "tvd")
 _FAR = 1e30
@@ -146,7 +147,7 @@ def _lazy(name: str, given: Any) -> Any:
         raise TypeError(f"{name} must be LazyLogits or a pair (hidden, weight); got {kind}")
     hidden, weight = given
     names = (f"{name} hidden", f"{name} weight")
-    scores = linear_scores(hidden, weight, None, Pointwise(), names=names)
+    scores, hidden = linear_scores(hidden, weight, None, Pointwise(), names=names)
     return LazyLogits.of(scores, hidden.shape[:-1], accumulation_dtype(hidden.dtype))
 
 

@@ -82,21 +82,16 @@ def sharded_scores(
     dim = _vocab_dim(weight, names[1])
     checks.check_hidden_and_weight(*autocast(hidden, weight), names=names)
     checks.check_vector("bias", bias, weight)
-    if dim is None:
-        plain = [_plain(t) for t in (hidden, *weights, *projections)]
-        hidden, weights = plain[0], tuple(plain[1 : 1 + len(weights)])
-        own = None if bias is None else _plain(bias)
-        return _local(hidden, weights, plain[1 + len(weights) :], own, *options), hidden
     mesh = weight.device_mesh
+    whole = [_whole(t, mesh, names[0]) for t in (hidden, *projections)]
+    slices = [_slice(t, weight, dim) for t in (*weights, *(() if bias is None else (bias,)))]
+    hidden, projected = whole[0], whole[1:]
+    own = None if bias is None else slices.pop()
+    if dim is None:
+        return _local(hidden, tuple(slices), projected, own, *options), hidden
     shard = VocabShard(mesh.get_group(dim), weight.shape[0])
-    hidden = entered(_replicated(hidden, mesh, dim, names[0]), shard)
-    local = _local(
-        hidden,
-        tuple(_slice(w, shard, dim) for w in weights),
-        [entered(_plain(p), shard) for p in projections],
-        None if bias is None else _slice(bias, shard, dim),
-        *options,
-    )
+    hidden, *projected = (entered(t, shard) for t in whole)
+    local = _local(hidden, tuple(slices), projected, own, *options)
     owners = (*local.source.hiddens, *weights, *(() if bias is None else (bias,)))
     return ShardedScores(local, shard, owners), hidden
 
@@ -140,26 +135,25 @@ def _vocab_dim(weight: Any, name: str) -> int | None:
     return sharded[0]
 
 
-def _replicated(hidden: Any, mesh: Any, dim: int, name: str) -> Tensor:
-    """Return the hidden states that all ranks of the vocabulary have in common."""
-    if not checks.is_dtensor(hidden):
-        return hidden  # type: ignore[no-any-return]
+def _whole(tensor: Any, mesh: Any, name: str) -> Tensor:
+    """Return hidden states or a projection, all of it on every rank."""
+    if not checks.is_dtensor(tensor):
+        return tensor  # type: ignore[no-any-return]
     from torch.distributed.tensor import Replicate
 
-    if hidden.device_mesh != mesh:
+    if tensor.device_mesh != mesh:
         raise ValueError(f"{name} and weight must be on the same device mesh")
-    placements = list(hidden.placements)
-    placements[dim] = Replicate()
-    # Its gradient is summed by `entered` already.
-    return hidden.redistribute(placements=placements).to_local()  # type: ignore[no-any-return]
+    # Its gradient is summed over the vocabulary's ranks by `entered` already.
+    return tensor.redistribute(placements=[Replicate()] * mesh.ndim).to_local()  # type: ignore[no-any-return]
 
 
-def _slice(tensor: Any, shard: VocabShard, dim: int) -> Tensor:
-    """Return this rank's slice of a weight or bias, of a DTensor or of what every rank has."""
-    if checks.is_dtensor(tensor) and tensor.placements[dim].is_shard(0):
-        return tensor.to_local()  # type: ignore[no-any-return]
-    return entered(_plain(tensor), shard)[shard.start : shard.start + shard.size]
-
-
-def _plain(tensor: Any) -> Tensor:
-    return tensor.to_local() if checks.is_dtensor(tensor) else tensor  # type: ignore[no-any-return]
+def _slice(tensor: Any, weight: Any, dim: int | None) -> Tensor:
+    """Return this rank's part of a weight or bias, split as the first weight is."""
+    if checks.is_dtensor(tensor):
+        if tensor.device_mesh != weight.device_mesh:
+            raise ValueError("bias and weight must be on the same device mesh")
+        return tensor.redistribute(placements=weight.placements).to_local()  # type: ignore[no-any-return]
+    if dim is None:
+        return tensor  # type: ignore[no-any-return]
+    shard = VocabShard(weight.device_mesh.get_group(dim), weight.shape[0])
+    return entered(tensor, shard)[shard.start : shard.start + shard.size]

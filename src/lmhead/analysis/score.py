@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from lmhead.analysis.token_text import Piece, Token, finite, hidden_states, piec
 from lmhead.html_table import html_table
 from lmhead.models import LanguageModel
 
+T = TypeVar("T")
 WINDOW = 1024  # default tokens per window, if the model's context allows
 
 
@@ -141,6 +142,29 @@ class Score:
         }
 
 
+class Window(NamedTuple):
+    """A part of a text: `ids[:-1]` are read, the last `new` of `ids` are scored.
+
+    Attributes:
+        ids: of the tokens.
+        new: number of tokens to score.
+        position: of the first of them in the text.
+    """
+
+    ids: list[int]
+    new: int
+    position: int
+
+
+class Spread(Protocol):
+    """A function that scores windows, such as `score_windows`."""
+
+    def __call__(
+        self, model: LanguageModel, windows: Iterable[tuple[T, Window | None]], top_k: int
+    ) -> Iterator[tuple[T, list[ScoredToken]]]:
+        """Yield the scored tokens of each window, in order; none for None."""
+
+
 def score(
     model: LanguageModel,
     text: str | Iterable[str],
@@ -148,8 +172,8 @@ def score(
     window: int | None = None,
     stride: int | None = None,
     top_k: int = 0,
-    skip: int = 0,
     on_token: Callable[[ScoredToken], object] | None = None,
+    spread: Spread | None = None,
 ) -> Score:
     """Return the log-probability of a text under a model, with a sliding window.
 
@@ -166,15 +190,15 @@ def score(
         window: tokens the model sees at once; None for 1024 or the model's context.
         stride: tokens between the starts of two windows; None for half a window.
         top_k: number of most probable tokens to return with each token.
-        skip: number of tokens that were scored before, not counting the first; they are not scored
-            again and not counted, except in `bytes` and `words`.
         on_token: called with every `ScoredToken`, in order.
+        spread: scores the windows; None for `score_windows`.
 
     Raises:
         TextTooShort: fewer than two tokens.
         ValueError: a window longer than the model's context, or a `top_k` above the vocabulary.
     """
-    options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k, "skip": skip}
+    options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k}
+    options["spread"] = spread
     for tokens, result in stream_score(model, text, **options):  # noqa: B007
         if on_token is not None:
             for token in tokens:
@@ -189,7 +213,7 @@ def stream_score(
     window: int | None = None,
     stride: int | None = None,
     top_k: int = 0,
-    skip: int = 0,
+    spread: Spread | None = None,
 ) -> Iterator[tuple[list[ScoredToken], Score]]:
     """Yield the scored tokens of each window, and the totals so far: one object, which grows.
 
@@ -198,33 +222,105 @@ def stream_score(
     Arguments and errors are those of `score`. `bytes` and `words` are those of the whole text once
     the iterator has ended; before, `bytes` counts the tokens scored so far.
     """
+    options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k}
+    for entry, tokens in stream_scores(model, [(text, 0)], spread=spread, **options):
+        if entry.ended and entry.first is None:
+            raise TextTooShort(
+                "text must have at least two tokens; the first one is not scored, it has no context"
+            )
+        if not entry.ended:
+            yield tokens, entry.result
+
+
+@dataclass
+class ScoredText:
+    """One of several texts while it is scored.
+
+    Attributes:
+        result: the totals so far.
+        skip: number of tokens that were scored before, not counting the first; they are not scored
+            again and not counted, except in `bytes` and `words`.
+        first: the first token; None if there are fewer than two.
+        ended: whether all of it is scored.
+    """
+
+    result: Score
+    skip: int = 0
+    first: Piece | None = None
+    ended: bool = False
+
+
+def stream_scores(
+    model: LanguageModel,
+    texts: Iterable[tuple[str | Iterable[str], int]],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    top_k: int = 0,
+    spread: Spread | None = None,
+) -> Iterator[tuple[ScoredText, list[ScoredToken]]]:
+    """Yield the scored tokens of each window of several texts; at the end of a text, once more.
+
+    Args:
+        model: as for `score`.
+        texts: each with the number of its tokens to skip, see `ScoredText`.
+        window: as for `score`.
+        stride: as for `score`.
+        top_k: as for `score`.
+        spread: as for `score`.
+    """
     window = default_window(model) if window is None else window
     checks.check_integer("window", window, low=1, high=model.max_length)
     stride = max(1, window // 2) if stride is None else stride
     checks.check_integer("stride", stride, low=1, high=window)
     checks.check_integer("top_k", top_k, low=0, high=model.head.vocab_size)
-    result = Score(window, stride)
-    counted = _Counted([text] if isinstance(text, str) else text)
-    first: Piece | None = None
-    position = 1
-    for ids, new in windows(stream_ids(model, counted), window, stride):
-        if first is None:
-            first = piece_of(model, ids[0])
-            result.bos = first.special is not None
-        tokens: list[ScoredToken] = []
-        if position + new - 1 > skip:
-            scored = _score_window(model, ids, new, position, top_k)
-            tokens = [token for token in scored if token.position > skip]
-        for token in tokens:
+    pairs = _all_windows(model, texts, window, stride)
+    for (entry, size), tokens in (spread or score_windows)(model, pairs, top_k):
+        result, counted = entry.result, [t for t in tokens if t.position > entry.skip]
+        for token in counted:
             result.add(token.token.log_prob, token.entropy, token.token.rank)
             result.bytes += len(token.token.piece.bytes)
-        position += new
-        yield tokens, result
-    if first is None:
-        raise TextTooShort(
-            "text must have at least two tokens; the first one is not scored, it has no context"
-        )
-    result.bytes, result.words = counted.bytes - len(first.bytes), counted.words
+        if size is not None:
+            entry.ended = True
+            result.bytes, result.words = size
+        yield entry, counted
+
+
+def _all_windows(
+    model: LanguageModel,
+    texts: Iterable[tuple[str | Iterable[str], int]],
+    window: int,
+    stride: int,
+) -> Iterator[tuple[tuple[ScoredText, tuple[int, int] | None], Window | None]]:
+    """Yield the windows of all texts; after each text None, with its bytes and words."""
+    for text, skip in texts:
+        entry = ScoredText(Score(window, stride), skip)
+        counted = _Counted([text] if isinstance(text, str) else text)
+        position = 1
+        for ids, new in windows(stream_ids(model, counted), window, stride):
+            if entry.first is None:
+                entry.first = piece_of(model, ids[0])
+                entry.result.bos = entry.first.special is not None
+            scored = position + new - 1 > skip
+            yield (entry, None), Window(ids, new, position) if scored else None
+            position += new
+        first = entry.first
+        size = (0, 0) if first is None else (counted.bytes - len(first.bytes), counted.words)
+        yield (entry, size), None
+
+
+def score_windows(
+    model: LanguageModel, windows: Iterable[tuple[T, Window | None]], top_k: int
+) -> Iterator[tuple[T, list[ScoredToken]]]:
+    """Yield the scored tokens of each window, in order; none for None.
+
+    Args:
+        model: the model.
+        windows: each with a key, which is returned with the tokens.
+        top_k: number of most probable tokens to return with each token.
+    """
+    for key, window in windows:
+        yield key, [] if window is None else list(score_window(model, window, top_k))
 
 
 def default_window(model: LanguageModel) -> int:
@@ -255,9 +351,9 @@ def windows(
 
 
 @torch.no_grad()
-def _score_window(
-    model: LanguageModel, ids: list[int], new: int, position: int, top_k: int
-) -> Iterator[ScoredToken]:
+def score_window(model: LanguageModel, window: Window, top_k: int) -> Iterator[ScoredToken]:
+    """Yield the scored tokens of one window: the head is queried once."""
+    ids, new, position = window
     hidden = hidden_states(model, ids[:-1])[-new:]
     targets = torch.tensor(ids[-new:])
     logits = model.head(hidden).double()

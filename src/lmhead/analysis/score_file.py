@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from lmhead.analysis.score import Score, ScoredToken, TextTooShort, default_window, score
+from lmhead.analysis.score import Score, ScoredToken, Spread, default_window, stream_scores
 from lmhead.analysis.token_text import finite
 from lmhead.models import LanguageModel
 
@@ -45,6 +45,7 @@ def score_files(
     restart: bool = False,
     on_token: Callable[[str, ScoredToken], object] | None = None,
     on_resume: Callable[[int], object] | None = None,
+    spread: Spread | None = None,
 ) -> dict[str, Score]:
     """Score texts into a file with one row per token; return the totals of each text.
 
@@ -63,6 +64,7 @@ def score_files(
         restart: discard an unfinished run, and replace `out` if it exists.
         on_token: called with the name of the text and every newly scored token.
         on_resume: called with the number of rows that are kept from an unfinished run.
+        spread: as for `score`.
 
     Raises:
         FileExistsError: `out` exists.
@@ -101,21 +103,22 @@ def score_files(
         started = _kept_rows(file, names, done, Score(window, stride))
         if on_resume is not None and (rows := started.tokens + sum(s.tokens for s in done)):
             on_resume(rows)
-        for name in names[len(done) :]:
-            _write_state(state, settings, done)
-            writer = _Writer(file, name, on_token)
-            options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k}
-            try:
-                rest = score(
-                    model, texts[name](), skip=started.tokens, on_token=writer.add, **options
-                )
-            except TextTooShort:
-                rest = Score(window, stride)
-            done.append(started + rest)
-            started = Score(window, stride)
+        options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k}
+        rest = names[len(done) :]
+        skips = [started.tokens, *[0] * len(rest)]
+        pairs = ((texts[name](), skip) for name, skip in zip(rest, skips, strict=False))
+        _write_state(state, settings, done)
+        writer = None
+        for entry, tokens in stream_scores(model, pairs, spread=spread, **options):
+            writer = writer or _Writer(file, names[len(done)], on_token)
+            for token in tokens:
+                writer.add(token)
+            if entry.ended:
+                done.append(started + entry.result)
+                started, writer = Score(window, stride), None
+                _write_state(state, settings, done)
         file.flush()
         os.fsync(file.fileno())
-        _write_state(state, settings, done)
         if out.suffix == ".parquet":
             _convert(file, out, settings)
             partial.unlink()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-import math
-from abc import ABC, abstractmethod
-from collections import deque
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,28 +23,22 @@ from lmhead.cli._model_arguments import (
     read_text,
     split_arguments,
 )
-from lmhead.cli._terminal import (
-    bar,
-    clip,
-    columns,
-    cyan,
-    dim,
-    echo,
-    left,
-    one_line,
-    right,
-    tail,
-    token_label,
-    width,
+from lmhead.cli._score_views import (
+    MARGIN,
+    JsonView,
+    TableView,
+    View,
+    document_of,
+    summary,
+    table_of_files,
 )
-from lmhead.progress import Progress
+from lmhead.cli._terminal import dim, echo
+from lmhead.progress import Progress, exit_on_interrupt
 
 if TYPE_CHECKING:
-    from lmhead.analysis import Piece, Score, ScoredToken
+    from lmhead.analysis import ScoredToken
+    from lmhead.analysis.score import Spread
     from lmhead.models import LanguageModel
-
-_MARGIN = "  "
-_TOKEN = 18  # columns of a token
 
 
 @click.command("score")
@@ -101,7 +93,7 @@ def command(
     log-probability by words (separated by white space) and bytes, and can be compared between
     tokenizers.
 
-    FILE is a text in UTF-8, or - for standard input. Several files need --out and MODEL.
+    FILE is a text in UTF-8, or - for standard input. Several files need MODEL.
 
     \b
     Examples:
@@ -111,36 +103,58 @@ def command(
       lmhead score book.txt --json --tokens > tokens.json
       cat chapter*.txt | lmhead score ./model -
       lmhead score smollm2 chapter*.txt --out tokens.parquet --top-k 5
+      torchrun --nproc-per-node 4 -m lmhead score smollm2 book.txt
     """
-    if out is not None:
-        if text is not None or tokens is not None:
+    with _other_ranks(options) as workers:
+        if workers is None:
+            return
+        options["workers"] = workers
+        if out is not None and (text is not None or tokens is not None):
             raise click.UsageError("--out cannot be combined with --text or --tokens.")
-        _score_to_file(arguments, out, window, stride, top_k or 0, restart, as_json, options)
-        return
-    if restart or top_k is not None:
-        raise click.UsageError(f"--{'restart' if restart else 'top-k'} needs --out.")
+        if out is None and (restart or top_k is not None):
+            raise click.UsageError(f"--{'restart' if restart else 'top-k'} needs --out.")
+        if out is not None or (len(arguments) > 2 and text is None):
+            if tokens:
+                raise click.UsageError("--tokens needs a single FILE; write the tokens with --out.")
+            _score_files(arguments, out, window, stride, top_k or 0, restart, as_json, options)
+            return
+        _score_text(arguments, text, window, stride, tokens, worst, as_json, options)
+
+
+def _score_text(
+    arguments: tuple[str, ...],
+    text: str | None,
+    window: int | None,
+    stride: int | None,
+    tokens: bool | None,
+    worst: int,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
     where, file = _where(arguments, text)
     if file is not None:
         check_file(file)
-    model = open_model(where, download=options["download"], threads=options["threads"])
+    model, spread = _open(where, options)
     from lmhead.analysis import score
 
     every = tokens if tokens is not None else text is not None
     size = Path(file).stat().st_size if file not in (None, "-") else 0
     with Progress() as progress:
         if as_json:
-            view: _View = _JsonView(model, every, progress, size)
+            view: View = JsonView(model, every, progress, size)
         else:
-            view = _TableView(every, worst, progress, size)
+            view = TableView(every, worst, progress, size)
         pieces = read_text(file) if file is not None else [check_utf8(text or "", "--text")]
         _check_stride(model, window, stride)
-        result = score(model, pieces, window=window, stride=stride, on_token=view.add)
+        result = score(
+            model, pieces, window=window, stride=stride, on_token=view.add, spread=spread
+        )
     view.finish(model, result)
 
 
-def _score_to_file(
+def _score_files(
     arguments: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     window: int | None,
     stride: int | None,
     top_k: int,
@@ -156,8 +170,10 @@ def _score_to_file(
         raise click.UsageError("The same FILE is given twice.")
     for file in files:
         check_file(file)
-    _check_out(out, restart)
-    model = open_model(where, download=options["download"], threads=options["threads"])
+    if out is not None:
+        _check_out(out, restart)
+    model, spread = _open(where, options)
+    from lmhead.analysis.score import stream_scores
     from lmhead.analysis.score_file import score_files
 
     _check_stride(model, window, stride)
@@ -174,17 +190,26 @@ def _score_to_file(
                 number = f"{files.index(name) + 1} of {len(files)}"
                 progress(f"Scoring file {number}, {name}: {scored:,} tokens")
 
-        found = score_files(
-            model,
-            {file: partial(read_text, file) for file in files},
-            out,
-            window=window,
-            stride=stride,
-            top_k=top_k,
-            restart=restart,
-            on_token=show,
-            on_resume=lambda rows: click.echo(f"Continuing after {rows:,} tokens.", err=True),
-        )
+        given: dict[str, Any] = {"window": window, "stride": stride, "spread": spread}
+        if out is not None:
+            found = score_files(
+                model,
+                {file: partial(read_text, file) for file in files},
+                out,
+                top_k=top_k,
+                restart=restart,
+                on_token=show,
+                on_resume=lambda rows: click.echo(f"Continuing after {rows:,} tokens.", err=True),
+                **given,
+            )
+        else:
+            found = {}
+            texts = ((read_text(file), 0) for file in files)
+            for entry, tokens in stream_scores(model, texts, **given):
+                for token in tokens:
+                    show(files[len(found)], token)
+                if entry.ended:
+                    found[files[len(found)]] = entry.result
     short = [name for name, result in found.items() if not result.tokens]
     for name in short:
         click.echo(f"Skipped {name}: it has fewer than two tokens.", err=True)
@@ -194,15 +219,65 @@ def _score_to_file(
     total = sum(results[1:], results[0])
     if as_json:
         each = [
-            {"file": name, **(_document(result) if result.tokens else {"scored_tokens": 0})}
+            {"file": name, **(document_of(result) if result.tokens else {"scored_tokens": 0})}
             for name, result in found.items()
         ]
-        document = {"tokens": None, **_document(total), "out": str(out), "files": each}
+        where_out = {} if out is None else {"out": str(out)}
+        document = {"tokens": None, **document_of(total), **where_out, "files": each}
         _json.write("score", model=model_json(model), **document)
         return
     names = f"{len(files)} files" if len(files) > 1 else files[0]
-    echo(["", *(_MARGIN + line for line in _summary(total)), ""])
-    echo(dim(f"{_MARGIN}{model.name}, {names}: {total.tokens:,} rows in {out}"))
+    echo(["", *(MARGIN + line for line in summary(total)), ""])
+    if out is None:
+        echo(table_of_files({name: s for name, s in found.items() if s.tokens}))
+    rows = "" if out is None else f": {total.tokens:,} rows in {out}"
+    echo(dim(f"{MARGIN}{model.name}, {names}{rows}"))
+
+
+@contextmanager
+def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
+    """Yield the other processes that torchrun started; None in those, when there is no more work.
+
+    Without torchrun, yield False.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield False
+        return
+    with exit_on_interrupt():
+        from lmhead.analysis.score_workers import ScoreWorkers, serve
+        from lmhead.models import open_model as opened
+        from lmhead.parallel.process_ranks import LostRankError, all_ranks
+    try:
+        with all_ranks() as ranks:
+            if ranks.first:
+                with ScoreWorkers(ranks) as workers:
+                    yield workers
+                return
+            _set_threads(options["threads"])
+            serve(ranks, lambda where: opened(where, download=options["download"]))
+            yield None
+    except (LostRankError, KeyboardInterrupt) as error:
+        if int(os.environ["RANK"]):
+            raise SystemExit(1) from error  # rank 0 says what happened
+        if isinstance(error, LostRankError):
+            raise click.ClickException(str(error)) from error
+        raise
+
+
+def _set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _open(where: str | None, options: dict[str, Any]) -> tuple[LanguageModel, Spread | None]:
+    """Open the model, on all ranks; return it and what scores windows."""
+    workers = options["workers"]
+    if workers:
+        workers.open(where)
+    model = open_model(where, download=options["download"], threads=options["threads"])
+    return model, workers.spread if workers else None
 
 
 def _check_out(out: Path, restart: bool) -> None:
@@ -215,17 +290,6 @@ def _check_out(out: Path, restart: bool) -> None:
         raise click.UsageError(f"the folder of --out must exist; {out.parent} does not.")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise click.ClickException("pyarrow is not installed; run: pip install 'lmhead[parquet]'")
-
-
-def _document(result: Score) -> dict[str, Any]:
-    """Return the totals as JSON, with those that depend on a definition of words."""
-    more = {"word_perplexity": _finite(result.word_perplexity), "words": result.words}
-    return {**result.to_json(), **more, "bos": result.bos}
-
-
-def _finite(x: float) -> float | None:
-    """Return the number, or None for infinities and NaN, which JSON cannot hold."""
-    return x if math.isfinite(x) else None
 
 
 def _where(arguments: tuple[str, ...], text: str | None) -> tuple[str | None, str | None]:
@@ -244,114 +308,3 @@ def _check_stride(model: LanguageModel, window: int | None, stride: int | None) 
     window = default_window(model) if window is None else window
     if stride is not None and stride > window:
         raise click.UsageError(f"--stride must be at most the window, {window}; got {stride}")
-
-
-class _View(ABC):
-    """Output of every token, and at the end."""
-
-    def __init__(self, progress: Progress, size: int) -> None:
-        self._progress, self._size, self._bytes, self._tokens = progress, size, 0, 0
-
-    def add(self, scored: ScoredToken) -> None:
-        """Show one more token."""
-        self._tokens += 1
-        self._bytes += len(scored.token.piece.bytes)
-        if self._tokens % 256 == 0:
-            part = f", {self._bytes / self._size:.0%}" if self._size else ""
-            self._progress(f"Scoring: {self._tokens:,} tokens{part}")
-
-    @abstractmethod
-    def finish(self, model: LanguageModel, result: Score) -> None:
-        """Show the totals."""
-
-
-class _JsonView(_View):
-    def __init__(self, model: LanguageModel, every: bool, progress: Progress, size: int) -> None:
-        super().__init__(progress, size)
-        self._stream = None
-        if every:
-            self._stream = _json.Stream("score", "tokens", model=model_json(model))
-
-    def add(self, scored: ScoredToken) -> None:
-        super().add(scored)
-        if self._stream is not None:
-            self._stream.add(scored.to_json())
-
-    def finish(self, model: LanguageModel, result: Score) -> None:
-        if self._stream is not None:
-            self._stream.close(**_document(result))
-        else:
-            _json.write("score", model=model_json(model), tokens=None, **_document(result))
-
-
-class _TableView(_View):
-    def __init__(self, every: bool, worst: int, progress: Progress, size: int) -> None:
-        super().__init__(progress, size)
-        self._every, self._worst = every, 0 if every else worst
-        self._before: deque[Piece] = deque(maxlen=24)
-        self._found: list[tuple[float, int, ScoredToken, tuple[Piece, ...]]] = []
-        self._bars = min(30, max(8, width() - 54))
-        if every:
-            heads = [left("token", _TOKEN), "    bits", "        p", "   rank", " entropy"]
-            echo(["", dim(_MARGIN + "".join(heads))])
-
-    def add(self, scored: ScoredToken) -> None:
-        super().add(scored)
-        if self._every:
-            echo(self._row(scored))
-        elif self._worst:
-            entry = (scored.bits, -scored.position, scored, tuple(self._before))
-            if len(self._found) < self._worst:
-                heapq.heappush(self._found, entry)
-            elif entry > self._found[0]:
-                heapq.heapreplace(self._found, entry)
-            self._before.append(scored.token.piece)
-
-    def _row(self, scored: ScoredToken) -> str:
-        token = scored.token
-        label = left(clip(token_label(token.piece), _TOKEN - 1), _TOKEN)
-        figures = f"{scored.bits:8.2f}{token.p:9.4f}{token.rank + 1:7,}{scored.entropy:8.2f}"
-        drawn = bar(min(scored.bits / 20, 1.0), self._bars)
-        return f"{_MARGIN}{label}{figures}" + (f"  {_heat(scored.bits, drawn)}" if drawn else "")
-
-    def finish(self, model: LanguageModel, result: Score) -> None:
-        echo(["", *(_MARGIN + line for line in _summary(result)), ""])
-        if self._found:
-            echo(self._surprises())
-        echo(dim(f"{_MARGIN}{model.name}"))
-
-    def _surprises(self) -> Iterator[str]:
-        yield dim(f"{_MARGIN}    bits     rank   most surprising")
-        for bits, _, scored, before in sorted(self._found, reverse=True):
-            label = token_label(scored.token.piece)
-            figures = f"{bits:8.2f}{scored.token.rank + 1:9,}   "
-            space = width() - len(_MARGIN) - len(figures) - columns(label)
-            yield f"{_MARGIN}{figures}{dim(tail(one_line(before), max(space, 8)))}{cyan(label)}"
-        yield ""
-
-
-def _heat(bits: float, drawn: str) -> str:
-    """Colour by surprisal: green is expected, red is not."""
-    return click.style(drawn, fg="green" if bits < 3 else "yellow" if bits < 8 else "red")
-
-
-def _large(x: float) -> str:
-    return f"{x:,.4f}" if x < 1e7 else f"{x:.4e}"
-
-
-def _summary(result: Score) -> Iterator[str]:
-    bits = -result.log_prob / math.log(2)
-    first = "after BOS" if result.bos else "the first is not scored"
-    how = f"windows of {result.window:,}, stride {result.stride:,}"
-    rows = [
-        ("perplexity", _large(result.perplexity), "per token"),
-        ("", _large(result.word_perplexity), f"per word, {result.words:,} words"),
-        ("bits per byte", f"{result.bits_per_byte:.4f}", f"{bits:,.1f} bits in total"),
-        ("bits per token", f"{result.bits_per_token:.4f}", ""),
-        ("tokens", f"{result.tokens:,}", f"{result.bytes:,} bytes; {how}; {first}"),
-        ("entropy", f"{result.entropy:.4f}", "nats, mean"),
-        ("rank 1", f"{result.first_choices / result.tokens:.1%}", "of the tokens"),
-        ("rank 1 to 10", f"{result.in_top_10 / result.tokens:.1%}", ""),
-    ]
-    for name, value, note in rows:
-        yield f"{left(name, 15)}{right(value, 14)}" + (f"   {dim(note)}" if note else "")

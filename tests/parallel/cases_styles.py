@@ -216,13 +216,29 @@ def huggingface_tensor_parallel_plan() -> None:
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "greedy": {"do_sample": False},
     "top_k": {"top_k": 5, "temperature": 0.7},
+    "dynamic temperature": {"dynatemp_range": 0.3, "dynatemp_exponent": 1.5},
     "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.05},
+    "top_h": {"top_h": 0.4},
     "typical": {"typical_p": 0.7},
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.2},
-    "greedy": {"do_sample": False},
-    "mirostat": {"mirostat": 2},
+    "cutoffs": {"epsilon_cutoff": 0.01, "eta_cutoff": 0.02},
+    "top_n_sigma": {"top_n_sigma": 1.2},
+    "xtc": {"xtc_probability": 0.9, "xtc_threshold": 0.05},
+    "mirostat 1": {"mirostat": 1},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 3.0},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.3},
+    "dry": {"dry_multiplier": 1.0, "dry_allowed_length": 1},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "bias": {"logit_bias": {3: 4.0, 30: 5.0}, "sequence_bias": {(1, 2): 3.0}},
+    "words": {"bad_words_ids": [[3], [4, 5]], "suppress_tokens": [7, 36]},
+    "allowed": {"allowed_token_ids": [0, 9, 20, 36]},
+    "last token": {"allowed_token_ids": [36]},
+    "end": {"eos_token_id": 36, "min_new_tokens": 2},
+    "chain": {"temperature": 1.4, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+    "llama.cpp": {"order": "llama.cpp", "temperature": 1.4, "top_k": 20, "top_p": 0.9},
+    "rows": {"top_p": [0.3, 0.5, 0.7, 0.9, 1.0, 0.8, 0.6]},
 }
 
 
@@ -236,9 +252,12 @@ def sampling_and_beam_search() -> None:
         whole.weight.copy_(made.weight)
     split.weight = nn.Parameter(sharded(made.weight))
     for name, options in SAMPLERS.items():
-        sampler = Sampler(seed=3, **options)
+        samplers = [Sampler(seed=3, **options) for _ in range(2)]  # mirostat has a state
         with torch.no_grad():
-            ours, theirs = (sampler(head(made.hidden), context) for head in (split, whole))
+            ours, theirs = (
+                sampler(head(made.hidden), context)
+                for sampler, head in zip(samplers, (split, whole), strict=True)
+            )
         assert torch.equal(ours.token, theirs.token), (name, ours.token, theirs.token)
         torch.testing.assert_close(ours.log_prob, theirs.log_prob, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(ours.raw_log_prob, theirs.raw_log_prob, rtol=1e-5, atol=1e-5)
@@ -268,7 +287,7 @@ class Chain:
         return self
 
 
-@case(2, 4)
+@case(2, 3, 4)
 def screened_decisions() -> None:
     """A quantized copy of each slice; after a change of the weight it is not used."""
     torch.manual_seed(0)
@@ -289,6 +308,9 @@ def screened_decisions() -> None:
             assert torch.equal(ours.indices, theirs.indices)
             assert torch.equal(split(hidden).argmax(-1), whole(hidden).argmax(-1))
         assert screened.report.choices == 18, "the copy must decide before the change, not after"
+    for options in ({"top_k": 7}, {"min_p": 0.1}, {"top_p": 0.7}, {"do_sample": False}):
+        sampler = Sampler(seed=5, **options)
+        assert torch.equal(sampler(split(hidden)).token, sampler(whole(hidden)).token), options
 
 
 class Sent(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import lmhead
@@ -216,6 +217,9 @@ PROGRAMS: dict[str, Any] = {
     "cross_entropy": lambda z, _y: F.cross_entropy(z, _y, label_smoothing=0.1),
     "log_softmax": lambda z, _y: z.log_softmax(-1).gather(-1, _y[:, None]),
     "categorical": lambda z, _y: torch.distributions.Categorical(logits=z).entropy(),  # type: ignore[no-untyped-call]
+    "class weights": lambda z, _y: F.cross_entropy(
+        z, _y, weight=torch.linspace(0.5, 2, z.shape[-1]).double(), reduction="sum"
+    ),
     "temperature": lambda z, _y: F.cross_entropy(z / 0.7, _y),
     "bias": lambda z, _y: (z + torch.linspace(0, 1, z.shape[-1]).double()).logsumexp(-1),
     "mask": lambda z, _y: z.masked_fill(torch.arange(z.shape[-1]) == 1, -math.inf).logsumexp(-1),
@@ -298,6 +302,102 @@ def few_collectives() -> None:
         assert count(lambda: lmhead.query(made.hidden, weight, rank=ids, **asked)) == 2
         assert count(lambda: lmhead.linear_cross_entropy(made.hidden, weight, ids)) == 1
     assert count(forward_and_backward) == 2
+
+
+@case(*WORLDS)
+def divergences_of_two_heads() -> None:
+    """Every kind, in both heads, of other widths; the other head sharded or not."""
+    for vocab, kind, other_split in itertools.product(
+        VOCABS, ("kl", "reverse_kl", "jsd", "tvd"), (True, False)
+    ):
+        made = problem(vocab)
+        random = torch.Generator().manual_seed(9)
+        second = torch.randn(vocab, 4, generator=random, dtype=torch.float64)
+        wide = torch.randn(7, 4, generator=random, dtype=torch.float64)
+        found = []
+        for split in (True, False):
+            p = sharded(made.weight) if split else made.weight.clone()
+            q = sharded(second) if split and other_split else second.clone()
+            leaves = [t.requires_grad_() for t in (made.hidden.clone(), p, wide.clone(), q)]
+            pairs = (leaves[0], leaves[1]), (leaves[2], leaves[3])
+            answer = lmhead.divergence(*pairs, kind=kind, temperature=1.3)
+            answer.sum().backward()  # type: ignore[no-untyped-call]
+            found.append([answer.detach(), *(leaf.grad for leaf in leaves)])
+        for i, (ours, theirs) in enumerate(zip(*found, strict=True)):
+            assert_close(ours, theirs, (vocab, kind, other_split, i), rtol=1e-8)
+
+
+@case(*WORLDS)
+def filtered_gradients() -> None:
+    """The filter sets aside the tail of each slice: the loss is exact, the error no larger."""
+    random = torch.Generator().manual_seed(4)
+    weight = torch.randn(301, 16, generator=random)
+    hidden = weight[torch.randint(301, (64,), generator=random)] * 0.7
+    targets = torch.randint(301, (64,), generator=random)
+    found: dict[Any, list[Tensor]] = {}
+    for split, tail in itertools.product((True, False), (None, 1e-9, 0.05)):
+        leaves = [hidden.clone().requires_grad_(), sharded(weight) if split else weight.clone()]
+        leaves[1].requires_grad_()
+        loss = lmhead.linear_cross_entropy(
+            leaves[0], leaves[1], targets, grad_filter=tail, label_smoothing=0.05
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        found[split, tail] = [loss.detach(), *(full(leaf.grad) for leaf in leaves)]
+    exact = found[False, None]
+    for split, tail in found:
+        assert_close(found[split, tail][0], exact[0], (split, tail), rtol=1e-5)
+    for i in (1, 2):
+        size = exact[i].norm()
+        errors = {key: ((made[i] - exact[i]).norm() / size).item() for key, made in found.items()}
+        assert errors[True, None] < 1e-5, errors
+        assert errors[True, 1e-9] < 1e-5, errors
+        assert 1e-4 < errors[False, 0.05] < 0.2, errors  # it does approximate
+        assert 1e-4 < errors[True, 0.05] < 1.2 * errors[False, 0.05], errors
+        assert found[True, 0.05][i].sum(1).sub(exact[i].sum(1)).abs().max() < 0.1 * size
+
+
+@case(2, 4)
+def placements() -> None:
+    """Weights, biases and hidden states of other placements: the right answer or an error."""
+    made, over = problem(37), mesh()
+    n = dist.get_world_size()
+    expected = lmhead.query(made.hidden, made.weight, bias=made.bias, entropy=True, argmax=True)
+    for wrong in (Shard(1), Partial()):
+        weight = DTensor.from_local(made.weight, over, [wrong], run_check=False)
+        message = "weight must be sharded over the vocabulary, .*" + re.escape(repr(wrong))
+        with pytest.raises(ValueError, match=message):
+            lmhead.query(made.hidden, weight, argmax=True)
+        with pytest.raises(ValueError, match=message):
+            lmhead.linear_cross_entropy(made.hidden, weight, made.ids)
+        head = LMHead(weight.shape[1], 37, device="meta")
+        head.weight = nn.Parameter(weight)
+        with pytest.raises(ValueError, match=message):
+            head(made.hidden)
+    ways: dict[str, Any] = {
+        "plain": lambda t: t,
+        "replicate": lambda t: distribute_tensor(t, over, [Replicate()]),
+        "shard": lambda t: distribute_tensor(t, over, [Shard(0)]),
+        "partial": lambda t: DTensor.from_local(t / n, over, [Partial()], run_check=False),
+    }
+    for weight_way, bias_way, hidden_way in itertools.product(
+        ("replicate", "shard"), ways, (*ways, "columns")
+    ):
+        way = ways.get(hidden_way, lambda t: distribute_tensor(t, over, [Shard(1)]))
+        leaves = [
+            way(made.hidden.clone()).detach().requires_grad_(),
+            ways[weight_way](made.weight.clone()).detach().requires_grad_(),
+            ways[bias_way](made.bias.clone()).detach().requires_grad_(),
+        ]
+        what = (weight_way, bias_way, hidden_way)
+        said = lmhead.query(leaves[0], leaves[1], bias=leaves[2], entropy=True, argmax=True)
+        assert torch.equal(said.argmax, expected.argmax), what
+        assert_close(said.entropy, expected.entropy, what)
+        loss = lmhead.linear_cross_entropy(leaves[0], leaves[1], made.ids, bias=leaves[2])
+        loss.backward()  # type: ignore[no-untyped-call]
+        dense = [t.clone().requires_grad_() for t in (made.hidden, made.weight, made.bias)]
+        F.cross_entropy(F.linear(*dense), made.ids).backward()  # type: ignore[no-untyped-call]
+        for ours, theirs in zip(leaves, dense, strict=True):
+            assert_close(ours.grad, theirs.grad, what)  # type: ignore[arg-type]
 
 
 @case(2)

@@ -91,6 +91,7 @@ ALLOWED = [
     Allowed("take along", "*", r"take_along_(dim|axis)", "names of torch and NumPy"),
     Allowed("word", "src/lmhead/analysis/score.py", "", "counts words separated by white space"),
     Allowed("word", "src/lmhead/cli/cmd_score.py", "separated|definition of", "the same"),
+    Allowed("word", "src/lmhead/cli/_score_views.py", "separated|definition of|per word", "the same"),
     Allowed("word", "src/lmhead/*", r"[Tt]oy\b", "`lmhead demo --toy` is for learners"),
     Allowed("word", "src/lmhead/train/vocabulary.py", "", "makes a vocabulary of words"),
     Allowed("word", "*", r"--tokenizer|bpe\b|BPE|frequent words|rare words", "that vocabulary"),

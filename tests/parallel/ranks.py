@@ -5,7 +5,7 @@
 imports all modules of cases once, and for each WORLD forks that many ranks, which run all cases for
 that world size one after the other, so that processes and groups are started once per world. Each
 rank writes how a case ended into FOLDER. A rank that fails or outlives SECONDS ends the others:
-`torch.multiprocessing` does that, and the ranks die with it; new ones go on with the next case.
+`torch.multiprocessing` does that, and the ranks die with it; new ones start with the next case.
 """
 
 from __future__ import annotations

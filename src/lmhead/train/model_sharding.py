@@ -134,8 +134,14 @@ class VocabSharding(Sharding):
     def __init__(self, task: Task, ranks: Ranks) -> None:
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        self._mesh, self._split_rows = _mesh(ranks), False
+        given: Any = task
         model: Any = task.model
+        if not (hasattr(given, "criterion") and hasattr(model, "head")):
+            raise ValueError(
+                "shard must be 'data' or 'full' for a task without `criterion` and `model.head`; "
+                "got 'vocab'"
+            )
+        self._mesh, self._split_rows = _mesh(ranks), False
         embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
         split = {
             parameter: nn.Parameter(
@@ -153,7 +159,6 @@ class VocabSharding(Sharding):
             for name, child in list(module._modules.items()):
                 if isinstance(child, nn.Embedding):
                     setattr(module, name, replaced[child])
-        given: Any = task
         self._criterion = given.criterion
         given.criterion = self._gathered
         super().__init__(task, ranks)

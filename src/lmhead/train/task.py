@@ -17,6 +17,7 @@ To train something new, write a class with the methods of `Task` and pass it to 
 Add it to `TASKS` (run_folder.py) for `lmhead train --task NAME`. Its settings are fields of
 `TrainConfig`. For a resumed run to be bit-identical, `batch` must keep no state (use
 `random_numbers(seed, step, micro)`), and `validate` and `sample` must not change what is trained.
+`--shard vocab` needs `model.head` and an attribute `criterion` that `loss` calls, see `make_loss`.
 Dropout uses torch's global generator, which checkpoints save.
 """
 

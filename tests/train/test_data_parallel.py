@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_once import made_once
 from safetensors.torch import load_file
 
 from lmhead.models.checkpoint import steps_of
@@ -30,7 +31,10 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of data_parallel_worker.py: batches of 3 rows, or one, on 2 ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
+    return made_once(tmp_path_factory, "data-parallel", run_all)
+
+
+def run_all(folder: Path) -> None:
     begun = train(small(folder, dropout=0.0), folder / "more", progress=Stopper(6, signal.SIGTERM))
     assert begun.step == 6
     translation(folder)  # writes its pairs
@@ -43,7 +47,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=500,
     )
     assert done.returncode == 0, [line for line in done.stderr.splitlines() if "rank0" in line]
-    return folder
 
 
 def assert_same_curve(run: Path, other: Path) -> None:

@@ -12,6 +12,7 @@ ranks. CPU time is what a rank computed, without waiting for the others.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -120,8 +121,15 @@ def measure(settings: dict[str, int]) -> dict[str, Any]:
     """Run all ranks; return the slowest of each round, and the most memory."""
     from torch.multiprocessing.spawn import start_processes
 
+    root = str(Path(__file__).resolve().parents[1])
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(_rank, (folder, settings), nprocs=settings["ranks"], start_method="spawn")  # type: ignore[no-untyped-call]
+        sys.path.insert(0, root)  # new processes import this file
+        try:
+            start_processes(  # type: ignore[no-untyped-call]
+                _rank, (folder, settings), nprocs=settings["ranks"], start_method="spawn"
+            )
+        finally:
+            sys.path.remove(root)
         every = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
 
     def most(name: str, key: str) -> list[float]:

@@ -66,6 +66,15 @@ def _is_fake(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.FakeTensor)
 
 
+def check_not_distributed(name: str, tensor: Tensor) -> None:
+    """Validate that a tensor is not a `DTensor`."""
+    if is_dtensor(tensor):
+        raise TypeError(
+            f"{name} must be a plain tensor, the same on every rank; got a DTensor: pass "
+            f"{name}.full_tensor()"
+        )
+
+
 def check_memory(name: str, tensor: Tensor) -> None:
     """Validate that the storage of a tensor holds all of its entries.
 
@@ -143,7 +152,12 @@ def check_hidden(hidden: Tensor, hidden_size: int, like: Tensor | None) -> None:
 
 
 def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Validate that two tensors are on one device."""
+    """Validate that two tensors are on one device; a `DTensor` needs another one."""
+    if is_dtensor(tensor) and not is_dtensor(other):
+        raise TypeError(
+            f"{name} must be a plain tensor, as {other_name} is; got a DTensor: distribute both, "
+            f"or pass {name}.full_tensor()"
+        )
     if tensor.device != other.device:
         raise ValueError(
             f"{name} and {other_name} must be on the same device; "
@@ -168,6 +182,8 @@ def check_entries(name: str, vector: Tensor | None, size: int, like: Tensor) -> 
             f"{name} must have shape ({size},), one entry per token; got {tuple(vector.shape)}"
         )
     check_memory(name, vector)
+    if name != "bias":  # which may be split as the weight is
+        check_not_distributed(name, vector)
     check_device(name, vector, "weight", like)
 
 
@@ -194,6 +210,7 @@ def check_id_type(name: str, ids: Tensor) -> None:
     """Validate that a tensor holds integers."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor of ids; got {type(ids).__name__}")
+    check_not_distributed(name, ids)
     if ids.dtype not in _ID_TYPES:
         raise TypeError(f"{name} must be integers (torch.int64); got {ids.dtype}")
     if ids.is_neg():  # torch's own indexing ignores the sign of these

@@ -373,6 +373,20 @@ def placements() -> None:
         head.weight = nn.Parameter(weight)
         with pytest.raises(ValueError, match=message):
             head(made.hidden)
+    whole: Any = [distribute_tensor(t, over, [Replicate()]) for t in made]
+    hidden, weight, bias, ids = whole
+    wrongs: dict[str, Any] = {
+        "hidden": lambda: lmhead.query(hidden, made.weight, argmax=True),
+        "bias": lambda: lmhead.query(made.hidden, made.weight, bias=bias, argmax=True),
+        "targets": lambda: lmhead.linear_cross_entropy(made.hidden, weight, ids),
+        "target": lambda: F.cross_entropy(heads(37)[0](made.hidden), ids),
+        "class_weight": lambda: lmhead.linear_cross_entropy(
+            made.hidden, weight, made.ids, class_weight=bias.abs()
+        ),
+    }
+    for name, work in wrongs.items():
+        with pytest.raises(TypeError, match=f"{name}.* must be a plain tensor, .* got a DTensor"):
+            work()
     ways: dict[str, Any] = {
         "plain": lambda t: t,
         "replicate": lambda t: distribute_tensor(t, over, [Replicate()]),

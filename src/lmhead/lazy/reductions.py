@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.lazy import routing
+from lmhead.lazy import routing, written_divergences
 from lmhead.lazy.logits import LazyLogits, derived
 from lmhead.lazy.program import (
     Call,
@@ -136,6 +136,8 @@ def _rows(name: str, logits: LazyLogits, function: Callable[..., Any], **kw: Any
             return found
     if name == "sum" and (entropy := _entropy_sum(logits, **kw)) is not None:
         return entropy
+    if name == "sum" and not kw and (found := written_divergences.rows(logits)) is not None:
+        return found
 
     def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
         return (function(tiles[0], dim=-1, **kw),)
@@ -183,6 +185,7 @@ def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw
         made: Tensor = function(tile, dim=1, **kw)
         return made
 
+    reduced.__name__ = "" if kw else name
     probe = function(torch.ones(1, 1, 1, dtype=logits.dtype), dim=1, **kw)
     node = LeadingReduction(logits.part, reduced, index)
     if keepdim:

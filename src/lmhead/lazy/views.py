@@ -286,7 +286,10 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     numbers, start = [], 0
     for t in parts:
         canonical = t.lead if isinstance(t, LazyLogits) else t.movedim(vdim, -1).shape[:-1]
-        nodes.append(_cast(t.part, dtype) if isinstance(t, LazyLogits) else _given(t, vdim, dtype))
+        if isinstance(t, LazyLogits):
+            nodes.append(t.part if t.dtype == dtype else _cast(t.part, dtype))
+        else:
+            nodes.append(_given(t, vdim, dtype))
         numbers.append(torch.arange(canonical.numel()).view(canonical) + start)
         start += canonical.numel()
     rows = torch.cat(numbers, place - (place > vdim))

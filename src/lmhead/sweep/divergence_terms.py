@@ -23,9 +23,10 @@ In:  two sources of one shape. Out: D of each row, differentiable in both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,8 +65,36 @@ class Kind:
 
 def swept_divergence(p: Source, q: Source, kind: Kind, max_bytes: int | None) -> Tensor:
     """Return D of each row, (N,) in float64."""
-    made: Tensor = _Divergence.apply(p, q, kind, max_bytes, _Made(), *_tensors(p), *_tensors(q))  # type: ignore[no-untyped-call]
+    return _apply(p, q, kind, max_bytes, parts=False)
+
+
+def swept_jsd_parts(p: Source, q: Source, beta: float, max_bytes: int | None) -> Tensor:
+    """Return S_p = β KL(p ‖ m) and S_q = (1-β) KL(q ‖ m) of each row, (2, N) in float64.
+
+    A sum of the two costs no more than the JSD, forward and backward.
+    """
+    return _apply(p, q, Kind("jsd", beta), max_bytes, parts=True)
+
+
+def _apply(p: Source, q: Source, kind: Kind, max_bytes: int | None, *, parts: bool) -> Tensor:
+    form = _Form(p.form(), q.form(), kind, max_bytes, parts)
+    made: Tensor = _Divergence.apply(form, _Made(), *_tensors(p), *_tensors(q))  # type: ignore[no-untyped-call]
     return made
+
+
+class _Form(NamedTuple):
+    """A divergence without its tensors."""
+
+    p: Source
+    q: Source
+    kind: Kind
+    max_bytes: int | None
+    parts: bool  # S_p and S_q, (2, N), instead of D
+
+    def on(self, tensors: Tensors) -> tuple[Source, Source]:
+        """Return the sources on tensors."""
+        n = 2 * len(self.p.hiddens) + 1
+        return self.p.on(tensors[:n]), self.q.on(tensors[n:])
 
 
 class _Made:
@@ -143,36 +172,40 @@ class _Divergence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        p: Source,
-        q: Source,
-        kind: Kind,
-        max_bytes: int | None,
-        made: _Made,
-        *tensors: Tensor | None,
-    ) -> Tensor:
-        ctx.forms, ctx.kind, ctx.max_bytes, ctx.made = (p.form(), q.form()), kind, max_bytes, made
+    def forward(ctx: Any, form: _Form, made: _Made, *tensors: Tensor | None) -> Tensor:
+        ctx.form, ctx.made = form, made
         ctx.save_for_backward(*tensors)
-        flags = ctx.needs_input_grad[5:]
-        sweep = _Sweep(p, q, kind, max_bytes, keep=_kept_side(p, q, flags))
-        values, made.gradients = sweep.run(flags if any(flags) else None)
+        flags = ctx.needs_input_grad[2:]
+        p, q = form.on(tensors)
+        sweep = _Sweep(p, q, form.kind, form.max_bytes, keep=_kept_side(p, q, flags))
+        sums, made.gradients = sweep.run(flags if any(flags) else None)
         made.kept = sweep.kept
-        return values
+        return sums if form.parts else form.kind.value(*sums)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         tensors = ctx.saved_tensors
-        flags = ctx.needs_input_grad[5:]
-        p, q = _sources(ctx.forms, tensors)
+        flags, form = ctx.needs_input_grad[2:], ctx.form
+        p, q = form.on(tensors)
         if torch.is_grad_enabled():  # double backward: by the definition
             wanted = [t for t, f in zip(tensors, flags, strict=True) if f]
             z_p, z_q = (s.dense().double() for s in (p, q))
-            values = divergence_of(z_p, z_q, ctx.kind.name, ctx.kind.beta)
-            found = iter(torch.autograd.grad(values, wanted, grad, create_graph=True))
-            return (*(None,) * 5, *(next(found) if f else None for f in flags))
+            if form.parts:
+                values = _dense_parts(z_p, z_q, form.kind.beta)
+            else:
+                values = divergence_of(z_p, z_q, form.kind.name, form.kind.beta)
+            made = iter(torch.autograd.grad(values, wanted, grad, create_graph=True))
+            return (None, None, *(next(made) if f else None for f in flags))
         gradients, ctx.made.gradients = ctx.made.gradients, None
         kept, ctx.made.kept = ctx.made.kept, None
+        parts: Tensor | None = None
+        if form.parts:
+            parts, grad = grad, grad[0]
+            same = 4 * torch.finfo(p.dtype).eps  # they differ by the rounding of a factor
+            if torch.allclose(parts[0], parts[1], rtol=same, atol=0.0):
+                parts = None  # that of their sum
+            else:
+                kept = gradients = None
         rows_alone = not any(_of_weights(s, fs) for s, fs in _sides(p, q, flags))
         even = grad.numel() == 0 or bool((grad == grad[0]).all())
         if kept is not None:
@@ -181,8 +214,8 @@ class _Divergence(torch.autograd.Function):
             empty = (None,) * (len(flags) - len(own))
             gradients = found + empty if kept.side == 0 else empty + found
         elif gradients is None or not (even or rows_alone):
-            sweep = _Sweep(p, q, ctx.kind, ctx.max_bytes)
-            _, gradients = sweep.run(flags, upstream=grad)
+            sweep = _Sweep(p, q, form.kind, form.max_bytes)
+            _, gradients = sweep.run(flags, upstream=grad, parts=parts)
         elif even:
             for g in gradients:
                 if g is not None and grad.numel():
@@ -195,7 +228,7 @@ class _Divergence(torch.autograd.Function):
             None if g is None or t is None else typed(g, t)
             for g, t in zip(gradients, tensors, strict=True)
         )
-        return (*(None,) * 5, *given)
+        return (None, None, *given)
 
 
 class _Sweep:
@@ -214,11 +247,18 @@ class _Sweep:
 
     @torch.no_grad()
     def run(
-        self, flags: tuple[bool, ...] | None, upstream: Tensor | None = None
+        self,
+        flags: tuple[bool, ...] | None,
+        upstream: Tensor | None = None,
+        parts: Tensor | None = None,
     ) -> tuple[Tensor, Tensors | None]:
-        """Return D (N,), and the gradients of the flagged tensors times `upstream` (N,)."""
+        """Return S_p and S_q (2, N), and gradients of the flagged tensors.
+
+        The gradients are those of D times `upstream` (N,); with `parts` (2, N), those of
+        parts[0] S_p + parts[1] S_q.
+        """
         p = self.sources[0]
-        values = torch.zeros(p.rows, dtype=torch.float64, device=p.device)
+        values = torch.zeros(2, p.rows, dtype=torch.float64, device=p.device)
         split = (None, None) if flags is None else _split(p, flags)
         sums_up: list[Gradients] = []
         into: list[_Into | None] = [None, None]
@@ -237,13 +277,16 @@ class _Sweep:
                 sides = [
                     _Side(s, self.plan, b, rows) for s, b in zip(self.sources, buffers, strict=True)
                 ]
-                store = self._stored_side(into)
-                sums = self._sums(sides, store)
-                values[rows] = self.kind.value(*sums)
-                scale = torch.ones_like(sums[0]) if upstream is None else upstream[rows]
+                store = None if parts is not None else self._stored_side(into)
+                own = None if parts is None else parts[:, rows]
+                sums = self._sums(sides, store, own)
+                values[:, rows] = sums
+                scale = torch.ones_like(sums[0])
+                if upstream is not None and parts is None:
+                    scale = upstream[rows]
                 to = None if store is None else into[store]
                 if store is None or to is None:
-                    self._differentiate(sides, sums, scale, into)
+                    self._differentiate(sides, sums, scale, into, own)
                 else:
                     self._finish_stored(sides, store, sums[store], scale, to)
             grads = [g.result() for g in sums_up]
@@ -278,22 +321,23 @@ class _Sweep:
             to.add(lo, hi, kernels.stored_gradient_(softmax, a, total, by))
         to.finish()
 
-    def _sums(self, sides: list[_Side], store: int | None) -> tuple[Tensor, Tensor]:
+    def _sums(self, sides: list[_Side], store: int | None, parts: Tensor | None) -> Tensor:
         """Return S_p and S_q of a chunk; see `kernels.add_divergence_` for `store`."""
         for side in sides:
             side.make()
         lses = (sides[0].lse, sides[1].lse)
         sums = torch.zeros(2, sides[0].n_rows, dtype=torch.float64, device=sides[0].source.device)
         for (_, _, z_p), (_, _, z_q) in zip(*(side.logits() for side in sides), strict=True):
-            kernels.add_divergence_(z_p, z_q, *lses, self.kind, sums, store)
-        return sums[0], sums[1]
+            kernels.add_divergence_(z_p, z_q, *lses, self.kind, sums, store, parts)
+        return sums
 
     def _differentiate(
         self,
         sides: list[_Side],
-        sums: tuple[Tensor, Tensor],
+        sums: Tensor,
         upstream: Tensor,
         into: list[_Into | None],
+        parts: Tensor | None,
     ) -> None:
         wanted = [g if g is not None and g.wanted else None for g in into]
         if not any(wanted):
@@ -307,7 +351,7 @@ class _Sweep:
             slopes = [
                 s.slope(z) if f else None for s, z, f in zip(sides, (z_p, z_q), flags, strict=True)
             ]
-            kernels.divergence_gradient_(z_p, z_q, *lses, self.kind, sums, upstream, flags)
+            kernels.divergence_gradient_(z_p, z_q, *lses, self.kind, sums, upstream, flags, parts)
             for z, slope, to in zip((z_p, z_q), slopes, wanted, strict=True):
                 if to is not None:
                     to.add(lo, hi, z if slope is None else z.mul_(slope))
@@ -440,7 +484,9 @@ def _of_weights(source: Source, flags: tuple[bool, ...]) -> bool:
     return any(flags[len(source.hiddens) :])
 
 
-def _sources(forms: tuple[Source, Source], tensors: Tensors) -> tuple[Source, Source]:
-    p, q = forms
-    n = 2 * len(p.hiddens) + 1
-    return p.on(tensors[:n]), q.on(tensors[n:])
+def _dense_parts(z_p: Tensor, z_q: Tensor, beta: float) -> Tensor:
+    """Return S_p and S_q of "jsd" by their definition, (2, N)."""
+    log_p, log_q = z_p.log_softmax(-1), z_q.log_softmax(-1)
+    log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+    s_p, s_q = ((x.exp() * (x - log_m)).sum(-1) for x in (log_p, log_q))
+    return torch.stack([s_p * beta, s_q * (1 - beta)])

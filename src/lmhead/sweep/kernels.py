@@ -483,6 +483,7 @@ def add_divergence_(
     kind: DivergenceKind,
     sums: Tensor,
     store: int | None = None,
+    parts: Tensor | None = None,
 ) -> None:
     """Add the sums A_p and A_q of two tiles over their tokens to sums (2, rows), in float64.
 
@@ -492,7 +493,7 @@ def add_divergence_(
     """
     for blocks in _blocks(z_p, z_q):
         copies = (blocks[0].clone(), blocks[1].clone())
-        p, q, a_p, a_q = _divergence_terms(*copies, lse_p, lse_q, kind)
+        p, q, a_p, a_q = _divergence_terms(*copies, lse_p, lse_q, kind, parts)
         sums[0] += a_p.sum(0)
         sums[1] += a_q.sum(0)
         if store is not None:
@@ -514,14 +515,16 @@ def divergence_gradient_(
     lse_p: Tensor,
     lse_q: Tensor,
     kind: DivergenceKind,
-    sums: tuple[Tensor, Tensor],
+    sums: Tensor,
     upstream: Tensor,
     wanted: tuple[bool, bool],
+    parts: Tensor | None = None,
 ) -> None:
     """Replace the logits of two tiles by upstream · (A - S · softmax), where wanted."""
     sum_p, sum_q, by = (t.to(z_p.dtype) for t in (*sums, upstream))
     for p_block, q_block in _blocks(z_p, z_q):
-        p, q, a_p, a_q = _divergence_terms(p_block.clone(), q_block.clone(), lse_p, lse_q, kind)
+        copies = (p_block.clone(), q_block.clone())
+        p, q, a_p, a_q = _divergence_terms(*copies, lse_p, lse_q, kind, parts)
         if wanted[0]:
             torch.mul(a_p.sub_(p.mul_(sum_p)), by, out=p_block)
         if wanted[1]:
@@ -529,9 +532,17 @@ def divergence_gradient_(
 
 
 def _divergence_terms(
-    z_p: Tensor, z_q: Tensor, lse_p: Tensor, lse_q: Tensor, kind: DivergenceKind
+    z_p: Tensor,
+    z_q: Tensor,
+    lse_p: Tensor,
+    lse_q: Tensor,
+    kind: DivergenceKind,
+    parts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return p, q, A_p, A_q of two blocks, which are overwritten."""
+    """Return p, q, A_p, A_q of two blocks, which are overwritten.
+
+    With `parts` (2, rows), those of parts[0] · S_p + parts[1] · S_q of "jsd", instead of S_p + S_q.
+    """
     log_p, log_q = subtract_(z_p, *lse_p), subtract_(z_q, *lse_q)
     p, q = log_p.exp(), log_q.exp()
     if kind.name == "kl":
@@ -544,7 +555,14 @@ def _divergence_terms(
     m = torch.mul(p, kind.beta, out=log_p).add_(q, alpha=1 - kind.beta)
     m.clamp_(min=torch.finfo(m.dtype).tiny)
     a_p = torch.xlogy(p, p / m).mul_(kind.beta)
-    return p, q, a_p, torch.xlogy(q, q / m).mul_(1 - kind.beta)
+    a_q = torch.xlogy(q, q / m).mul_(1 - kind.beta)
+    if parts is not None:
+        # With r = β p / m: d/dp is β (a log(p/m) + (a - b)(1 - r)), d/dq likewise.
+        a, b = parts.to(p.dtype)
+        share = (p * kind.beta).div_(m)
+        a_p.mul_(a).addcmul_(p * (a - b), share.neg().add_(1.0), value=kind.beta)
+        a_q.mul_(b).addcmul_(q * (b - a), share, value=1 - kind.beta)
+    return p, q, a_p, a_q
 
 
 def _blocks(*tiles: Tensor) -> Iterator[tuple[Tensor, ...]]:

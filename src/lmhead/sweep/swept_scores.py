@@ -16,7 +16,7 @@ from lmhead.scores import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.protocol import Tile, kl_by_rows
 from lmhead.scores.row_loss import CrossEntropy, RowLoss
 from lmhead.sweep import run_sweep
-from lmhead.sweep.divergence_terms import Kind, swept_divergence
+from lmhead.sweep.divergence_terms import Kind, swept_divergence, swept_jsd_parts
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import GradFilter, Plan, Questions
 from lmhead.sweep.source import Source, without_autocast
@@ -159,6 +159,12 @@ class SweptScores(Scores):
         ):
             return super().divergence(other, kind, beta)
         return swept_divergence(self.source, other.source, Kind(kind, beta), self.max_bytes)
+
+    def jsd_parts(self, other: Scores, beta: float) -> Tensor | None:
+        """Return β KL(p ‖ m) and (1-β) KL(q ‖ m), (2, N), m = β p + (1-β) q; None if not here."""
+        if not isinstance(other, SweptScores) or other.dtype != self.dtype:
+            return None
+        return swept_jsd_parts(self.source, other.source, beta, self.max_bytes)
 
     def _few(self, top_k: int = 0) -> _Few | None:
         """Return the scores of the allowed tokens alone, if a question can be answered by them."""

@@ -261,14 +261,35 @@ def test_advantages() -> None:
 
 
 def test_dft() -> None:
-    """-p log p with p as a constant; through `query`, the gradient is p times that of the NLL."""
+    """SFTTrainer with loss_type="dft": the sum over all tokens, divided by their number."""
+    from trl import SFTTrainer
+
+    batch = Batch()
+    outputs = SimpleNamespace(
+        log_probs=batch.policy * batch.mask,
+        entropy=torch.zeros(4, 5),
+        is_top1=torch.zeros(4, 5, dtype=torch.bool),
+        label_mask=batch.mask.bool(),
+    )
+    stub = trainer(
+        args=SimpleNamespace(loss_type="dft", average_tokens_across_devices=False),
+        compute_loss_func=None,
+        label_smoother=None,
+    )
+    stub.accelerator.parallelism_config = None
+    inputs = {"attention_mask": batch.mask, "labels": batch.mask}
+    theirs = SFTTrainer.compute_loss(stub, lambda **_: outputs, inputs)
+    ours = (losses.dft(batch.policy) * batch.mask).sum() / batch.mask.sum()
+    batch.same(ours, theirs)
+
+
+def test_dft_through_query() -> None:
+    """The gradient is that of the NLL of each token times its probability."""
     torch.manual_seed(0)
     hidden, weight = torch.randn(6, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
     hidden.requires_grad_()
     ids = torch.arange(6)
     log_prob = lmhead.query(hidden, weight, log_prob=ids).log_prob
-    loss = losses.dft(log_prob)
-    assert_close(loss, -log_prob.exp() * log_prob, rtol=1e-12)
-    (found,) = torch.autograd.grad(loss.sum(), hidden, retain_graph=True)
+    (found,) = torch.autograd.grad(losses.dft(log_prob).sum(), hidden, retain_graph=True)
     (nll,) = torch.autograd.grad(-log_prob.sum(), hidden)
     assert_close(found, nll * log_prob.detach().exp()[:, None], rtol=1e-9)

@@ -247,7 +247,7 @@ LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "lm_head"], "lora_
 
 
 @pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("name", ["sft", "dpo", "kto", "grpo", "rloo"])
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto", "grpo", "rloo", "distillation"])
 def test_lora_on_the_head_is_trained(name: str, dora: bool, tmp_path: Path) -> None:
     config = peft.LoraConfig(**LORA, use_dora=dora)
     with pytest.raises(ValueError, match="Applying a PEFT adapter to `lm_head` is not supported"):

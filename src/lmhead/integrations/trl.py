@@ -21,6 +21,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import Tensor, nn
+from trl import DistillationTrainer
 from trl.trainer import (
     distillation_trainer,
     dpo_trainer,
@@ -47,11 +48,23 @@ from lmhead.sweep import (
     linear_scores,
 )
 
+# Trainers that refuse an adapter on the output layer.
+_REFUSING = (
+    sft_trainer,
+    dpo_trainer,
+    kto_trainer,
+    grpo_trainer,
+    rloo_trainer,
+    distillation_trainer,
+)
+
 TESTED = ("1.16.0",)
 """Versions of TRL that the patch was tested with."""
 
 # The output layer of the model whose fused forward pass is running.
 _layer: ContextVar[nn.Module | None] = ContextVar("_layer", default=None)
+# Those of student and teacher whose divergence is computed.
+_pair: ContextVar[tuple[Any, Any]] = ContextVar("_pair", default=(None, None))
 
 
 @dataclass(frozen=True)
@@ -102,8 +115,9 @@ def patch(*, grad_filter: float | GradFilter | None = None, max_bytes: int | Non
     _set(distillation_trainer, "ChunkedDivergenceFunction", _Divergence(options))
     for module in (utils, distillation_trainer):
         _set(module, "_use_triton", _leave_out_ignored)
-    for module in (sft_trainer, dpo_trainer, kto_trainer, grpo_trainer, rloo_trainer):
+    for module in _REFUSING:
         _set(module, "BaseTunerLayer", _RefusedAdapter)
+    _set(DistillationTrainer, "_compute_loss", _distillation_loss)
     _replace(_add_fused_lm_head, _add_head)
     return Patch()
 
@@ -157,6 +171,23 @@ def _add_head(model: Any, *args: Any, cast_lm_head_to_fp32: bool = False, **kwar
             _layer.reset(before)
 
     model.forward = MethodType(forward, model)
+
+
+_compute_loss = DistillationTrainer._compute_loss
+
+
+@wraps(_compute_loss)
+def _distillation_loss(self: Any, student: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tell our divergence which output layers it works for."""
+    teacher = self.accelerator.unwrap_model(self.teacher_model)
+    for model in (student, teacher):
+        if isinstance(model.get_output_embeddings(), LoraLinear):
+            replace_head(model)
+    before = _pair.set((student.get_output_embeddings(), teacher.get_output_embeddings()))
+    try:
+        return _compute_loss(self, student, *args, **kwargs)
+    finally:
+        _pair.reset(before)
 
 
 class _Refused(type):
@@ -288,12 +319,13 @@ class _Divergence:
         beta = 0 is KL(teacher ‖ student), 1 is KL(student ‖ teacher), between them the generalized
         Jensen-Shannon divergence with the mixture (1 - beta) · student + beta · teacher.
         """
-        student = _logits(None, student_hidden, student_weight, student_bias, self.options)
+        mine, theirs = _pair.get()
+        student = _logits(mine, student_hidden, student_weight, student_bias, self.options)
         student = _mapped(
             student, student_final_logit_softcapping, student_logit_scale, temperature
         )
         with torch.no_grad():
-            teacher = _logits(None, teacher_hidden, teacher_weight, teacher_bias, self.options)
+            teacher = _logits(theirs, teacher_hidden, teacher_weight, teacher_bias, self.options)
             teacher = _mapped(
                 teacher, teacher_final_logit_softcapping, teacher_logit_scale, temperature
             )

@@ -83,3 +83,20 @@ def test_a_low_rank_delta_is_never_merged() -> None:
     trained = [p for p in head.parameters() if p.requires_grad]
     assert len(trained) == 2
     assert all(p.grad is not None for p in trained)
+
+
+def test_memory_of_detached_logits_is_shared() -> None:
+    """What is written to the memory of detached logits is seen by the logits, as for a tensor."""
+    made = []
+    for lazy in (False, True):
+        hidden = torch.linspace(-1, 1, 24).view(2, 3, 4).requires_grad_()
+        weight = torch.linspace(-1, 1, 20).view(5, 4).requires_grad_()
+        head = LMHead(4, 5)
+        z = torch.func.functional_call(head, {"weight": weight}, (hidden,))
+        z = z if lazy else hidden @ weight.T
+        z.detach()[1].numpy()[0, 2] = 7.0
+        values = z.softmax(-1)
+        values.square().sum().backward()
+        made.append([values.detach().sum(-1), z.logsumexp(-1), hidden.grad, weight.grad])
+    for mine, true in zip(*made, strict=True):
+        torch.testing.assert_close(mine, true)

@@ -91,6 +91,13 @@ class Detached(View):
             "torch.no_grad(), from logits that require a gradient; clone() them first"
         )
 
+    def replaced(self, node: Node, part: Node) -> Node:
+        """Return the program with the values of `part` and its own gradients.
+
+        For a tensor that was built and may be written to through its memory.
+        """
+        return Call(_values_of, (part, node), {}, node.n_rows, node.width)
+
 
 class Base:
     """A program that views share; `version` counts in-place changes."""
@@ -407,8 +414,28 @@ def like_strided(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
         return tuple(made.stride())
 
 
-def assign(logits: LazyLogits, node: Node) -> LazyLogits:
-    """Make `node` the value of these logits, and of all that share their memory."""
+def _values_of(values: Tensor, tile: Tensor) -> Tensor:
+    made: Tensor = _Values.apply(values, tile)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Values(torch.autograd.Function):
+    """Values of one tensor, with the gradient of another."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, tile: Tensor) -> Tensor:  # noqa: ARG004
+        return values.to(tile.dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # noqa: ARG004
+        return None, grad
+
+
+def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits:
+    """Make `node` the value of these logits, and of all that share their memory.
+
+    `built`: its values are those they have already.
+    """
     base = logits._shared
     base.check()
     before = [base.node]
@@ -416,7 +443,8 @@ def assign(logits: LazyLogits, node: Node) -> LazyLogits:
         before.append(view.of(before[-1]))
     whole = node
     for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
-        whole = view.put(outer, whole)
+        detached = built and isinstance(view, Detached)
+        whole = view.replaced(outer, whole) if detached else view.put(outer, whole)  # type: ignore[attr-defined]
     base.node, base.version = whole, base.version + 1
     logits._seen, logits._live = (base.version, node), None
     routing.record(node, lambda: logits, itself=logits)
@@ -468,7 +496,7 @@ def become_dense(logits: LazyLogits, what: str) -> Tensor:
             dense = Dense.of(tensor)
             parent = base if _distinct(logits) else None  # torch refuses to write to shared entries
             if parent is not None:
-                assign(logits, dense)
+                assign(logits, dense, built=True)
             logits._shared, logits._chain = Base(dense, lead, parent=parent), ()
             logits._seen = (0, dense)
             return tensor.movedim(-1, logits._vdim)

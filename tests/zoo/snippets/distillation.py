@@ -1,5 +1,6 @@
 """Distillation between two heads, beyond GKD."""
 
+import math
 from typing import Any
 
 import torch
@@ -140,3 +141,24 @@ def draft_loss(z: Any, x: Batch) -> Any:
     log_p = F.log_softmax(z, dim=-1)
     losses = -torch.sum(x.mask.unsqueeze(-1) * (target * log_p), 2)
     return losses.sum() / x.mask.sum()
+
+
+@snippet()
+def jsd_of_two_sums(z: Any, x: Batch) -> Any:
+    log_p, log_q = x.other.log_softmax(-1), z.log_softmax(-1)
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2.0)
+    of_teacher = (log_p.exp() * (log_p - log_m)).sum(-1)
+    return 0.5 * of_teacher + 0.5 * (log_q.exp() * (log_q - log_m)).sum(-1)
+
+
+@snippet()
+def jsd_of_masked_rows(z: Any, x: Batch) -> Any:
+    p, q = x.other[x.mask].softmax(-1), z[x.mask].softmax(-1)
+    m = 0.3 * p + 0.7 * q
+    first, second = (p * (p.log() - m.log())).sum(-1), (q * (q.log() - m.log())).sum(-1)
+    return first.mean() + 2 * second.mean()
+
+
+@snippet()
+def hellinger_distance(z: Any, x: Batch) -> Any:
+    return (z.softmax(-1).sqrt() - x.other.softmax(-1).sqrt()).square().sum(-1)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -229,3 +230,21 @@ def bounded(z: Any, x: Batch) -> Any:
 @snippet(grad=False)
 def equality(z: Any, x: Batch) -> Any:
     return (z == z).all(), (z != z).any(), (z == z.amax(-1, keepdim=True)).sum(-1), z.eq(0).sum()
+
+
+@snippet(builds="NumPy needs memory")
+def numpy_of_detached_logits(z: Any, x: Batch) -> Any:
+    guesses = torch.from_numpy(np.asarray(z.detach())).argmax(-1)
+    return guesses, F.cross_entropy(z.view(-1, x.V), x.ids.view(-1))
+
+
+@snippet(builds="a list has all entries")
+def list_of_a_detached_row(z: Any, x: Batch) -> Any:
+    row = torch.tensor(z.detach()[0, -1].tolist(), dtype=z.dtype)
+    return row, z.log_softmax(-1).gather(-1, x.ids[..., None])
+
+
+@snippet(builds="torch.argsort sorts all entries")
+def order_of_detached_logits(z: Any, x: Batch) -> Any:
+    ranks = z.detach().argsort(-1, descending=True).argsort(-1)
+    return ranks.gather(-1, x.ids[..., None]), z.logsumexp(-1)

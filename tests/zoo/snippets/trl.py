@@ -343,3 +343,11 @@ def empty_batch_keeps_the_graph(z: Any, x: Batch) -> Any:
 @snippet()
 def aux_zero_of_mean(z: Any, x: Batch) -> Any:
     return F.cross_entropy(z.flatten(0, 1), x.ids.flatten()) + 0.0 * z.mean()
+
+
+@snippet()
+def gspo_sequence_ratio(z: Any, x: Batch) -> Any:
+    log_prob = z.log_softmax(-1).gather(-1, x.ids[..., None])[..., 0]
+    log_ratio = ((log_prob - log_prob.detach() + 0.05) * x.mask).sum(-1) / x.mask.sum(-1)
+    gain = x.advantages[:, 0]
+    return -torch.min(log_ratio.exp() * gain, log_ratio.exp().clamp(0.9, 1.1) * gain).mean()

@@ -107,3 +107,19 @@ def clipped_logits(z: Any, x: Batch) -> Any:
         torch.min(z, torch.tensor(2.0, dtype=z.dtype)), torch.tensor(-2.0, dtype=z.dtype)
     )
     return limited.logsumexp(-1)
+
+
+@snippet()
+def clipped_by_covariance(z: Any, x: Batch) -> Any:
+    log_prob = z.log_softmax(-1).gather(-1, x.ids[..., None])[..., 0]
+    ratio = (log_prob - log_prob.detach() + 0.1).exp()
+    losses = torch.maximum(-x.advantages * ratio, -x.advantages * ratio.clamp(0.8, 1.28))
+    covariance = (x.advantages - x.advantages.mean()) * (log_prob - log_prob.mean()).detach()
+    return (losses * (covariance <= covariance.flatten().quantile(0.8)))[x.mask].mean()
+
+
+@snippet()
+def low_variance_kl(z: Any, x: Batch) -> Any:
+    log_prob = z.log_softmax(-1).gather(-1, x.ids[..., None])[..., 0]
+    kl = (x.other.log_softmax(-1).gather(-1, x.ids[..., None])[..., 0] - log_prob).clamp(-20, 20)
+    return (kl.exp() - kl - 1).clamp(-10, 10)

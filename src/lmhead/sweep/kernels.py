@@ -36,9 +36,20 @@ def readable(*tensors: Tensor | None) -> bool:
         ValueError: a tensor's storage is smaller than its shape: see `checks.check_memory`.
     """
     for t in tensors:
-        if t is not None:
-            if not (t.is_cpu and is_plain(t) and t.data_ptr() % t.element_size() == 0):
-                return False
+        if t is None:
+            continue
+        if not (t.is_cpu and is_plain(t)):
+            return False
+        at, size = t.data_ptr(), t.element_size()
+        if at % size:
+            return False
+        # Every call of the core comes here with all of its tensors: the usual case is quick.
+        if (
+            t.is_nested
+            or not t.is_contiguous()
+            or at == 0
+            or t.untyped_storage().nbytes() < t.storage_offset() * size + t.nbytes
+        ):
             check_memory("a tensor", t)
     return True
 

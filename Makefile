@@ -111,7 +111,8 @@ sanitize-bindings: $(READY)
 	  --target build/nanobind nanobind
 	$(call KERNEL_TESTS,sanitize,address$(comma)undefined -fno-sanitize-recover=all,-DLMHEAD_BINDINGS=ON \
 	  -Dnanobind_DIR=$(CURDIR)/build/nanobind/nanobind/cmake -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python,_native)
-	PYTHONPATH=tests OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) \
+	PYTHONPATH=tests OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  $(BIN)/python -m native.binding_calls $(CALLS) $(SEED) build/sanitize/_native*.so 2>build/bindings.log \
 	  || { tail -40 build/bindings.log; exit 1; }
 

@@ -28,6 +28,7 @@ from train.runs import SMALL, corpus, fingerprint, history, latest
 from lmhead.cli import main as lmhead
 from scripts.reliability.record import keep
 
+LAUNCHER = 10.0  # seconds for the other rank to notice by itself
 PATIENCE = 240.0  # seconds until a process that does not end counts as hanging
 
 
@@ -77,15 +78,24 @@ def start(arguments: list[str], ranks: int, said: Path) -> list[int]:
 
 
 def wait(pids: list[int]) -> list[int]:
-    """Return the exit codes; those that hang are killed and an error says so."""
+    """Return the exit codes; those that hang are killed and an error says so.
+
+    A rank that waits for one that was killed before they were connected is sent SIGTERM, as
+    torchrun does at once.
+    """
     end, codes = time.monotonic() + PATIENCE, dict.fromkeys(pids, -1)
-    left = set(pids)
+    left, first_end = set(pids), None
     while left and time.monotonic() < end:
         for pid in list(left):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 codes[pid] = os.waitstatus_to_exitcode(status)
                 left.discard(pid)
+                first_end = time.monotonic()
+        if left and first_end is not None and time.monotonic() - first_end > LAUNCHER:
+            for pid in left:
+                os.kill(pid, signal.SIGTERM)
+            first_end = None
         time.sleep(0.01)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -128,7 +138,9 @@ def kill_often(folder: Path, kills: int, ranks: int, draw: random.Random) -> dic
             os.kill(draw.choice(pids), signal.SIGKILL)
         codes = wait(pids)
         found["kills"] += -signal.SIGKILL in codes
-        found["other rank ended with an error"] += any(code > 0 for code in codes)
+        if ranks > 1:
+            alone = any(code > 0 and code != 128 + signal.SIGTERM for code in codes)
+            found["other rank noticed" if alone else "other rank was told"] += 1
         found["after a checkpoint" if steps_written(out) > before else "before one"] += 1
         if all(code == 0 for code in codes):
             raise SystemExit(f"the run ended after {found['kills']} kills: more steps are needed")
@@ -147,11 +159,12 @@ def main() -> int:
     """Return 1 if a run came to other weights or another log."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     summary: dict[str, Any] = {}
-    for ranks in (1, 2):
+    for ranks in given.ranks:
         name = "single process" if ranks == 1 else "two ranks"
         with tempfile.TemporaryDirectory() as folder:
             draw = random.Random(given.seed)

@@ -1,5 +1,6 @@
 """tokenizer.json: the bytes of every token, in every way that vocabularies spell them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tokenizers import (
 )
 
 from lmhead.errors import ModelError
-from lmhead.models import JsonTokenizer
+from lmhead.models import JsonTokenizer, bundled
 from models import hf_folders
 
 TEXTS = [
@@ -211,3 +212,28 @@ def test_every_token_of_smollm2() -> None:
         assert tokenizer.token_bytes(id).decode("utf-8", "replace") == expected
     text = "The capital of France is Paris. 巴黎 🙂"
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def hostile(folder: Path, **changes: Any) -> Path:
+    """The tokenizer of the bundled model, with some parts replaced."""
+    given = bundled.find("tiny")
+    assert given is not None
+    content = json.loads((given / "tokenizer.json").read_text(encoding="utf-8"))
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
+    return path
+
+
+def test_a_pattern_of_exponential_time_is_an_error(tmp_path: Path) -> None:
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    tokenizer = JsonTokenizer(hostile(tmp_path, pre_tokenizer=pattern | {"invert": False}))
+    with pytest.raises(ModelError, match="cannot encode this text"):
+        tokenizer.encode("a" * 60 + "b")
+    assert tokenizer.encode("b")
+
+
+def test_replacements_that_multiply_are_refused(tmp_path: Path) -> None:
+    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+    path = hostile(tmp_path, normalizer={"type": "Sequence", "normalizers": [grow] * 3})
+    with pytest.raises(ModelError, match="at most 1000 times as long; got 1e"):
+        JsonTokenizer(path)

@@ -23,6 +23,7 @@ if len(sys.argv) > 3:  # before lmhead loads its own
     sys.modules["lmhead._native"] = importlib.util.module_from_spec(found)
     found.loader.exec_module(sys.modules["lmhead._native"])
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,7 +110,9 @@ def work(seed: int, rows: int) -> None:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a tensor; other arguments as they are."""
+    """Return a copy of a tensor or array; other arguments as they are."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
     if not isinstance(value, Tensor):
         return value
     return value.detach().clone() if kernels.readable(value) else value

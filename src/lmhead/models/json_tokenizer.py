@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from lmhead.errors import ModelError
-from lmhead.models.model_files import exists, read_text, reject_panics
+from lmhead.models.model_files import exists, one_line, read_text, reject_panics
 
+_MOST_GROWTH = 1000
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -73,7 +75,10 @@ class JsonTokenizer:
         A trailing end-of-text token, which some tokenizers add, is dropped: a prompt continues.
         """
         try:
-            ids = list(self._tokenizer.encode(text, add_special_tokens=bos).ids)
+            with _panics_as_errors(self.path):
+                ids = list(self._tokenizer.encode(text, add_special_tokens=bos).ids)
+        except ModelError:
+            raise
         except Exception as error:  # a vocabulary without bytes and without an unknown token
             lacking = [c for c in dict.fromkeys(text) if self._tokenizer.token_to_id(c) is None]
             raise ValueError(
@@ -134,11 +139,48 @@ def read_tokenizer(path: Path) -> Any:
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     text = read_text(path)
+    _check_growth(text, path)
     with reject_panics(f"{path} must be a tokenizer of the tokenizers library; it cannot be read"):
         tokenizer: Any = Tokenizer.from_str(text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
     return tokenizer
+
+
+@contextmanager
+def _panics_as_errors(path: Path) -> Iterator[None]:
+    """Turn a panic of the library, which is no Exception, into a `ModelError`.
+
+    A pattern that needs exponential time ends in one: the library limits the steps of a search.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{path} cannot encode this text: {one_line(error)}") from error
+
+
+def _check_growth(text: str, path: Path) -> None:
+    """Validate that a text cannot become many times as long: replacements multiply."""
+    try:
+        parts = [json.loads(text).get(name) for name in ("normalizer", "decoder")]
+    except (ValueError, AttributeError, RecursionError):
+        return  # no tokenizer: the library says why
+    growth = 1
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            parts += [part.get(name) for name in ("normalizers", "decoders")]
+            added = [part.get(name) for name in ("content", "prepend", "append")]
+            growth *= max([1, *(len(text) for text in added if isinstance(text, str))])
+    if growth > _MOST_GROWTH:
+        raise ModelError(
+            f"{path}: the replacements of normalizer and decoder must make a text at most "
+            f"{_MOST_GROWTH} times as long; got {growth:.2g}"
+        )
 
 
 def max_token_id(tokenizer: Any, path: Path) -> int:

@@ -140,7 +140,7 @@ def kill_often(folder: Path, kills: int, ranks: int, draw: random.Random) -> dic
         found["kills"] += -signal.SIGKILL in codes
         if ranks > 1:
             alone = any(code > 0 and code != 128 + signal.SIGTERM for code in codes)
-            found["other rank noticed" if alone else "other rank was told"] += 1
+            found["other rank noticed" if alone else "launcher ended the other rank"] += 1
         found["after a checkpoint" if steps_written(out) > before else "before one"] += 1
         if all(code == 0 for code in codes):
             raise SystemExit(f"the run ended after {found['kills']} kills: more steps are needed")

@@ -310,9 +310,13 @@ def make_config(
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the keys of a configuration file as field names; `preset` may be among them."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} must be a regular file; got a folder, pipe or device")
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

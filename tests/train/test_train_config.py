@@ -96,3 +96,12 @@ def test_files_that_are_not_settings(tmp_path: Path) -> None:
         make_config(file=path)
     with pytest.raises(ValueError, match=r"preset must be one of cpu-small, .*; got 'huge'"):
         make_config(preset="huge")
+
+
+def test_settings_that_are_no_file_or_nested_too_deeply(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.toml"
+    deep.write_text("a = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_toml(deep)
+    with pytest.raises(ValueError, match="must be a regular file"):
+        read_toml(Path("/dev/zero"))

@@ -160,6 +160,8 @@ def test_a_model_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub")
+    for name in ("HF_HUB_OFFLINE", "LMHEAD_OFFLINE"):  # other tests of this process may set one
+        monkeypatch.delenv(name, raising=False)
 
     def snapshot(name: str, **options: object) -> str:
         assert options["allow_patterns"] == ["*.json", "*.safetensors", "chat_template.jinja"]

@@ -205,24 +205,25 @@ def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
     return [*shown, "", f"the same tokens: {document['same_tokens']}"]
 
 
-@benchmark("prompt-to-token", "from a prompt to tokens, beside transformers", lines, quick=True)
-@integer("--tokens", 64, "Number of new tokens.")
-@click.option("--text", type=click.Path(exists=True, path_type=Path), help="Text to score.")
-@integer("--score-tokens", 4096, "About how many tokens of the text are scored.")
-@rounds(3)
-def command(run: Run, tokens: int, text: Path | None, score_tokens: int, rounds: int) -> None:
-    """From a prompt to tokens, beside transformers: generate, score, and the command.
+def add_ratios(run: Run) -> None:
+    """Add the ratios of what has been measured so far to the document, and write it."""
+    seconds = run.document["seconds"]
+    run.document["ratios"] = {
+        name: {
+            "ratio": median(b / a for a, b in zip(seconds[fast], seconds[slow], strict=True)),
+            "goal": goal,
+        }
+        for name, (fast, slow, goal) in GOALS.items()
+        if fast in seconds
+    }
+    run.wrong = not all(run.document["same_tokens"].values())
+    run.save()
 
-    Needs transformers and `lmhead models add smollm2`. Ends with 1 if the tokens differ.
-    """
-    if run.quick:
-        tokens, score_tokens, rounds = 8, 600, 1
-    file = bundled.find("smollm2")
-    if file is None:
-        raise ValueError("smollm2 must be installed: lmhead models add smollm2")
-    run.document |= {"tokens": tokens, "seconds": {}, "same_tokens": {}}
-    model, plain = open_model("smollm2"), plain_model(unpack(file))
-    both = Decode(model, plain, prompt_ids(PROMPT, model.tokenizer), tokens)
+
+def small(run: Run, file: Path, tokens: int, rounds: int) -> None:
+    """Measure `generate` and the command with smollm2."""
+    model = open_model("smollm2")
+    both = Decode(model, plain_model(unpack(file)), prompt_ids(PROMPT, model.tokenizer), tokens)
     run.document["same_tokens"]["smollm2"] = both.ours() == both.theirs() == both.screen()
     options = ["generate", "smollm2", PROMPT, "-n", str(tokens), "--ignore-eos"]
     threads = torch.get_num_threads()
@@ -235,38 +236,64 @@ def command(run: Run, tokens: int, text: Path | None, score_tokens: int, rounds:
         "command --screen": lambda: command_seconds([*options, "--screen"], threads),
     }
     measure(run, items, rounds)
+
+
+def large(run: Run, tokens: int, rounds: int) -> None:
+    """Measure `generate` with a model of 262144 tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        run.progress("writing a model with 262144 tokens")
+        where = write_large(Path(folder))
+        both = Decode(open_model(where), plain_model(where), list(range(9, 17)), tokens)
+        same = both.ours() == both.theirs() == both.screen()
+        run.document["same_tokens"]["V = 262144"] = same
+        items = {
+            "large --screen": cpu(both.screen),
+            "large transformers": cpu(both.theirs),
+        }
+        measure(run, items, rounds)
+
+
+def text_score(run: Run, file: Path, content: str, rounds: int) -> None:
+    """Measure `score` with smollm2."""
+    model, plain = open_model("smollm2"), plain_model(unpack(file))
+    ours = score(model, content)
+    dense = plain_score(model, plain, content, ours.window)
+    run.document["scored_tokens"] = ours.tokens
+    run.document["score_difference"] = abs(ours.log_prob / dense - 1)
+    items = {
+        "score": cpu(lambda: score(model, content)),
+        "score transformers": cpu(lambda: plain_score(model, plain, content, ours.window)),
+        "score body": cpu(lambda: body_score(model, content, ours.window)),
+    }
+    measure(run, items, rounds)
+
+
+@benchmark("prompt-to-token", "from a prompt to tokens, beside transformers", lines, quick=True)
+@integer("--tokens", 64, "Number of new tokens.")
+@click.option("--large/--no-large", "with_large", default=True, help="Also V = 262144.")
+@click.option("--text", type=click.Path(exists=True, path_type=Path), help="Text to score.")
+@integer("--score-tokens", 4096, "About how many tokens of the text are scored.")
+@rounds(3)
+def command(
+    run: Run, tokens: int, with_large: bool, text: Path | None, score_tokens: int, rounds: int
+) -> None:
+    """From a prompt to tokens, beside transformers: generate, score, and the command.
+
+    Needs transformers and `lmhead models add smollm2`. The file is written after each part. Ends
+    with 1 if the tokens differ.
+    """
+    if run.quick:
+        tokens, score_tokens, rounds, with_large = 8, 600, 1, False
+    file = bundled.find("smollm2")
+    if file is None:
+        raise ValueError("smollm2 must be installed: lmhead models add smollm2")
+    run.document |= {"tokens": tokens, "seconds": {}, "same_tokens": {}, "ratios": {}}
+    small(run, file, tokens, rounds)
+    add_ratios(run)
+    if with_large:
+        large(run, tokens // 4, rounds)
+        add_ratios(run)
     if text is not None:
         content = text.read_text(encoding="utf-8")[: 4 * score_tokens]
-        ours = score(model, content)
-        dense = plain_score(model, plain, content, ours.window)
-        run.document["scored_tokens"] = ours.tokens
-        run.document["score_difference"] = abs(ours.log_prob / dense - 1)
-        scored = {
-            "score": cpu(lambda: score(model, content)),
-            "score transformers": cpu(lambda: plain_score(model, plain, content, ours.window)),
-            "score body": cpu(lambda: body_score(model, content, ours.window)),
-        }
-        measure(run, scored, min(rounds, 2))
-    if not run.quick:
-        with tempfile.TemporaryDirectory() as folder:
-            run.progress("writing a model with 262144 tokens")
-            where = write_large(Path(folder))
-            large = Decode(open_model(where), plain_model(where), list(range(9, 17)), tokens // 2)
-            same = large.ours() == large.theirs() == large.screen()
-            run.document["same_tokens"]["large"] = same
-            more = {
-                "large": cpu(large.ours),
-                "large --screen": cpu(large.screen),
-                "large transformers": cpu(large.theirs),
-            }
-            measure(run, more, rounds)
-    seconds = run.document["seconds"]
-    run.document["ratios"] = {
-        name: {
-            "ratio": median(b / a for a, b in zip(seconds[fast], seconds[slow], strict=True)),
-            "goal": goal,
-        }
-        for name, (fast, slow, goal) in GOALS.items()
-        if fast in seconds
-    }
-    run.wrong = not all(run.document["same_tokens"].values())
+        text_score(run, file, content, min(rounds, 2))
+        add_ratios(run)

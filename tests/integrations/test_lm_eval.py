@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from models import gguf_files
 from server.serve_tiny import listening
 from tiny_models import tiny
 from torch_watch import no_tensor_of
@@ -44,18 +45,30 @@ def hf(folder: Path, **options: Any) -> Any:
     return huggingface.HFLM(pretrained=str(folder), **options)
 
 
-def test_three_backends_agree(folder: Path) -> None:
-    """Multiple choice, rolling and generation: hf, lmhead, and local-completions on our server."""
-    theirs = run(hf(folder))
-    model = open_model(folder)
-    assert_same(run(LMHeadLM(model)), theirs)
+def assert_backends_agree(model: LanguageModel, theirs: Any, length: int, **options: Any) -> None:
+    """lmhead, and local-completions on our server, answer as `hf` does."""
+    assert_same(run(LMHeadLM(model), **options), theirs)
     with listening(lambda hosts: create_api_app({"m": model}, hosts=hosts)) as port:
         url = f"http://127.0.0.1:{port}/v1/completions"
         api = completions.LocalCompletionsAPI(
-            base_url=url, model="m", max_length=513, batch_size=4, tokenizer_backend="auto"
+            base_url=url, model="m", max_length=length + 1, batch_size=4, tokenizer_backend="auto"
         )
         assert api.tokenizer_backend == "remote"
-        assert_same(run(api), theirs)
+        assert_same(run(api, **options), theirs)
+
+
+def test_three_backends_agree(folder: Path) -> None:
+    """Multiple choice, rolling and generation: hf, lmhead, and local-completions on our server."""
+    assert_backends_agree(open_model(folder), run(hf(folder)), 512)
+
+
+@pytest.mark.parametrize(("arch", "quantization"), [("llama", "Q8_0"), ("qwen2", "F16")])
+def test_three_backends_agree_on_a_gguf_file(arch: str, quantization: str, tmp_path: Path) -> None:
+    """Two more GGUF models than smollm2, quantized and not."""
+    file = tmp_path / "model.gguf"
+    gguf_files.write(file, arch=arch, quantization=quantization, context=512)
+    theirs = run(hf(tmp_path, gguf_file=file.name, dtype="float32"))
+    assert_backends_agree(open_model(file), theirs, 512)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, "auto"])
@@ -72,14 +85,7 @@ def test_smollm2_agrees() -> None:
     assert file is not None
     theirs = run(hf(file.parent, gguf_file=file.name, dtype="float32"), limit=6)
     assert theirs["results"]["lmhead_generation"]["exact_match,none"] > 0.5
-    model = open_model("smollm2")
-    assert_same(run(LMHeadLM(model), limit=6), theirs)
-    with listening(lambda hosts: create_api_app({"smollm2": model}, hosts=hosts)) as port:
-        url = f"http://127.0.0.1:{port}/v1/completions"
-        api = completions.LocalCompletionsAPI(
-            base_url=url, model="smollm2", max_length=8193, batch_size=8
-        )
-        assert_same(run(api, limit=6), theirs)
+    assert_backends_agree(open_model("smollm2"), theirs, 8192, limit=6)
 
 
 # --- log-likelihoods ------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ def write(
     quantization: str = "F32",
     entries: dict[str, Any] | None = None,
     divisors: Any = None,
+    context: int = 64,
     **changes: Any,
 ) -> Any:
     """A Llama (or Qwen 2) as llama.cpp's converter would write it; gives the model.
@@ -50,7 +51,7 @@ def write(
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, **changes}
     model = hf_folders.make(arch, **sizes)
     config, writer = model.config, gguf.GGUFWriter(path, arch)
-    gguf_metadata.add_sizes(writer, config, context=64)
+    gguf_metadata.add_sizes(writer, config, context=context)
     if arch == "qwen3":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)

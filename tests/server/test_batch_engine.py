@@ -67,7 +67,7 @@ def random_tasks(model: LanguageModel, screened: LanguageModel) -> list[Generati
             decoder = screened
         grammar = Grammar.regex("[a-f]{3,30}") if rng.random() < 0.3 else None
         count = rng.randrange(1, 30)
-        logprobs = 0 if decoder is screened else rng.choice([0, 2])
+        logprobs = rng.choice([0, 2])
         made.append(
             task(decoder, [prompt] * n, sampler, count=count, grammar=grammar, logprobs=logprobs)
         )
@@ -113,6 +113,25 @@ def test_requests_share_steps(model: LanguageModel) -> None:
         for stream in streams:
             next(stream)
     assert engine.steps == 12, "twelve tokens each, ten requests"
+
+
+def test_a_long_prompt_does_not_hold_up_others(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is processed in parts; between two parts the others make a step, and no token changes."""
+    monkeypatch.setattr("lmhead.nn.batch_decode.PART", 4)
+    ids = [1, *range(40, 58)]  # five parts
+    want = finish(BatchEngine(model).stream(task(model, [ids])))
+    engine = BatchEngine(model)
+    other = engine.stream(task(model, [[1, 40]], count=30))
+    next(other)
+    long = engine.stream(task(model, [ids]))
+    for steps in range(1, 5):
+        assert next(long) == []
+        assert next(other)
+        assert engine.steps == steps
+    assert [event.token for event in finish(long)] == [event.token for event in want]
+    assert len(finish(other)) == 30 - 4
 
 
 def test_a_new_request_does_not_wait(model: LanguageModel) -> None:

@@ -7,14 +7,15 @@ A plain matrix product rounds differently for different numbers of rows, and att
 rows for different amounts of padding. Here every row of a linear layer is summed in float64 in one
 fixed order (the weight is read once per step, whatever the number of rows), activations and
 rotary angles are computed row by row, and attention reads each sequence's own keys and values,
-without padding. Prompts are processed one at a time.
+without padding. Prompts are processed one at a time, in parts of a fixed size, so that the steps of
+other sequences can come between two parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from lmhead.sweep.kernels import row_logits
 
 __all__ = ["BatchDecoder", "SequenceCache"]
 
+PART = 512  # tokens of a prompt that are processed together
 _ROOM = 64  # tokens that a new sequence has room for after its prompt; doubled when it is full
 
 
@@ -110,11 +112,20 @@ class BatchDecoder:
             elif isinstance(module, FeedForward):
                 module.activation = row_by_row(module.activation)
 
-    @torch.no_grad()
     def start(self, ids: Sequence[int]) -> tuple[Tensor, SequenceCache]:
         """Process a prompt; return the hidden state of its last token (D,), and the sequence."""
-        hidden, cache = self.body(torch.tensor([list(ids)]))
-        return hidden[0, -1], SequenceCache(cache.keys, cache.values)
+        return next(found for found in self.start_in_parts(ids) if found is not None)
+
+    def start_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Tensor, SequenceCache] | None]:
+        """Yield None after each part of a prompt but the last, and then what `start` returns."""
+        cache: Any = None
+        for first in range(0, len(ids), PART):
+            if first:
+                yield None
+            with torch.no_grad():
+                part = torch.tensor([list(ids[first : first + PART])])
+                hidden, cache = self.body(part, cache)
+        yield hidden[0, -1], SequenceCache(cache.keys, cache.values)
 
     def _embed(
         self, tokens: Sequence[int], sequences: Sequence[SequenceCache]

@@ -4,7 +4,8 @@ In:  tasks of `generate`; each joins between two steps and leaves when it is don
 Out: their `TokenEvent`s.
 
 Each request pulls its own events. Whoever finds none waiting runs one step for the rows of all, so
-requests that take turns (see `Worker`) share the steps. A row's numbers do not depend on the other
+requests that take turns (see `Worker`) share the steps. A long prompt is processed in parts, with
+steps of the others in between. A row's numbers do not depend on the other
 rows: see `lmhead.nn.batch_decode`. Bodies that transformers runs have no such arithmetic; their
 requests take turns without sharing steps.
 """
@@ -113,7 +114,11 @@ class BatchEngine:
         try:
             for number, most in enumerate(task.max_new):
                 if most:
-                    mine.append(self._start(task, number, mine, kept=kept))
+                    for row in self._start(task, number, mine, kept=kept):
+                        if row is None:
+                            yield []  # a long prompt: the others make a step
+                        else:
+                            mine.append(row)
             self.rows += mine
             yield []  # others may join before the first step
             while any(row.events or not row.done for row in mine):
@@ -125,20 +130,27 @@ class BatchEngine:
 
     def _start(
         self, task: GenerationTask, number: int, others: Sequence[_Row], *, kept: bool
-    ) -> _Row:
-        """Process a prompt, or copy the state of another row with the same one."""
+    ) -> Iterator[_Row | None]:
+        """Process a prompt, or copy the state of another row with the same one.
+
+        Yields None after each part of a long prompt, and then the row.
+        """
         assert self.decoder is not None
         ids = task.prompts[number]
         same = next((row for row in others if row.ids == ids), None)
-        if same is None:
-            hidden, cache = self.decoder.start(ids)
-        else:
+        if same is not None:
             hidden, cache = same.hidden, same.cache.copy()
+        else:
+            for found in self.decoder.start_in_parts(ids):
+                if found is None:
+                    yield None
+                else:
+                    hidden, cache = found
         sampler: Any = task.sampler
         if sampler is not None:
             sampler = sampler.select(torch.tensor([number]))
         row = GenerationRow(task, number)
-        return _Row(row, list(ids), task.model.head, sampler, kept, hidden, cache, len(ids))
+        yield _Row(row, list(ids), task.model.head, sampler, kept, hidden, cache, len(ids))
 
     def step(self) -> None:
         """Generate one token of every row."""

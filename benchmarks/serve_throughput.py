@@ -1,66 +1,103 @@
-"""Throughput of `lmhead serve`: 1, 4 and 16 requests at once, and a loop of `generate`.
+"""Throughput of `lmhead serve`: 1, 4 and 16 requests at once, beside two other ways.
 
-SmolLM2-135M, sampled with seeds, every request by OpenAI's client over HTTP. The texts of all must
-be those of the loop, which generates one after the other.
+SmolLM2-135M in float32, sampled with seeds. `lmhead serve` and `transformers serve` run in their
+own processes and are asked by OpenAI's client over HTTP; the loop of `generate` runs here, one text
+after the other. The texts of `lmhead serve` must be those of the loop. `transformers serve` needs
+fastapi (pip install 'transformers[serving]') and is left out without it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 from benchmarks.report import Document
 from benchmarks.runner import Run, benchmark
 from lmhead import Sampler, generate, open_model
-from lmhead.models import LanguageModel
+from lmhead.models import LanguageModel, bundled
 
 TOKENS = 32
 COUNTS = (1, 4, 16)
 PROMPTS = ["The capital of France is", "Once upon a time there was", "Water boils at", "In 1900"]
-GOAL = 2.0  # times the loop, at 16 requests
+LOOP, OURS, THEIRS = "loop of generate", "lmhead serve", "transformers serve"
+GOAL = 2.0  # times the others, at 16 requests
 
 
 @contextmanager
-def served(model: LanguageModel) -> Iterator[str]:
-    """Yield the address of a server."""
-    import uvicorn
+def served(command: list[str], port: int, threads: int) -> Iterator[str]:
+    """Run a server in a process of its own; yield its address once it answers."""
+    import httpx
 
-    from lmhead.server import create_api_app
-    from lmhead.server.launch import bind, server_config
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", *command, "--port", str(port)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        address = f"http://127.0.0.1:{port}"
+        try:
+            while process.poll() is None:
+                try:
+                    httpx.get(f"{address}/health", timeout=60)
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.2)
+            yield f"{address}/v1"
+        finally:
+            process.terminate()
 
-    listener = bind("127.0.0.1", 0)
-    host = f"127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(server_config(create_api_app({"m": model}, hosts={host}), None))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        while not server.started:
-            thread.join(0.01)
-        yield f"http://{host}/v1"
-    finally:
-        server.should_exit = True
-        thread.join()
+
+def convert(file: Path, folder: str) -> None:
+    """Write a GGUF model as a folder in float32: `transformers serve` cannot open the file."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    given: Any = {"gguf_file": file.name}
+    model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # the weights are dequantized
+    plain: Any = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **given).save_pretrained(folder)
 
 
-async def ask(address: str, count: int) -> list[str]:
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def ask(address: str, model: str, count: int, extra: dict[str, Any]) -> list[str]:
     """Return the texts of some requests at once."""
     from openai import AsyncOpenAI
 
-    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=300) as client:
 
         async def one(seed: int) -> str:
             found = await client.completions.create(
-                model="m",
+                model=model,
                 prompt=PROMPTS[seed % len(PROMPTS)],
                 max_tokens=TOKENS,
                 seed=seed,
-                extra_body={"ignore_eos": True},
+                extra_body=extra,
             )
+            assert found.usage is not None
+            assert found.usage.completion_tokens == TOKENS, found.usage
             return found.choices[0].text
 
         return await asyncio.gather(*map(one, range(count)))
@@ -80,38 +117,74 @@ def loop(model: LanguageModel, count: int) -> list[str]:
     ]
 
 
+def measure(texts: Callable[[int], list[str]]) -> dict[int, tuple[float, list[str]]]:
+    """Return {count: (tokens per second, texts)}, after one request that is not timed."""
+    texts(1)
+    found = {}
+    for count in COUNTS:
+        start = time.perf_counter()
+        made = texts(count)
+        found[count] = count * TOKENS / (time.perf_counter() - start), made
+    return found
+
+
+def asking(address: str, model: str, extra: dict[str, Any]) -> Callable[[int], list[str]]:
+    """Return a function that sends some requests at once."""
+    return lambda count: asyncio.run(ask(address, model, count, extra))
+
+
 def lines(document: Document, width: int) -> list[str]:
     """Return the table."""
     rows = document["results"]
-    columns = [
-        ("requests at once", [str(r["count"]) for r in rows]),
-        ("serve, tokens/s", [f"{r['serve']:.1f}" for r in rows]),
-        ("loop, tokens/s", [f"{r['loop']:.1f}" for r in rows]),
-        ("ratio", [f"{r['ratio']:.2f}" for r in rows]),
-        ("texts", ["same" if r["same"] else "DIFFERENT" for r in rows]),
+    columns = [("requests at once", [str(r["count"]) for r in rows])]
+    columns += [
+        (f"{name}, tokens/s", [f"{r['rates'][name]:.1f}" for r in rows])
+        for name in document["names"]
     ]
+    for name in document["names"][:-1]:
+        ratios = [f"{r['rates'][OURS] / r['rates'][name]:.2f}" for r in rows]
+        columns.append((f"/ {name}", ratios))
+    columns.append(("texts", ["same" if r["same"] else "DIFFERENT" for r in rows]))
     return report.table(columns, width)
 
 
-@benchmark("serve-throughput", "requests at once against a loop of generate, smollm2", lines)
+@benchmark("serve-throughput", "requests to lmhead serve at once, smollm2", lines)
 def command(run: Run) -> None:
-    """Time requests at once against a loop of generate.
+    """Time requests at once against a loop of generate and transformers serve.
 
-    In CPU time. Ends with 1 if a text differs or the goal is missed.
+    Ends with 1 if a text differs from that of the loop or the goal is missed.
     """
+    import torch
+
+    file = bundled.find("smollm2")
+    if file is None:
+        raise ValueError("smollm2 must be installed: lmhead models add smollm2")
+    threads = torch.get_num_threads()
+    found: dict[str, dict[int, tuple[float, list[str]]]] = {}
+    run.progress(LOOP)
     model = open_model("smollm2")
-    results: list[dict[str, Any]] = []
-    run.document |= {"results": results, "tokens": TOKENS, "goal": GOAL}
-    with served(model) as address:
-        asyncio.run(ask(address, 1))
-        for count in COUNTS:
-            run.progress(f"{count} at once")
-            start = time.process_time()
-            texts = asyncio.run(ask(address, count))
-            middle = time.process_time()
-            same = texts == loop(model, count)
-            end = time.process_time()
-            serve, plain = middle - start, end - middle
-            rates = {"serve": count * TOKENS / serve, "loop": count * TOKENS / plain}
-            results.append({"count": count, **rates, "ratio": plain / serve, "same": same})
-    run.wrong = not all(r["same"] for r in results) or results[-1]["ratio"] < GOAL
+    found[LOOP] = measure(lambda count: loop(model, count))
+    if find_spec("fastapi") is not None:
+        run.progress(THEIRS)
+        options = {"max_new_tokens": TOKENS, "do_sample": True}  # no EOS: all texts are as long
+        extra = {"generation_config": json.dumps(options)}
+        with tempfile.TemporaryDirectory() as place:
+            convert(file, place)
+            command = ["transformers.cli.transformers", "serve", place, "--device", "cpu"]
+            with served([*command, "--dtype", "float32"], free_port(), threads) as address:
+                found[THEIRS] = measure(asking(address, place, extra))
+    run.progress(OURS)
+    with served(["lmhead", "serve", "smollm2"], free_port(), threads) as address:
+        found[OURS] = measure(asking(address, "smollm2", {"ignore_eos": True}))
+    results: list[dict[str, Any]] = [
+        {
+            "count": count,
+            "rates": {name: rates[count][0] for name, rates in found.items()},
+            "same": found[OURS][count][1] == found[LOOP][count][1],
+        }
+        for count in COUNTS
+    ]
+    run.document |= {"results": results, "names": list(found), "tokens": TOKENS, "goal": GOAL}
+    most = results[-1]["rates"]
+    met = all(most[OURS] >= GOAL * rate for name, rate in most.items() if name != OURS)
+    run.wrong = not all(r["same"] for r in results) or not met

@@ -14,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from server.serve_tiny import finish
 
@@ -80,6 +81,9 @@ class Crowd:
         head = self.head(f"POST {path}", *lines)
         return await self.ask(head + body[:half], body[half:], pause=pause)
 
+    def completion(self, **more: Any) -> bytes:
+        return json.dumps({"model": self.model, "prompt": [5, 6], "max_tokens": 3, **more}).encode()
+
     def question(self, tokens: int = 3) -> bytes:
         return json.dumps({"model": self.model, "ids": [5] * tokens}).encode()
 
@@ -97,9 +101,17 @@ async def _vanish(crowd: Crowd, chance: random.Random) -> int:
     sock = socket.socket()
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", crowd.port))
-    body = json.dumps({"model": crowd.model, "ids": [5] * 60, "tokens": 60}).encode()
+    path, body = chance.choice(
+        [
+            (
+                "/api/paths",
+                json.dumps({"model": crowd.model, "ids": [5] * 60, "tokens": 60}).encode(),
+            ),
+            ("/v1/completions", crowd.completion(n=4, max_tokens=100)),
+        ]
+    )
     head = crowd.head(
-        "POST /api/paths", "Content-Type: application/json", f"Content-Length: {len(body)}"
+        f"POST {path}", "Content-Type: application/json", f"Content-Length: {len(body)}"
     )
     sent = (head + body)[: chance.choice([len(head) // 2, len(head), len(head + body)])]
     await asyncio.get_running_loop().sock_sendall(sock, sent)
@@ -110,9 +122,10 @@ async def _vanish(crowd: Crowd, chance: random.Random) -> int:
     return 0
 
 
-async def _stall(crowd: Crowd, chance: random.Random) -> int:  # noqa: ARG001
+async def _stall(crowd: Crowd, chance: random.Random) -> int:
     """A body that does not come: waited for as long as the server waits, or our time lasts."""
-    head = crowd.head("POST /api/next", "Content-Type: application/json", "Content-Length: 50")
+    path = chance.choice(["/api/next", "/v1/chat/completions"])
+    head = crowd.head(f"POST {path}", "Content-Type: application/json", "Content-Length: 50")
     reader, writer = await asyncio.open_connection("127.0.0.1", crowd.port)
     try:
         writer.write(head + b"{")
@@ -123,13 +136,30 @@ async def _stall(crowd: Crowd, chance: random.Random) -> int:  # noqa: ARG001
         writer.close()
 
 
-async def _endless(crowd: Crowd, chance: random.Random) -> int:  # noqa: ARG001
-    """A body in chunks that never says how long it is."""
+async def _endless(crowd: Crowd, chance: random.Random) -> int:
+    """A body in chunks that never says how long it is; 5 MiB of it, more than is allowed."""
+    path = chance.choice(["/api/next", "/v1/completions"])
     head = crowd.head(
-        "POST /api/next", "Content-Type: application/json", "Transfer-Encoding: chunked"
+        f"POST {path}", "Content-Type: application/json", "Transfer-Encoding: chunked"
     )
-    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-    return await crowd.ask(head, *[chunk] * 20)
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    return await crowd.ask(head, *[chunk] * 5)
+
+
+async def _stream(crowd: Crowd, chance: random.Random, *, leave: bool = False) -> int:
+    """A streamed completion, read to its end; or left after its first event."""
+    asked = {"max_tokens": 100 if leave else chance.randint(1, 8), "stream": True}
+    body = crowd.completion(**asked)
+    lines = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+    reader, writer = await asyncio.open_connection("127.0.0.1", crowd.port)
+    try:
+        writer.write(crowd.head("POST /v1/completions", *lines) + body)
+        status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+        if status == 200:
+            await reader.readuntil(b"data: " if leave else b"data: [DONE]\n\n")
+        return status
+    finally:
+        writer.close()
 
 
 Act = Callable[[Crowd, random.Random], Awaitable[int]]
@@ -148,6 +178,7 @@ def _kind(name: str, right: set[int] | frozenset[int], act: Act) -> Kind:
     return Kind(name, frozenset(right), act)
 
 
+_COMPLETIONS = "/v1/completions"
 KINDS = (
     _kind("page", {200}, lambda c, _: c.ask(c.head("GET /"))),
     _kind("next", BUSY, lambda c, r: c.post("/api/next", c.question(r.randint(1, 60)))),
@@ -174,6 +205,42 @@ KINDS = (
     ),
     _kind("no HTTP", {400}, lambda c, r: c.ask(b"\x16\x03" + r.randbytes(20) + b"\r\n\r\n")),
     _kind("slow", BUSY, lambda c, _: c.post("/api/next", c.question(), pause=0.3)),
+    _kind("completion", BUSY, lambda c, _: c.post(_COMPLETIONS, c.completion())),
+    _kind(
+        "echo",
+        BUSY,
+        lambda c, _: c.post(_COMPLETIONS, c.completion(echo=True, logprobs=3, max_tokens=0)),
+    ),
+    _kind(
+        "guided",
+        BUSY,
+        lambda c, _: c.post(_COMPLETIONS, c.completion(guided_regex="[a-c]{4}", n=2)),
+    ),
+    _kind("stream", BUSY, _stream),
+    _kind("stream left", BUSY, lambda c, r: _stream(c, r, leave=True)),
+    _kind("slow completion", BUSY, lambda c, _: c.post(_COMPLETIONS, c.completion(), pause=0.3)),
+    _kind("tokenize", BUSY, lambda c, _: c.post("/tokenize", b'{"prompt": "In the"}')),
+    _kind("/v1/models", {200}, lambda c, _: c.ask(c.head("GET /v1/models"))),
+    _kind("metrics", {200}, lambda c, _: c.ask(c.head("GET /metrics"))),
+    _kind(
+        "wrong completion",
+        {400, 429},
+        lambda c, r: c.post(_COMPLETIONS, c.completion(n=r.random())),
+    ),
+    _kind("no chat", {400, 429}, lambda c, _: c.post("/v1/chat/completions", b'{"messages": []}')),
+    _kind("no JSON to /v1", {400}, lambda c, r: c.post(_COMPLETIONS, r.randbytes(40))),
+    _kind("no /v1 model", {404}, lambda c, _: c.post(_COMPLETIONS, b'{"model": "../etc"}')),
+    _kind("wrong method", {405}, lambda c, _: c.ask(c.head(f"GET {_COMPLETIONS}"))),
+    _kind(
+        "rebound name",
+        {421},
+        lambda c, _: c.ask(c.head("GET /v1/models", host=f"evil.example:{c.port}")),
+    ),
+    _kind(
+        "other page",
+        {403},
+        lambda c, _: c.post(_COMPLETIONS, c.completion(), "Sec-Fetch-Site: cross-site"),
+    ),
     _kind("vanish", {0}, _vanish),
     _kind("vanish again", {0}, _vanish),
     _kind("stall", {0, 408}, _stall),

@@ -73,6 +73,7 @@ def test_a_crowd_leaves_the_server_as_it_was(
     assert {kind for kind, _ in crowd.seen} == {kind.name for kind in KINDS}
     # Which of the many requests is answered and which gets 429 is chance.
     assert sum(crowd.seen[kind, 200] for kind in ("next", "slow", "paths")) > 0
+    assert sum(crowd.seen[kind, 200] for kind in ("completion", "echo", "guided", "stream")) > 0
     assert later[1] <= files
     assert later[2] <= threads
     assert later[0] < memory + 30

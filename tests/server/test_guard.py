@@ -5,26 +5,42 @@ from typing import Any
 
 import pytest
 
-from lmhead.server import Limits, serve
+from lmhead.server import Limits, create_api_app, serve
 from lmhead.server.launch import own_names
 from server.serve_tiny import HOST, ask, make_app
 
 OWN = f"http://{HOST}"
+READ = ("/api/models", "/v1/models", "/tokenizer_info", "/health", "/metrics")
+POSTED = ("/api/next", "/v1/completions", "/v1/chat/completions", "/tokenize")
+
+
+@pytest.fixture(params=["page", "api"])
+def app(page: Path, request: pytest.FixtureRequest) -> Any:
+    """Both applications: the page with all routes, and the OpenAI-compatible API alone."""
+    limits = Limits(body_bytes=100)
+    if request.param == "page":
+        return make_app(page, models={}, limits=limits)
+    return create_api_app({}, hosts={HOST}, limits=limits)
 
 
 @pytest.fixture
-def app(page: Path) -> Any:
+def page_app(page: Path) -> Any:
     return make_app(page, models={}, limits=Limits(body_bytes=100))
 
 
 def post(app: Any, **headers: str) -> int:
+    """The status of a POST to every route, which must be one."""
     given = {"content-type": "application/json"} | {
         k.replace("_", "-"): v for k, v in headers.items()
     }
-    return ask(app, "POST", "/api/next", content=b"{}", headers=given).status_code
+    body = b'{"model": "none"}'
+    statuses = {ask(app, "POST", path, content=body, headers=given).status_code for path in POSTED}
+    assert len(statuses) == 1, statuses
+    return statuses.pop()
 
 
-def test_the_page_is_sent(app: Any) -> None:
+def test_the_page_is_sent(page_app: Any) -> None:
+    app = page_app
     answer = ask(app, "GET", "/")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     script = ask(app, "GET", "/assets/a.js")
@@ -33,7 +49,7 @@ def test_the_page_is_sent(app: Any) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("path", ["/", "/assets/a.js", "/nothing", "/api/models", "/api/next"])
+@pytest.mark.parametrize("path", ["/", "/assets/a.js", "/nothing", "/api/next", *READ, *POSTED])
 def test_every_answer_has_the_policy_and_none_lets_others_read(app: Any, path: str) -> None:
     headers = ask(app, "GET", path).headers
     assert headers["content-security-policy"].startswith("default-src 'none'")
@@ -47,7 +63,9 @@ def test_every_answer_has_the_policy_and_none_lets_others_read(app: Any, path: s
     "host", ["evil.example", "evil.example:8000", "127.0.0.1", "127.0.0.1:80", ""]
 )
 def test_a_foreign_host_is_refused(app: Any, host: str) -> None:
-    assert ask(app, "GET", "/", headers={"host": host}).status_code == 421
+    for path in ("/", *READ):
+        assert ask(app, "GET", path, headers={"host": host}).status_code == 421
+    assert post(app, host=host) == 421
 
 
 def test_two_hosts_are_refused(app: Any) -> None:
@@ -57,7 +75,8 @@ def test_two_hosts_are_refused(app: Any) -> None:
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", f"https://{HOST}", OWN + "0"])
 def test_a_foreign_origin_is_refused(app: Any, origin: str) -> None:
     assert post(app, origin=origin) == 403
-    assert ask(app, "GET", "/api/models", headers={"origin": origin}).status_code == 403
+    for path in READ:
+        assert ask(app, "GET", path, headers={"origin": origin}).status_code == 403
 
 
 def test_our_own_origin_and_none_are_let_in(app: Any) -> None:
@@ -65,10 +84,12 @@ def test_our_own_origin_and_none_are_let_in(app: Any) -> None:
     assert post(app) == 404
 
 
-def test_a_link_from_elsewhere_opens_the_page_but_no_answer(app: Any) -> None:
+def test_a_link_from_elsewhere_opens_the_page_but_no_answer(page_app: Any) -> None:
+    app = page_app
     from_elsewhere = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert ask(app, "GET", "/", headers=from_elsewhere).status_code == 200
-    assert ask(app, "GET", "/api/models", headers=from_elsewhere).status_code == 403
+    for path in ("/api/models", "/v1/models"):
+        assert ask(app, "GET", path, headers=from_elsewhere).status_code == 403
     embedded = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
     assert ask(app, "GET", "/", headers=embedded).status_code == 403
     assert post(app, sec_fetch_site="same-site") == 403
@@ -92,20 +113,21 @@ def test_other_methods_are_refused(app: Any, method: str) -> None:
 
 def test_a_large_body_is_refused_whether_it_says_its_size_or_not(app: Any) -> None:
     json_type = {"content-type": "application/json"}
-    assert ask(app, "POST", "/api/next", content=b" " * 101, headers=json_type).status_code == 413
 
     async def pieces() -> Any:
         for _ in range(11):
             yield b" " * 10
 
-    assert ask(app, "POST", "/api/next", content=pieces(), headers=json_type).status_code == 413
-    assert ask(app, "POST", "/api/next", content=b" " * 100, headers=json_type).status_code == 400
+    path = "/v1/completions"
+    assert ask(app, "POST", path, content=b" " * 101, headers=json_type).status_code == 413
+    assert ask(app, "POST", path, content=pieces(), headers=json_type).status_code == 413
+    assert ask(app, "POST", path, content=b" " * 100, headers=json_type).status_code == 400
 
 
 @pytest.mark.parametrize("length", [b"-1", b"1e3", b"x", "\u0663".encode()])
 def test_a_strange_length_is_refused(app: Any, length: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-    assert ask(app, "POST", "/api/next", content=b"{}", headers=headers).status_code == 413
+    assert ask(app, "POST", "/v1/completions", content=b"{}", headers=headers).status_code == 413
 
 
 @pytest.mark.parametrize(
@@ -129,7 +151,7 @@ def test_no_address_reaches_a_file_outside(app: Any, path: str) -> None:
 
 def test_a_key_is_asked_for_everywhere(page: Path) -> None:
     app = make_app(page, models={}, key="open sesame")
-    for path in ("/", "/assets/a.js", "/api/models"):
+    for path in ("/", "/assets/a.js", *READ):
         assert ask(app, "GET", path).status_code == 401
     wrong = {"authorization": "Bearer open sesam"}
     assert ask(app, "GET", "/", headers=wrong).status_code == 401

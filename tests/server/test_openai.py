@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +24,8 @@ from lmhead.models import LanguageModel, open_model
 from lmhead.sampling import Sampler, generate
 from lmhead.server.app import API_LIMITS, create_api_app
 from lmhead.server.metrics import Metrics
-from server.serve_tiny import finish, listening
+from lmhead.server.worker import Worker
+from server.serve_tiny import HOST, ask, finish, listening, make_app
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}"
@@ -148,6 +150,7 @@ def test_logit_bias_and_stop(client: OpenAI, model: LanguageModel) -> None:
         model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stop=[stop, "never"]
     )
     assert found.choices[0].text == want.text[: want.text.index(stop)]
+    assert (found.choices[0].model_extra or {})["stop_reason"] == stop
     assert found.choices[0].finish_reason == "stop"
 
 
@@ -239,12 +242,33 @@ def test_certified_decode_gives_the_same_tokens(models: dict[str, LanguageModel]
                 calls.append(copy.report.choices)
             assert texts[0] == texts[1]
         assert calls == [0, 9, 9, 18]
-        for body, message in (
-            ({"model": "chat", "certified": True}, "started with --screen"),
-            ({"model": "tiny", "certified": True, "logprobs": 1}, "cannot be combined"),
-        ):
-            with pytest.raises(openai.BadRequestError, match=message):
-                client.completions.create(prompt="a", model="", extra_body=body)
+        with pytest.raises(openai.BadRequestError, match="started with --screen"):
+            client.completions.create(model="chat", prompt="a", extra_body={"certified": True})
+
+
+@pytest.mark.parametrize("top", [0, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0}, {"seed": 4, "top_p": 0.8}, {"seed": 4, "guided_regex": "[a-f]{12}"}],
+)
+def test_certified_log_probabilities_are_the_dense_ones(
+    models: dict[str, LanguageModel], options: dict[str, Any], top: int
+) -> None:
+    screened = {"tiny": screened_model(models["tiny"])}
+    asked = {"prompt": IDS, "model": "tiny", "max_tokens": 9, "logprobs": top, **options}
+    app = create_api_app(models, hosts={HOST}, screened=screened)
+    dense, certified = (
+        ask(app, "POST", "/v1/completions", json={**asked, "certified": c}).json()["choices"][0]
+        for c in (False, True)
+    )
+    assert certified["text"] == dense["text"]
+    ours, theirs = certified["logprobs"], dense["logprobs"]
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["token_logprobs"] == pytest.approx(theirs["token_logprobs"], abs=1e-5)
+    tops = zip(ours["top_logprobs"] or [], theirs["top_logprobs"] or [], strict=True)
+    assert [a == pytest.approx(b, abs=1e-5) for a, b in tops] == [True] * (9 if top else 0)
+    report = screened["tiny"].head.screened.report  # type: ignore[union-attr]
+    assert report.choices == 9, "the tokens come from the copy"
 
 
 def test_prompt_logprobs(client: OpenAI, model: LanguageModel) -> None:
@@ -261,6 +285,36 @@ def test_prompt_logprobs(client: OpenAI, model: LanguageModel) -> None:
         assert entry[str(id)]["rank"] == rank
         assert entry[str(id)]["logprob"] == pytest.approx(float(truth[row, id]), abs=1e-4)
         assert len(entry) == 2 + (rank > 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_logprobs_of_a_chat(client: OpenAI, stream: bool) -> None:
+    asked: dict[str, Any] = {
+        "model": "chat", "messages": [{"role": "user", "content": "what"}], "max_tokens": 1, "n": 2,
+        "extra_body": {"prompt_logprobs": 1},
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked)
+    found = (whole.model_extra or {})["prompt_logprobs"]
+    assert whole.usage is not None
+    assert len(found) == whole.usage.prompt_tokens
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        assert [(c.model_extra or {}).get("prompt_logprobs") for c in chunks[:2]] == [found, None]
+
+
+def test_echo_and_prompt_logprobs_have_their_own_numbers(client: OpenAI) -> None:
+    for top, other in ((1, 3), (3, 1)):
+        found = client.completions.create(
+            model="tiny", prompt=IDS, max_tokens=0, echo=True, logprobs=top,
+            extra_body={"prompt_logprobs": other},
+        )  # fmt: skip
+        (choice,) = found.choices
+        assert choice.logprobs is not None
+        assert choice.logprobs.top_logprobs is not None
+        for shown in choice.logprobs.top_logprobs[1:]:
+            assert top <= len(shown) <= top + 1
+        for entry in (choice.model_extra or {})["prompt_logprobs"][1:]:
+            assert other <= len(entry) <= other + 1
 
 
 def test_streaming_gives_the_same(client: OpenAI) -> None:
@@ -376,7 +430,7 @@ def test_chat_streaming_and_log_probabilities(client: OpenAI) -> None:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"x": 1}}, "stream_options"),
         ({"suffix": "end"}, "suffix"),
-        ({"tools": []}, "tools"),
+        ({"tools": [{}]}, "tools"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"guided_regex": "("}, "guided_regex"),
@@ -386,6 +440,8 @@ def test_chat_streaming_and_log_probabilities(client: OpenAI) -> None:
         ({"guided_json": {"type": "nothing"}}, "guided_json"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
         ({"kept": 1}, "kept"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"stream_options": {"x": True}}, "stream_options"),
         ({"nonsense": 1}, "nonsense"),
         ({"min_p": 2}, "min_p"),
         ({"order": "other"}, "order"),
@@ -406,6 +462,11 @@ def test_a_wrong_field_is_named(body: dict[str, Any], param: str, stream: bool, 
     assert error["type"] == "invalid_request_error"
 
 
+def test_stream_options_need_a_stream(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="needs stream"):
+        client.completions.create(model="tiny", prompt="a", stream_options={"include_usage": True})
+
+
 def test_errors_are_the_clients_exceptions(client: OpenAI, port: int) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 64") as error:
         client.completions.create(model="tiny", prompt=[5] * 65)
@@ -421,6 +482,32 @@ def test_errors_are_the_clients_exceptions(client: OpenAI, port: int) -> None:
     stranger = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError), stranger:
         stranger.models.list()
+
+
+def test_fields_that_ask_for_nothing(client: OpenAI) -> None:
+    """Frameworks send them with every request."""
+    extra = {"tools": [], "tool_choice": "none", "modalities": ["text"], "suffix": ""}
+    found = client.completions.create(model="tiny", prompt="a", max_tokens=1, extra_body=extra)
+    assert found.choices
+    for name, value in (("tools", [{"type": "function"}]), ("reasoning_effort", "low")):
+        with pytest.raises(openai.BadRequestError, match=f"{name} is not supported") as error:
+            client.completions.create(model="tiny", prompt="a", extra_body={name: value})
+        assert error.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("POST", "/health", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method(port: int, method: str, path: str, allow: str) -> None:
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    response = httpx.request(method, f"http://127.0.0.1:{port}{path}", headers=headers)
+    assert (response.status_code, response.headers["allow"]) == (405, allow)
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_other_pages_cannot_ask(port: int) -> None:
@@ -562,6 +649,33 @@ def test_a_deadline_ends_a_stream_with_an_error(model: LanguageModel) -> None:
                 list(stream)
 
 
+def test_the_page_and_the_api_share_one_worker(
+    models: dict[str, LanguageModel], page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lmhead explore` answers both; their jobs run in one thread, so models are safe."""
+    from lmhead.server import app as app_module
+
+    jobs: list[Worker] = []
+
+    class Counted(Worker):
+        def stream(self, *args: Any, **options: Any) -> Any:
+            jobs.append(self)
+            return super().stream(*args, **options)
+
+    monkeypatch.setattr(app_module, "Worker", Counted)
+    app = make_app(page, models=models)
+    asked = {"model": "tiny", "prompt": PROMPT}
+    assert ask(app, "POST", "/api/next", json=asked).status_code == 200
+    found = ask(app, "POST", "/v1/completions", json={**asked, "max_tokens": 5, "temperature": 0})
+    assert (
+        found.json()["choices"][0]["text"]
+        == generate(models["tiny"], PROMPT, max_new_tokens=5).text
+    )
+    assert ask(app, "GET", "/v1/models").json()["data"][0]["id"] == "tiny"
+    assert len(jobs) == 2
+    assert jobs[0] is jobs[1]
+
+
 # --- tokenizer, health, metrics -------------------------------------------------------------------
 
 
@@ -574,6 +688,20 @@ def test_tokenizer_and_metrics(port: int, model: LanguageModel) -> None:
         assert found == {"tokens": ids, "count": len(ids), "max_model_len": 64}
         text = client.post("/detokenize", json={"model": "tiny", "tokens": ids}).json()
         assert text == {"prompt": model.tokenizer.decode(ids)}
+        messages = [{"role": "user", "content": "what"}]
+        chat = client.post("/tokenize", json={"model": "chat", "messages": messages}).json()
+        asked = {"model": "chat", "messages": messages, "max_tokens": 0}
+        usage = client.post("/v1/chat/completions", json=asked).json()["usage"]
+        assert chat["count"] == len(chat["tokens"]) == usage["prompt_tokens"]
+        for path, body, param in (
+            ("/tokenize", {"prompt": 1}, "prompt"),
+            ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+            ("/tokenize", {"prompt": "a", "text": "a"}, "text"),
+            ("/detokenize", {"tokens": [300]}, "tokens"),
+            ("/detokenize", {}, "tokens"),
+        ):
+            refused = client.post(path, json={"model": "tiny", **body})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         info = client.get("/tokenizer_info?model=chat").json()
         assert info["chat_template"] == TEMPLATE
         assert client.get("/health").json()["status"] == "ok"

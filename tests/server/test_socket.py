@@ -21,6 +21,15 @@ from lmhead.server.launch import bind
 from server.serve_tiny import finish, running, write_page
 
 QUESTION = {"model": "slow", "ids": [5, 6]}
+# The page's API, and the OpenAI-compatible one on the same worker.
+ASKED = pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("/api/next", QUESTION),
+        ("/v1/completions", {"model": "slow", "prompt": [5, 6], "max_tokens": 1}),
+    ],
+    ids=["page", "v1"],
+)
 
 
 class SlowBody:
@@ -49,9 +58,9 @@ def port(slow: SlowBody, tmp_path: Path) -> Iterator[int]:
         slow.go.set()
 
 
-def head(port: int, length: int) -> bytes:
+def head(port: int, length: int, path: str = "/api/next") -> bytes:
     return (
-        f"POST /api/next HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 
@@ -67,20 +76,24 @@ def status(sock: socket.socket) -> int:
     return int(sock.recv(100).split()[1])
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+@ASKED
+def test_a_body_that_does_not_come_is_not_waited_for(
+    tmp_path: Path, path: str, question: Any
+) -> None:
     page, limits = write_page(tmp_path / "page"), Limits(body_seconds=0.1)
     with (
         running(page, models={}, limits=limits) as port,
         socket.create_connection(("127.0.0.1", port), timeout=5) as sock,
     ):
-        sock.sendall(head(port, 50) + b"{")
+        sock.sendall(head(port, 500, path) + json.dumps(question).encode())
         assert status(sock) == 408
 
 
-def test_who_sends_too_much_can_read_why(port: int) -> None:
+@ASKED
+def test_who_sends_too_much_can_read_why(port: int, path: str, question: Any) -> None:  # noqa: ARG001
     """The rest is thrown away: a connection closed over it would be reset, the answer lost."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
-        sock.sendall(head(port, 32 << 20) + b" " * (32 << 20))
+        sock.sendall(head(port, 32 << 20, path) + b" " * (32 << 20))
         assert status(sock) == 413
 
 
@@ -94,6 +107,28 @@ def test_who_goes_on_sending_is_not_listened_to_for_ever(tmp_path: Path) -> None
         assert status(sock) == 413
         with pytest.raises(ConnectionError):
             send_on(sock)
+
+
+def test_a_client_that_reads_slowly_holds_up_no_one(port: int, slow: SlowBody) -> None:
+    """It stops reading a long stream; others are answered meanwhile, and its own is complete."""
+    slow.go.set()
+    asked = {"model": "slow", "prompt": [5, 6], "max_tokens": 30, "stream": True, "logprobs": 20}
+    body = json.dumps({**asked, "n": 2, "ignore_eos": True}).encode()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(10)
+        sock.connect(("127.0.0.1", port))
+        sock.sendall(head(port, len(body), "/v1/completions") + body)
+        read = sock.recv(500)
+        assert read.split()[1] == b"200"
+        for _ in range(3):
+            answer = httpx.post(f"http://127.0.0.1:{port}/api/next", json=QUESTION, timeout=10)
+            assert answer.status_code == 200
+        while b"[DONE]" not in read[-100:]:
+            part = sock.recv(1 << 16)
+            assert part
+            read += part
+    assert read.count(b'"finish_reason": "length"') == 2
 
 
 def test_answers_are_sent_at_once() -> None:
@@ -122,12 +157,13 @@ def test_what_is_no_http_gets_400(port: int) -> None:
         assert status(sock) == 400
 
 
-def test_too_many_get_429_and_the_rest_are_answered(port: int, slow: SlowBody) -> None:
+@ASKED
+def test_too_many_get_429_and_the_rest_are_answered(
+    port: int, slow: SlowBody, path: str, question: Any
+) -> None:
     async def main() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            asked = [
-                asyncio.create_task(client.post("/api/next", json=QUESTION)) for _ in range(12)
-            ]
+            asked = [asyncio.create_task(client.post(path, json=question)) for _ in range(12)]
             while sum(task.done() for task in asked) < 9:
                 await asyncio.sleep(0.01)
             slow.go.set()
@@ -139,12 +175,15 @@ def test_too_many_get_429_and_the_rest_are_answered(port: int, slow: SlowBody) -
     assert int(refused.headers["retry-after"]) >= 1
 
 
-def test_work_is_not_begun_for_clients_that_have_left(port: int, slow: SlowBody) -> None:
-    body = json.dumps(QUESTION).encode()
+@ASKED
+def test_work_is_not_begun_for_clients_that_have_left(
+    port: int, slow: SlowBody, path: str, question: Any
+) -> None:
+    body = json.dumps(question).encode()
     socks = []
     for _ in range(3):
         sock = socket.create_connection(("127.0.0.1", port), timeout=5)
-        sock.sendall(head(port, len(body)) + body)
+        sock.sendall(head(port, len(body), path) + body)
         socks.append(sock)
     while slow.calls == 0:
         time.sleep(0.005)
@@ -155,7 +194,7 @@ def test_work_is_not_begun_for_clients_that_have_left(port: int, slow: SlowBody)
     with socks[0]:
         assert status(socks[0]) == 200
     # Their places are free again, and the model was asked once for them all.
-    answer = httpx.post(f"http://127.0.0.1:{port}/api/next", json=QUESTION, timeout=5)
+    answer = httpx.post(f"http://127.0.0.1:{port}{path}", json=question, timeout=5)
     assert answer.status_code == 200
     assert slow.calls == 2
 

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 import time
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,34 @@ def test_a_full_queue_says_when_to_retry() -> None:
         await asyncio.sleep(0.01)
         assert worker.waiting == 0
         assert await worker.run(lambda _: 3) == 3
+
+    finish(main())
+
+
+def test_jobs_of_other_limits_have_their_own_queue() -> None:
+    """Requests to one API leave room for those to the other, which has the same worker."""
+    release = threading.Event()
+
+    async def main() -> None:
+        worker, many = Worker(Limits(waiting=1)), Limits(waiting=2, seconds=5)
+
+        async def run(job: Any, limits: Limits | None = None) -> Any:
+            async with aclosing(
+                worker.stream(lambda c: iter([job(c)]), single=True, limits=limits)
+            ) as results:
+                return await anext(results)
+
+        tasks = [asyncio.ensure_future(run(lambda _: release.wait(5), many)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await run(lambda _: True, many)
+        tasks.append(asyncio.ensure_future(run(lambda _: 1)))
+        await asyncio.sleep(0)
+        assert worker.waiting == 3
+        with pytest.raises(QueueFull):
+            await run(lambda _: True)
+        release.set()
+        assert all(await asyncio.gather(*tasks))
 
     finish(main())
 

@@ -52,7 +52,8 @@ def command(
     """Explore models in the browser, on this machine only.
 
     A tutorial on the output layer with a model small enough to check by hand; then next tokens,
-    scores, logit lens and comparisons of real models. The page works offline.
+    scores, logit lens and comparisons of real models. The page works offline. The address with /v1
+    is an OpenAI-compatible API, as that of lmhead serve.
 
     \b
     Examples:

@@ -23,7 +23,8 @@ class TokenEvent:
         finish_reason: None while the row continues; "eos" for a token of the model's that ends
             a text, "stop" for a stop string or id, "length" for the maximum length.
         stopped_by: the stop string or id; None for other reasons.
-        log_prob_error: how far the log-probabilities may be off; above 0 only for a screened head.
+        log_prob_error: how far `log_prob` (unless `top` is asked for) and `sampler_log_prob` may be
+            off; above 0 only for a screened head.
         kept: ids that the sampler could have drawn; None if not asked for, or if it left all.
     """
 

@@ -294,10 +294,11 @@ def choose_tokens(
             error = sampled.estimate_error
         else:
             by_sampler, log_probs = sampled.log_prob, sampled.raw_log_prob
-            if allowed is not None:  # of the model, not among allowed tokens
+            if allowed is not None and not k:  # of the model, not among allowed tokens
                 log_probs = _log_probs(logits, sampled.token)
-        tokens, drawn = sampled.token, by_sampler.tolist()
-        top = _top(logits, k) if k else None
+        tokens, drawn, top = sampled.token, by_sampler.tolist(), None
+        if k:  # exact with a screened head, too
+            log_probs, top = _log_probs_and_top(logits, tokens, k)
         if kept:
             counts = sampled.kept.counts()
             left = [
@@ -350,12 +351,23 @@ def _greedy(
     """Return the best token, its log-probability, and the k most probable tokens."""
     if allowed is not None:
         tokens = masked(logits, allowed).argmax(-1)
-        return tokens, _log_probs(logits, tokens), _top(logits, k) if k else None
+        if k:
+            return tokens, *_log_probs_and_top(logits, tokens, k)
+        return tokens, _log_probs(logits, tokens), None
     top = _top(logits, max(k, 1))
     tokens, log_probs = top.ids[:, 0], top.log_probs[:, 0]
     if not isinstance(logits, LazyLogits):  # of equals, argmax takes the first, topk any
         tokens = logits.argmax(-1)
     return tokens, log_probs, top if k else None
+
+
+def _log_probs_and_top(logits: LazyLogits | Tensor, tokens: Tensor, k: int) -> tuple[Tensor, _Top]:
+    """Return the log-probabilities of tokens, and the k most probable ones, by one sweep."""
+    if not isinstance(logits, LazyLogits):
+        return _log_probs(logits, tokens), _top(logits, k)
+    answers: Any = logits.ask(log_prob=tokens, top_k=k, logsumexp=True)
+    values, ids = answers.top_k
+    return answers.log_prob, _Top(ids, values - answers.logsumexp[:, None])
 
 
 def _log_probs(logits: LazyLogits | Tensor, tokens: Tensor) -> Tensor:

@@ -3,18 +3,19 @@
 In:  opened models, and requests.
 Out: files of the page, JSON, one row of logits as binary float32.
 
-    request_limits  bounds of one request, and of the queue
-    guard           host, origin, key and size checks; security headers of every response
-    worker          one worker thread: bounded queue, deadlines, cancellation
-    static_files    the built page, read once
-    api_context     what endpoints use: models, worker, validation of fields
-    endpoints       API of the page, one file per page
-    openai_requests validation of OpenAI's requests
-    batch_engine    continuous batching: one token per step of all requests to a model
-    openai_api      OpenAI-compatible API
-    metrics         counters as Prometheus text
-    app             the ASGI applications
-    launch          socket, address and browser
+    request_limits   bounds of one request, and of the queue
+    guard            host, origin, key and size checks; security headers of every response
+    worker           one worker thread: bounded queue, deadlines, cancellation
+    static_files     the built page, read once
+    api_context      what endpoints use: models, worker, validation of fields
+    endpoints        API of the page, one file per page
+    openai_requests  validation of OpenAI's requests
+    batch_engine     continuous batching: one token per step of all requests to a model
+    openai_responses token events to OpenAI's responses
+    openai_api       OpenAI-compatible API
+    metrics          counters as Prometheus text
+    app              the ASGI applications
+    launch           socket, address and browser
 """
 
 from lmhead.server.app import create_api_app, create_app

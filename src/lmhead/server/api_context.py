@@ -58,7 +58,7 @@ class ApiContext:
 
     Args:
         models: by name.
-        worker: runs the jobs.
+        worker: runs the jobs, also those of other contexts.
         limits: bounds of a request.
         run: folder of a training run to watch.
         given: by name, the argument of `lmhead.open_model` that opens the model again.
@@ -184,7 +184,8 @@ class ApiContext:
 
         try:
             # Closed explicitly: a generator that is only dropped would run on for a while.
-            async with aclosing(self.worker.stream(stoppable, single=single)) as results:
+            worked = self.worker.stream(stoppable, single=single, limits=self.limits)
+            async with aclosing(worked) as results:
                 async for result in results:
                     yield result
         except QueueFull as full:

@@ -9,12 +9,12 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import ApiContext
+from lmhead.server.api_context import ApiContext, Endpoint
 from lmhead.server.endpoints import all_routes
 from lmhead.server.guard import Guard, RequestRecord, error_response
 from lmhead.server.metrics import Metrics
@@ -40,13 +40,16 @@ def create_app(
     log: Callable[[RequestRecord], object] | None = None,
     frames: bool = False,
 ) -> ASGIApp:
-    """Return an ASGI application that serves the page and the API on these models.
+    """Return an ASGI application that serves the page, its API, and the OpenAI-compatible API.
+
+    One worker runs the models for both APIs.
 
     Args:
         models: by the names that requests use; there may be none.
         hosts: allowed values of the Host header, e.g. "127.0.0.1:8000".
         key: secret that every request must carry; None for none.
-        limits: bounds of a request.
+        limits: bounds of a request; by default those of `Limits` for the page and `API_LIMITS` for
+            the OpenAI-compatible API.
         page: folder of the built page; the package's if not given.
         run: folder of a training run to watch, which may not exist yet.
         given: by name, the argument of `lmhead.open_model` that opens the model again, for the
@@ -54,20 +57,21 @@ def create_app(
         log: called with a record of every request, without prompt and key.
         frames: whether pages of this machine, such as a notebook, may show the page in a frame.
     """
+    api_limits = limits or API_LIMITS
     limits = limits or Limits()
     worker = Worker(limits)
     api = ApiContext(models, worker, limits, None if run is None else run.resolve(), given)
+    metrics = Metrics()
+    openai = openai_routes(ApiContext(models, worker, api_limits), metrics, {})
     files = serve_files(read_page(page_folder() if page is None else page), PAGES)
-
-    app = _application(
-        [*all_routes(api), Route("/{path:path}", files, methods=["GET", "POST"])], worker
-    )
-    return Guard(app, hosts=hosts, key=key, limits=limits, log=log, frames=frames)
+    app = _application([*all_routes(api), *openai], files, worker)
+    record = metrics.recorder(openai, log)
+    return Guard(app, hosts=hosts, key=key, limits=api_limits, log=record, frames=frames)
 
 
 # More than the web page needs: a request may generate up to the model's context.
 API_LIMITS = Limits(
-    body_bytes=16 << 20, prompt_tokens=1 << 20, new_tokens=1 << 17, waiting=64, seconds=600.0
+    body_bytes=4 << 20, prompt_tokens=1 << 20, new_tokens=1 << 17, waiting=64, seconds=600.0
 )
 
 
@@ -80,7 +84,7 @@ def create_api_app(
     log: Callable[[RequestRecord], object] | None = None,
     screened: Mapping[str, LanguageModel] | None = None,
 ) -> ASGIApp:
-    """Return an ASGI application with the OpenAI-compatible API on these models.
+    """Return an ASGI application with only the OpenAI-compatible API on these models.
 
     Args:
         models: by the names that requests use.
@@ -93,30 +97,35 @@ def create_api_app(
     worker = Worker(limits)
     metrics = Metrics()
     routes = openai_routes(ApiContext(models, worker, limits), metrics, screened or {})
-    metrics.paths = frozenset(route.path for route in routes)
 
     async def not_found(request: Request) -> Response:  # noqa: ARG001
         return error_response(404, "not_found", "not found")
 
-    def record(request: RequestRecord) -> None:
-        metrics.add(request)
-        if log is not None:
-            log(request)
-
-    anywhere = Route("/{path:path}", not_found, methods=["GET", "POST"])
-    app = _application([*routes, anywhere], worker)
-    return Guard(app, hosts=hosts, key=key, limits=limits, log=record)
+    app = _application(routes, not_found, worker)
+    return Guard(app, hosts=hosts, key=key, limits=limits, log=metrics.recorder(routes, log))
 
 
-def _application(routes: list[Route], worker: Worker) -> Starlette:
+def _application(routes: list[Route], otherwise: Endpoint, worker: Worker) -> Starlette:
+    """Return the routes as an application; `otherwise` answers what none of them does."""
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         worker.close()
 
+    async def anything_else(request: Request) -> Response:
+        for route in routes:
+            if route.matches(request.scope)[0] is Match.PARTIAL:
+                allowed = ", ".join(sorted(route.methods or ()))
+                message = f"use {allowed} for this path"
+                return error_response(405, "wrong_method", message, allow=allowed)
+        return await otherwise(request)
+
     async def internal_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
         return error_response(500, "broken", "internal error; see the server log")
 
     return Starlette(
-        routes=routes, exception_handlers={Exception: internal_error}, lifespan=lifespan
+        routes=[*routes, Route("/{path:path}", anything_else, methods=["GET", "POST"])],
+        exception_handlers={Exception: internal_error},
+        lifespan=lifespan,
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
+
+from starlette.routing import Route
 
 from lmhead.server.guard import RequestRecord
 
@@ -23,6 +26,19 @@ class Metrics:
         self._seconds = 0.0
         self.prompt_tokens = 0
         self.generated_tokens = 0
+
+    def recorder(
+        self, routes: Iterable[Route], log: Callable[[RequestRecord], object] | None
+    ) -> Callable[[RequestRecord], None]:
+        """Return a function that counts requests, those to these routes by path, and logs them."""
+        self.paths = frozenset(route.path for route in routes)
+
+        def record(request: RequestRecord) -> None:
+            self.add(request)
+            if log is not None:
+                log(request)
+
+        return record
 
     def add(self, record: RequestRecord) -> None:
         """Count a request."""

@@ -15,11 +15,20 @@ from typing import Any
 from lmhead.models import LanguageModel
 from lmhead.sampling import Options, Sampler
 from lmhead.sampling.grammar import Grammar
-from lmhead.server.api_context import RequestError, check_length
+from lmhead.server.api_context import RequestError
 from lmhead.server.guard import error_response
 from lmhead.server.request_limits import Limits
 
-__all__ = ["CompletionRequest", "field_error", "parse_chat", "parse_completion"]
+__all__ = [
+    "CompletionRequest",
+    "check_ids",
+    "encode_chat",
+    "encode_prompt",
+    "field_error",
+    "is_utf8",
+    "parse_chat",
+    "parse_completion",
+]
 
 MOST_LOGPROBS = 20
 MOST_CHOICES = 128
@@ -29,9 +38,10 @@ _IGNORED = {
     "store", "user",
 }  # fmt: skip
 _NOT_SUPPORTED = {
-    "audio", "function_call", "functions", "modalities", "prediction", "suffix", "tool_choice",
-    "tools", "web_search_options",
+    "audio", "function_call", "functions", "modalities", "prediction", "reasoning_effort",
+    "suffix", "tool_choice", "tools", "verbosity", "web_search_options",
 }  # fmt: skip
+_NOTHING: tuple[Any, ...] = ("", [], "none", "auto", ["text"])  # values that ask for nothing
 _COMMON = {
     "certified", "echo", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
     "guided_regex", "ignore_eos", "kept", "logit_bias", "logprobs", "max_tokens",
@@ -113,7 +123,7 @@ def parse_completion(
 def parse_chat(body: Mapping[str, Any], model: LanguageModel, limits: Limits) -> CompletionRequest:
     """Validate the body of `/v1/chat/completions`."""
     more = {"max_completion_tokens", "messages", "top_logprobs"}
-    given = _known(body, (_COMMON | more) - {"echo", "prompt_logprobs"})
+    given = _known(body, (_COMMON | more) - {"echo"})
     name = "max_tokens" if "max_tokens" in given else "max_completion_tokens"
     wanted = _boolean(given, "logprobs")
     top = _optional_integer(given, "top_logprobs", MOST_LOGPROBS)
@@ -123,7 +133,7 @@ def parse_chat(body: Mapping[str, Any], model: LanguageModel, limits: Limits) ->
         given,
         model,
         limits,
-        prompts=(_chat_ids(given.get("messages"), model),),
+        prompts=(encode_chat(given.get("messages"), model),),
         chat=True,
         max_tokens=_optional_integer(given, name, limits.new_tokens),
         logprobs=(top or 0) if wanted else None,
@@ -140,14 +150,16 @@ def _parse(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> CompletionRequest:
-    if _boolean(given, "certified") and logprobs is not None:
-        raise field_error("certified", "certified and logprobs cannot be combined")
     n = _integer(given, "n", 1, MOST_CHOICES, 1)
     if n * len(prompts) > limits.prompts:
         raise field_error("n", f"at most {limits.prompts} choices in total; got {n * len(prompts)}")
-    stream_options = given.get("stream_options") or {}
-    if not isinstance(stream_options, Mapping) or set(stream_options) - {"include_usage"}:
+    stream_options = given.get("stream_options", {})
+    known = {"include_usage", "include_obfuscation"}  # the latter without effect
+    if not isinstance(stream_options, Mapping) or set(stream_options) - known:
         raise field_error("stream_options", "stream_options must have only include_usage")
+    stream = _boolean(given, "stream")
+    if stream_options and not stream:
+        raise field_error("stream_options", "stream_options needs stream to be true")
     vocab = model.head.vocab_size
     return CompletionRequest(
         prompts=prompts,
@@ -163,7 +175,7 @@ def _parse(
         certified=_boolean(given, "certified"),
         kept=_boolean(given, "kept"),
         grammar=_grammar(given, model),
-        stream=_boolean(given, "stream"),
+        stream=stream,
         include_usage=_boolean(stream_options, "include_usage"),
     )
 
@@ -172,12 +184,12 @@ def _known(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     """Return the fields that are not null, without ignored ones; refuse unknown ones."""
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
-        if name in _NOT_SUPPORTED:
+        if name in _NOT_SUPPORTED and given[name] not in _NOTHING:
             raise field_error(name[:80], f"{name} is not supported", code="unsupported_parameter")
-        if name not in known | _OPTIONS | _IGNORED:
+        if name not in known | _OPTIONS | _IGNORED | _NOT_SUPPORTED:
             message = f"unrecognized request argument supplied: {name[:80]}"
             raise field_error(name[:80], message, code="unknown_parameter")
-    return {name: value for name, value in given.items() if name not in _IGNORED}
+    return {name: value for name, value in given.items() if name in known | _OPTIONS}
 
 
 def _sampler(
@@ -190,9 +202,9 @@ def _sampler(
     if "sequence_bias" in options:
         options["sequence_bias"] = _sequence_bias(options["sequence_bias"], model.head.vocab_size)
     for sequence in _list("bad_words_ids", options.get("bad_words_ids", [])):
-        _check_ids("bad_words_ids", sequence, model.head.vocab_size)
+        check_ids("bad_words_ids", sequence, model.head.vocab_size)
     for name in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens"):
-        _check_ids(name, options.get(name, ()), model.head.vocab_size)
+        check_ids(name, options.get(name, ()), model.head.vocab_size)
     temperature = options.get("temperature", 1.0)
     if (
         not isinstance(temperature, int | float)
@@ -247,7 +259,7 @@ def _sequence_bias(given: object, vocab: int) -> dict[tuple[int, ...], float]:
     for pair in _list("sequence_bias", given):
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) not in (int, float):
             raise field_error("sequence_bias", message)
-        _check_ids("sequence_bias", pair[0], vocab)
+        check_ids("sequence_bias", pair[0], vocab)
         if not pair[0]:
             raise field_error("sequence_bias", message)
         found[tuple(pair[0])] = float(pair[1])
@@ -260,7 +272,8 @@ def _list(name: str, value: object) -> list[Any]:
     return value
 
 
-def _check_ids(name: str, ids: object, vocab: int) -> None:
+def check_ids(name: str, ids: object, vocab: int) -> None:
+    """Refuse what is not a list of token ids."""
     if not isinstance(ids, Sequence) or not all(type(id) is int and 0 <= id < vocab for id in ids):
         raise field_error(name, f"{name} must be a list of token ids from 0 to {vocab - 1}")
 
@@ -302,7 +315,7 @@ def _schema(form: object) -> Any:
 
 def _text_of(make: Callable[[str], Grammar]) -> Callable[[Any], Grammar]:
     def checked(value: Any) -> Grammar:
-        if not isinstance(value, str) or not _is_utf8(value):
+        if not isinstance(value, str) or not is_utf8(value):
             raise ValueError("must be text")
         return make(value)
 
@@ -342,14 +355,15 @@ def _prompts(prompt: object, most: int) -> tuple[str | list[int], ...]:
         if not isinstance(part, str):
             if not isinstance(part, list) or not all(type(id) is int for id in part):
                 raise field_error("prompt", message)
-        elif not _is_utf8(part):
+        elif not is_utf8(part):
             raise field_error("prompt", "prompt must be text in UTF-8")
     if len(parts) > most:
         raise field_error("prompt", f"at most {most} prompts in one request; got {len(parts)}")
     return tuple(parts)
 
 
-def _chat_ids(messages: object, model: LanguageModel) -> list[int]:
+def encode_chat(messages: object, model: LanguageModel) -> list[int]:
+    """Return the ids of a conversation, by the model's chat template. Runs in the worker."""
     if model.chat is None:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise field_error("messages", message, code="no_chat_template")
@@ -364,7 +378,7 @@ def _chat_ids(messages: object, model: LanguageModel) -> list[int]:
         if isinstance(content, list):  # parts, of which only texts are supported
             texts = [p.get("text") if isinstance(p, Mapping) else None for p in content]
             content = "".join(map(str, texts)) if _all_text(texts) else None
-        if not isinstance(content, str) or not _is_utf8(content):
+        if not isinstance(content, str) or not is_utf8(content):
             raise field_error(name, f"{name}.content must be text")
         found.append({"role": message["role"], "content": content})
     try:
@@ -377,7 +391,8 @@ def _all_text(parts: list[Any]) -> bool:
     return all(isinstance(part, str) for part in parts)
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return whether a text has no lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -420,10 +435,11 @@ def encode_prompt(model: LanguageModel, prompt: str | list[int], limits: Limits)
             ids = [model.tokenizer.bos_token_id]
     else:
         ids = prompt
-        _check_ids("prompt", ids, model.head.vocab_size)
+        check_ids("prompt", ids, model.head.vocab_size)
     most = min(limits.prompt_tokens, model.max_length or limits.prompt_tokens)
     if len(ids) > most:
         message = f"the model's maximum context length is {most} tokens; prompt has {len(ids)}"
         raise field_error("prompt", message, code="context_length_exceeded")
-    check_length("prompt", len(ids), 1, most)
+    if not ids:
+        raise field_error("prompt", "prompt must have at least one token")
     return ids

@@ -59,4 +59,4 @@ def _is_navigation(request: Request) -> bool:
     """Return whether a browser asks for a page, not a file or an API response."""
     path = request.url.path
     wants_page = "text/html" in request.headers.get("accept", "")
-    return wants_page and not path.startswith("/api/") and "." not in path
+    return wants_page and not path.startswith(("/api/", "/v1/")) and "." not in path

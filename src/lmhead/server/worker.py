@@ -13,7 +13,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -88,13 +88,13 @@ class Worker:
         self._new: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._waiting = 0
+        self._waiting: Counter[Limits] = Counter()
         self._typical = 1.0  # moving average of a job's seconds
 
     @property
     def waiting(self) -> int:
         """Number of jobs that run or wait."""
-        return self._waiting
+        return self._waiting.total()
 
     async def run(self, job: Callable[[Cancellation], _T]) -> _T:
         """Return the result of a job of one step.
@@ -110,15 +110,24 @@ class Worker:
             await results.aclose()
 
     async def stream(
-        self, job: Callable[[Cancellation], Iterator[_T]], *, single: bool = False
+        self,
+        job: Callable[[Cancellation], Iterator[_T]],
+        *,
+        single: bool = False,
+        limits: Limits | None = None,
     ) -> AsyncGenerator[_T, None]:
-        """Yield what a job yields, as it comes; if `single`, only the first. Raises as `run`."""
-        if self._waiting >= self.limits.waiting:
-            raise QueueFull(max(1, round(self._waiting * self._typical)))
-        cancellation = Cancellation(self.limits.seconds)
-        entry = _Job(job, cancellation, asyncio.get_running_loop(), single)
+        """Yield what a job yields, as it comes; if `single`, only the first. Raises as `run`.
+
+        `limits` replaces those of the worker for this job. Jobs of different limits are counted
+        apart, so that those of one API leave room for those of another.
+        """
+        limits = limits or self.limits
+        if self._waiting[limits] >= limits.waiting:
+            raise QueueFull(max(1, round(self.waiting * self._typical)))
+        cancellation = Cancellation(limits.seconds)
+        entry = _Job(job, cancellation, asyncio.get_running_loop(), single, limits)
         with self._lock:
-            self._waiting += 1
+            self._waiting[limits] += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="lmhead-worker", daemon=True)
             self._thread.start()
@@ -166,7 +175,7 @@ class Worker:
     def _release(self, entry: _Job) -> None:
         """Count a job as finished, once."""
         with self._lock:
-            self._waiting -= not entry.released
+            self._waiting[entry.limits] -= not entry.released
             entry.released = True
 
     def close(self) -> None:
@@ -183,8 +192,10 @@ class _Job:
         cancellation: Cancellation,
         loop: asyncio.AbstractEventLoop,
         single: bool,
+        limits: Limits,
     ) -> None:
         self.cancellation, self._loop, self.single = cancellation, loop, single
+        self.limits = limits
         self.results: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.seconds = 0.0  # of all steps
         self.started = self.released = False

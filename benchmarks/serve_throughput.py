@@ -57,7 +57,7 @@ def served(command: list[str], port: int, threads: int) -> Iterator[str]:
                     time.sleep(0.2)
             yield f"{address}/v1"
         finally:
-            process.terminate()
+            process.kill()
 
 
 def convert(file: Path, folder: str) -> None:
@@ -166,7 +166,8 @@ def command(run: Run) -> None:
     found[LOOP] = measure(lambda count: loop(model, count))
     if find_spec("fastapi") is not None:
         run.progress(THEIRS)
-        options = {"max_new_tokens": TOKENS, "do_sample": True}  # no EOS: all texts are as long
+        lengths = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS}
+        options = {**lengths, "do_sample": True, "top_k": 0}
         extra = {"generation_config": json.dumps(options)}
         with tempfile.TemporaryDirectory() as place:
             convert(file, place)

@@ -28,7 +28,7 @@ from benchmarks.runner import Run, benchmark
 from lmhead import Sampler, generate, open_model
 from lmhead.models import LanguageModel, bundled
 
-TOKENS = 32
+TOKENS = 16
 COUNTS = (1, 4, 16)
 PROMPTS = ["The capital of France is", "Once upon a time there was", "Water boils at", "In 1900"]
 LOOP, OURS, THEIRS = "loop of generate", "lmhead serve", "transformers serve"

@@ -105,7 +105,9 @@ class BatchDecoder:
             raise ValueError("body must have no cross-attention")
         self.body = body
         tensors = [*body.parameters(), *body.buffers()]
-        self._rows: DecoderBody = deepcopy(body, {id(tensor): tensor for tensor in tensors}).eval()
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+        shared[id(body.step)] = None  # it has a copy of the weights, and is not used here
+        self._rows: DecoderBody = deepcopy(body, shared).eval()
         for module in self._rows.modules():
             if type(module) is nn.Linear:
                 module.__class__ = RowLinear

@@ -140,6 +140,15 @@ class TestBody:
         assert_close(more[:, -1], alone[:, -1], atol=1e-5, rtol=1e-5)
 
     @torch.no_grad()
+    def test_two_threads_that_continue_a_cache_write_to_different_memory(
+        self, body: LlamaBody
+    ) -> None:
+        _, cache = body(IDS[:, :3])
+        _, cache = body(IDS[:, 3:4], cache)
+        first, second = cache.with_room(), cache.with_room()
+        assert first.keys.data_ptr() != second.keys.data_ptr()
+
+    @torch.no_grad()
     def test_several_tokens_or_rows_after_it(self, body: LlamaBody) -> None:
         expected, _ = body(IDS)
         _, cache = body(IDS[:, :3])

@@ -12,6 +12,7 @@ float32, as torch's are, in another order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -46,17 +47,28 @@ class StoredBlocks(NamedTuple):
 
 
 class _Room:
-    """Memory of keys and values, (L, G, room, d) each, of which the first `used` are written."""
+    """Memory of keys and values, (L, G, room, d) each, of which the first `used` are taken."""
 
-    def __init__(self, keys: Tensor, values: Tensor, used: int) -> None:
-        self.keys, self.values, self.used = keys, values, used
-
-    @classmethod
-    def of(cls, keys: Tensor, values: Tensor) -> _Room:
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
         """Copy keys and values (L, G, S, d) into memory with room for more."""
-        used = keys.shape[2]
-        keys, values = (F.pad(t, (0, 0, 0, max(_ROOM, used))) for t in (keys, values))
-        return cls(keys, values, used)
+        self.used = keys.shape[2]
+        self.keys, self.values = (
+            F.pad(t, (0, 0, 0, max(_ROOM, self.used))) for t in (keys, values)
+        )
+        self._lock = Lock()
+
+    def after(self, length: int) -> _Room:
+        """Return memory with the first `length` positions, in which the next one is the caller's.
+
+        That is this one, unless it is full or was continued in another way.
+        """
+        with self._lock:
+            if self.used == length < self.keys.shape[2]:
+                self.used += 1
+                return self
+        room = _Room(self.keys[:, :, :length], self.values[:, :, :length])
+        room.used += 1
+        return room
 
 
 class GrowingCache(KeyValueCache):
@@ -86,12 +98,8 @@ class GrowingCache(KeyValueCache):
         return tuple(self._room.values[:, None, :, : self._length])
 
     def with_room(self) -> _Room:
-        """Return memory in which the position after this cache is free."""
-        room = self._room
-        if room.used == self._length < room.keys.shape[2]:
-            return room
-        used = slice(0, self._length)  # full, or continued in another way already
-        return _Room.of(room.keys[:, :, used], room.values[:, :, used])
+        """Return memory in which the position after this cache is the caller's."""
+        return self._room.after(self._length)
 
 
 class DecodeStep:
@@ -147,7 +155,7 @@ class DecodeStep:
         if isinstance(cache, GrowingCache):
             room = cache.with_room()
         else:
-            room = _Room.of(torch.cat(cache.keys), torch.cat(cache.values))
+            room = _Room(torch.cat(cache.keys), torch.cat(cache.values)).after(before)
         scale = self._body.sizes.embedding_scale
         x = self._body.embedding.weight[int(ids)].detach()
         x = x.clone() if scale == 1.0 else x * scale
@@ -155,7 +163,6 @@ class DecodeStep:
         kernels.compiled().decode_step(
             self._model, x, cos, sin, room.keys, room.values, before, kernels.threads()
         )
-        room.used = before + 1
         return x[None, None], GrowingCache(room, before + 1)
 
     def _rotary(self, position: int) -> tuple[Tensor, Tensor]:

@@ -108,6 +108,7 @@ def main() -> int:
     """Return 1 if a decision was wrong or an interval missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--decisions", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first head")
     parser.add_argument("--seconds", type=float, help="stop after this time")
     parser.add_argument("--real", type=int, default=512, help="hidden states of the real head")
     parser.add_argument("--write", action="store_true")
@@ -126,7 +127,7 @@ def main() -> int:
                 kernels.core.use(name)
                 decide(screened, chunk, truth, {"top_p": 0.9}, 1, found)
                 found["on real states"] += 3 * len(chunk)
-    for seed in itertools.count():
+    for seed in itertools.count(given.seed):
         done = found["argmax"] + found["top-k"] + found["samples"]
         late = given.seconds is not None and time.monotonic() - begin > given.seconds
         late = late or bool(stopped)

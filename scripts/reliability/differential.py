@@ -4,7 +4,8 @@
 
 The tolerance is twice the error of plain torch in the same dtype on the same input, plus what a
 change of the inputs by one rounding changes, times 16, plus a few roundings of the result and of
-the logits; for float64 those of the reference, which is float64 itself. Argmax, top-k and rank must be those of float64.
+the logits; for float64 those of the reference, which is float64 itself. Argmax, top-k and rank
+must be those of float64.
 `--seed N --cases 1` repeats a case.
 """
 

@@ -8,6 +8,7 @@ api_text     POST /api/score                            every token of a text, a
 api_lens     POST /api/lens                             logit lens: layers x positions
 api_compare  GET  /api/comparable, POST /api/compare    two models or samplers, along a text
 api_runs     GET  /api/run                              new lines in the log of a training run
+api_translate POST /api/translate                       a translation by the training run
 """
 
 from starlette.routing import Route
@@ -22,6 +23,7 @@ from lmhead.server.endpoints import (
     api_products,
     api_runs,
     api_text,
+    api_translate,
 )
 
 __all__ = ["all_routes"]
@@ -35,6 +37,7 @@ _PAGES = (
     api_lens,
     api_compare,
     api_runs,
+    api_translate,
 )
 
 

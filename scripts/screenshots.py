@@ -1,8 +1,9 @@
 """Take the pictures of the explorer that the docs show: docs/images/*.png.
 
     make explorer
-    python scripts/screenshots.py            all of them
-    python scripts/screenshots.py train      one page's
+    python scripts/screenshots.py                    all of them
+    python scripts/screenshots.py train              one page's
+    python scripts/screenshots.py --review FOLDER    whole pages, also in dark colours, for a review
 
 Every page, in English and Chinese, 1280 and 390 pixels wide, on the bundled model `tiny`; two in
 dark colours. The run on the page of training is a real one, a short one, on the text of the docs.
@@ -53,16 +54,24 @@ SHOTS = [
     Shot("text", "/text?", '[data-chart="heat"]'),
     Shot("lens", "/lens?", '[data-chart="grid"]'),
     Shot("compare", "/compare?", '[data-chart="pairs"]'),
-    Shot("train", "/train?v=128256&d=4096&n=16384", '[data-chart="loss"]'),
-    Shot("run", "/train?", '[data-chart="sample"]', "section.watch", dark=True),
+    Shot(
+        "train", "/train?v=128256&d=4096&n=16384", '[data-chart="loss"]', "section.step:not(.watch)"
+    ),
+    Shot("run", "/train?", '[data-chart="sample"]', dark=True),
+    Shot("glossary", "/glossary?", ".terms, dl"),
 ]
+IN_DOCS = [shot for shot in SHOTS if shot.name != "glossary"]
 
 
 def main(wanted: list[str]) -> None:
-    """Take the pictures of these pages, or of all."""
-    shots = [shot for shot in SHOTS if not wanted or shot.name in wanted]
+    """Take the pictures of these pages, or of all; for a review if the first word is --review."""
+    review = Path(wanted[1]) if wanted[:1] == ["--review"] and len(wanted) == 2 else None
+    if review is not None:
+        review.mkdir(parents=True, exist_ok=True)
+        wanted = []
+    shots = [shot for shot in (SHOTS if review else IN_DOCS) if not wanted or shot.name in wanted]
     if not shots:
-        names = ", ".join(shot.name for shot in SHOTS)
+        names = ", ".join(shot.name for shot in IN_DOCS)
         raise SystemExit(f"pages must be among {names}; got {' '.join(wanted)}")
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
@@ -73,20 +82,28 @@ def main(wanted: list[str]) -> None:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with serving(run) as address:
             for shot in shots:
-                for path in take_all(browser, address, shot):
-                    print(f"{path.stat().st_size:>8,} {path.relative_to(ROOT)}")
+                for path in take_all(browser, address, shot, review):
+                    print(f"{path.stat().st_size:>8,} {path.name}")
         browser.close()
+    if review:
+        return
     total = sum(path.stat().st_size for path in IMAGES.glob("*.png"))
     print(f"{total:>8,} in all")
     if total > MOST_BYTES:
         raise SystemExit(f"the pictures must have at most {MOST_BYTES:,} bytes together")
 
 
-def take_all(browser: Browser, address: str, shot: Shot) -> Iterator[Path]:
-    """Take pictures of a page in both languages and widths, and in dark colours if wanted."""
+def take_all(
+    browser: Browser, address: str, shot: Shot, review: Path | None = None
+) -> Iterator[Path]:
+    """Take pictures of a page in both languages and widths, and in dark colours if wanted.
+
+    For a review, all are taken in both colours, and show the whole page.
+    """
     for lang in ("en", "zh"):
         for width, height in WIDTHS.items():
-            for theme in ("light", "dark") if shot.dark and width > 1000 else ("light",):
+            dark = review or (shot.dark and width > 1000)
+            for theme in ("light", "dark") if dark else ("light",):
                 context = browser.new_context(
                     viewport={"width": width, "height": height}, reduced_motion="reduce"
                 )
@@ -103,8 +120,8 @@ def take_all(browser: Browser, address: str, shot: Shot) -> Iterator[Path]:
                 page.wait_for_timeout(300)
                 parts = [shot.name, lang, *(["390"] if width == 390 else [])]
                 parts += ["dark"] if theme == "dark" else []
-                path = IMAGES / f"{'-'.join(parts)}.png"
-                save(page.screenshot(), path)
+                path = (review or IMAGES) / f"{'-'.join(parts)}.png"
+                save(page.screenshot(full_page=review is not None), path)
                 context.close()
                 yield path
 

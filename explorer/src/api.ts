@@ -105,7 +105,7 @@ function cachedVocabulary(model: string): Promise<Vocabulary> {
 }
 
 /** Map bytes that are not valid UTF-8 to U+DC80 and following, so that adjacent tokens can be joined to characters. */
-function escaped(name: string, bytes: readonly number[]): string {
+export function escaped(name: string, bytes: readonly number[]): string {
   let [text, i] = ["", 0];
   while (i < bytes.length) {
     const byte = bytes[i] ?? 0;

@@ -84,6 +84,7 @@ test("a report escapes what it is given, and says that nothing may run", () => {
     title: hostile,
     lang: "en",
     colours: { "--ink": "#fff; } </style><script>" },
+    about: [hostile],
     pictures: ["<svg></svg>"],
     tables: [{ title: hostile, columns: [hostile, "p", "q", "r"], rows: [[hostile, 0.5, NaN, null]] }],
     lines: [[hostile, hostile]],
@@ -101,6 +102,7 @@ test("the tables of a report are for people: their language, their digits, ranks
       title: "",
       lang,
       colours: {},
+      about: [],
       pictures: [],
       tables: [
         {

@@ -16,15 +16,15 @@ import {
 import { search } from "../src/lens/searchTokens";
 
 const cell = (kl: number): Cell => ({
-  best: [{ id: 1, text: "a", p: 0.5 }],
+  best: [{ id: 1, text: "a", bytes: [97], p: 0.5 }],
   entropy: 2,
   target_p: 0.25,
   target_rank: 9,
   kl,
 });
 const lens: Lens = {
-  prompt: [{ id: 1, text: "a" }],
-  targets: [{ id: 2, text: "b" }],
+  prompt: [{ id: 1, text: "a", bytes: [97] }],
+  targets: [{ id: 2, text: "b", bytes: [98] }],
   layers: [
     { layer: 0, cells: [cell(7.3)] },
     { layer: 1, cells: [cell(0)] },

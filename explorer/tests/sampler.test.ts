@@ -183,16 +183,21 @@ test("the sampler in the words of other programs", () => {
   const options = { ...NEUTRAL, temperature: 0.7, top_p: 0.9, xtc_probability: 0.5, frequency_penalty: 0.2 };
   const chain = { stages: activeStages(options, ORDERS.hf), order: ORDERS.hf, seed: 3 };
   expect(translated(chain, "huggingface")).toEqual({
-    code: "GenerationConfig(do_sample=True, top_k=0, temperature=0.7, top_p=0.9)",
+    code: "from transformers import GenerationConfig\n\nconfig = GenerationConfig(do_sample=True, top_k=0, temperature=0.7, top_p=0.9)",
     missing: ["frequency_penalty", "xtc_probability"],
     reordered: true,
+    recounted: false,
   });
   expect(translated(chain, "vllm").code).toBe(
-    "SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.2, seed=3)",
+    "from vllm import SamplingParams\n\nparams = SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.2, seed=3)",
   );
   expect(translated(chain, "llama.cpp").code).toBe(
-    "--samplers 'penalties;temperature;top_p;xtc' --top-k 0 --top-p 0.9 --min-p 0 --temp 0.7 --xtc-probability 0.5 --frequency-penalty 0.2 --seed 3",
+    "--samplers 'penalties;temperature;top_p;xtc' --top-k 0 --top-p 0.9 --min-p 0 --temp 0.7 --xtc-probability 0.5 --frequency-penalty 0.2 --repeat-last-n -1 --seed 3",
   );
+  expect(translated(chain, "llama.cpp").recounted).toBe(true);
+  const theirs = { ...chain, order: ORDERS["llama.cpp"] };
+  expect(translated(theirs, "llama.cpp").code).not.toContain("--repeat-last-n");
+  expect(translated(theirs, "llama.cpp").recounted).toBe(false);
   expect(pythonSampler(chain).expression).toBe(
     'lmhead.Sampler(temperature=0.7, top_p=0.9, xtc_probability=0.5, frequency_penalty=0.2, order="hf", seed=3)',
   );

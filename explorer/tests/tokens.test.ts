@@ -14,6 +14,7 @@ test("parts of characters are named by their bytes, and joined they are the char
 
 test("what cannot be seen gets a shape", () => {
   expect(visible(" a\n\u202e\u0000")).toBe("␣a↵⟨202E⟩⟨0000⟩");
+  expect(visible("\ufe0f")).toBe("⟨FE0F⟩");
   expect(visible("")).toBe("∅");
 });
 

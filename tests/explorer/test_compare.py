@@ -156,6 +156,14 @@ def test_one_next_token_of_two_samplers(here: Page, address: str, paths: dict[st
     for id, b in rows:
         assert b == pytest.approx(processed[id], abs=1e-6)
     assert found["entropy_b"] == pytest.approx(want["processed"]["entropy"], abs=1e-6)
+    # Bars are shares of 1, not of the largest; on the log scale, of six decades.
+    widths = """rows => rows.map(row => [Number(row.dataset.b),
+      parseFloat(row.querySelectorAll('.fill')[1].style.width) / 100])"""
+    bars = here.locator('[data-chart="pairs"] tbody tr')
+    assert all(width == pytest.approx(p, abs=1e-6) for p, width in bars.evaluate_all(widths))
+    here.get_by_label("log scale").check()
+    p, width = bars.evaluate_all(widths)[0]
+    assert width == pytest.approx(1 + math.log10(p) / 6, abs=1e-6)
 
 
 def test_every_control_changes_what_it_should(here: Page, address: str) -> None:

@@ -133,8 +133,13 @@ def test_a_report_is_a_page_of_its_own(here: Page, address: str, lang: str) -> N
     assert asked == []
     expect(here.locator("table")).to_have_count(3)
     expect(here.locator("table:not(.live-bars) tbody tr")).to_have_count(300 + 2)
-    expect(here.locator("figure > svg")).to_have_count(2)
-    expect(here.locator("td").get_by_text(HOSTILE[0], exact=True)).to_have_count(1)
+    expect(here.locator("figure > svg")).to_have_count(1)  # the ranked tokens are interactive
+    about = "\n".join(here.locator(".about").all_inner_texts())
+    assert "hostile" in about
+    assert "<script>alert(3)</script>" in about
+    assert "temperature=0.5" in about
+    named = HOSTILE[0].replace(" ", "␣")
+    expect(here.locator("td").get_by_text(named, exact=True)).to_have_count(1)
     assert here.locator("img, iframe, link").count() == 0
     # The model is named without the folders of this machine.
     assert "tiny.bin" in text
@@ -180,10 +185,15 @@ def shell(line: str) -> str:
         "prompt=hello&more=262,259,262&freq=1.5&order=llama.cpp",
     ],
 )
-def test_copied_lines_run_and_give_the_page_s_numbers(here: Page, address: str, query: str) -> None:
+def test_copied_lines_run_and_give_the_page_s_numbers(
+    here: Page, address: str, query: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     show(here, address, query)
     want = page_words(here)
-    (found,) = run(copied(here, "python"), {})
+    scope: dict[str, Any] = {}
+    run(copied(here, "python"), scope)
+    assert len(capsys.readouterr().out.splitlines()) == len(want)  # it prints every token
+    found = scope["result"]
     assert isinstance(found, NextTokens)
     assert [(token.piece.id, token.processed_p) for token in found.tokens] == want
     line = copied(here, "command")
@@ -200,7 +210,8 @@ def test_lines_can_be_taken_without_a_clipboard_and_by_keyboard(here: Page, addr
     here.locator('[data-export="python"]').focus()
     here.keyboard.press("Enter")
     marked = here.evaluate("() => String(getSelection())")
-    assert marked.strip() == here.locator('[data-line="python"]').text_content()
+    code = here.locator('[data-line="python"]').text_content() or ""
+    assert marked.strip() == code.strip()
     here.locator('[data-export="json"]').focus()
     with here.expect_download() as download:
         here.keyboard.press("Space")

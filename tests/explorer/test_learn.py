@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -39,6 +40,11 @@ MORE = [
     "norm-layer",
     "norm-rms",
     "norm-add",
+    "sublayer",
+    "weight-1",
+    "weight-2",
+    "weight-3",
+    "positions",
 ]
 
 
@@ -109,13 +115,14 @@ def test_every_control_changes_what_it_should_and_can_be_taken_back(page: Page) 
     [
         (slide("gamma", 2), "norm-layer norm-rms norm-add"),
         (slide("beta", 1), "norm-layer norm-add"),
-        (slide("f", 2), ""),  # the same for all numbers: LayerNorm removes it
+        (slide("f", 2), "norm-add sublayer"),
         (slide("bias", 4), "biased"),
         (slide("batch", 5), "shapes"),
         (slide("h1", -2), "attention jacobian backward greedy biased"),
         (slide("low", -130), "whylogits"),
         (choose("jacobian", "rain"), "jacobian"),
-        (press('#loss [data-do="step"]'), "backward"),
+        (press('#loss [data-do="step"]'), "backward weight-1 weight-2 weight-3"),
+        (press('[data-do="step-weight"]'), "backward weight-1 weight-2 weight-3"),
     ],
 )
 def test_more_controls(page: Page, act: Act, changes: str) -> None:
@@ -133,6 +140,41 @@ def test_more_controls(page: Page, act: Act, changes: str) -> None:
     page.wait_for_function("old => location.href !== old", arg=address)
     after = texts()
     assert set(changes.split()) <= {name for name in MORE if after[name] != before[name]}
+
+
+def test_what_the_tries_say_is_true(page: Page) -> None:
+    """A bias of 6 makes "taxes" win, 4 does not; the target's row of W moves towards h."""
+    winners = []
+    for bias in (4, 6):
+        page.goto(f"/learn?bias={bias}")
+        rows = page.locator('[data-chart="biased"] tbody tr')
+        scores = [
+            float(row.locator("td.figure").nth(1).inner_text().replace("−", "-"))
+            for row in rows.all()
+        ]
+        winners.append(rows.nth(int(np.argmax(scores))).locator("th").inner_text())
+    assert winners == ["you", "taxes"]
+    page.goto("/learn?steps=1&target=1")
+    hidden, moved = [2.0, 1.0, -1.0], []
+    for column in (1, 2, 3):
+        rows = page.locator(f'[data-chart="weight-{column}"] tbody tr')
+        now = float(rows.nth(1).locator("td.figure").inner_text().replace("−", "-"))
+        moved.append(now - [0.5, 1.4, -0.1][column - 1])
+        expect(rows.nth(1).locator(".mark")).to_have_count(1)
+    assert np.dot(moved, hidden) > 0
+
+
+def test_formulas_say_what_the_code_computes(page: Page) -> None:
+    page.goto("/learn")
+    formulas = page.locator("#norms math").evaluate_all("all => all.map(math => math.textContent)")
+    assert "γhmean(h2)+ε" in formulas  # the mean of h², not of h
+    # Text beside elements is not rendered in MathML.
+    loose = page.locator("math").evaluate_all(
+        "all => all.flatMap(math => [...math.querySelectorAll('mrow, msup, msub, mfrac, msqrt')]"
+        ".filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))"
+        ".map(e => e.outerHTML))"
+    )
+    assert loose == []
 
 
 def test_the_jacobian_is_what_is_measured_and_the_other_formula_is_not(page: Page) -> None:

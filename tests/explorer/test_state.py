@@ -1,5 +1,6 @@
 """Nothing is lost: the prompt and the state of every page, across menu, reload and history."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -210,5 +211,36 @@ def test_a_picture_says_model_prompt_settings_and_date(here: Page, address: str)
         here.locator('[data-export="svg"]').click()
     picture = saved.value.path().read_text(encoding="utf-8")
     today = datetime.now(UTC).date().isoformat()
-    for text in ("Model: tiny", "Prompt: hello ab", "t=0.5, p=0.9", today):
+    for text in ("Model: tiny", "Prompt: hello ab", "temperature=0.5, top_p=0.9, order=hf", today):
         assert text in picture
+
+
+def test_an_export_names_the_text_it_was_made_from(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello+ab&t=0.5&more=264")
+    here.locator("#prompt").fill("typed, not submitted")
+    for kind in ("svg", "html"):
+        with here.expect_download() as saved:
+            here.locator(f'[data-export="{kind}"]').click()
+        text = saved.value.path().read_text(encoding="utf-8")
+        assert "typed" not in text
+        assert re.search(r"Prompt: hello ab.", text)  # with the generated token
+        assert "temperature=0.5" in text
+
+
+def test_the_picture_of_the_prediction_has_the_drawn_token(here: Page, bilingual: str) -> None:
+    opened(here, f"{bilingual}/next?lang=en&seed=0")
+    drawn = here.locator('[data-chart="flow-token"]').inner_text()
+    rows = here.locator('[data-chart="flow"] .flow-row.drawn .token')
+    expect(rows).to_have_text([drawn])
+    ranked = here.locator('[data-chart="ranked"] th .token').all_inner_texts()
+    assert drawn not in ranked[:5]  # else this shows nothing
+
+
+def test_a_token_that_cannot_be_seen_has_a_name(here: Page, bilingual: str) -> None:
+    """In the lens, parts of characters are bytes; nowhere is a token blank or U+FFFD."""
+    here.goto(f"{bilingual}/lens?prompt=明月几时有，把酒问青&lang=zh")
+    here.wait_for_selector('[data-chart="best"]')
+    here.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
+    tokens = here.locator("main bdi.token").all_inner_texts()
+    assert any("⟨E6⟩" in token for token in tokens)
+    assert not [token for token in tokens if "\ufffd" in token or not token.strip()]

@@ -127,6 +127,7 @@ def test_three_ways_grow_side_by_side(page: Page, gated: str, gate: Gate) -> Non
     page.locator('.paths [data-do="stop"]').click()
     expect(page.locator(".paths .status p")).to_contain_text("Stopped. 6 of 18")
     expect(page.locator("[data-path]")).to_have_count(3)
+    expect(page.locator('[data-path="greedy"] .note').first).to_have_text("2 of 6 tokens so far.")
     page.get_by_role("button", name="Continue with all 2").first.click()
     page.wait_for_function("() => location.search.includes('more=')")
     gate.open()

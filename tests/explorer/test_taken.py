@@ -79,12 +79,14 @@ def test_the_lens(here: Page, address: str, target: str) -> None:
     document = json.loads(saved(here, "json").read_text())
     want = printed(line(here, "command"))
     assert_near(unnamed(document), unnamed(want))
-    (value,) = run(line(here, "python"), {})
-    assert_near(value.to_json()["layers"], want["layers"])
+    scope: dict[str, Any] = {}
+    run(line(here, "python"), scope)
+    assert_near(scope["result"].to_json()["layers"], want["layers"])
     rows = list(csv.DictReader(io.StringIO(saved(here, "csv").read_text(), newline="")))
     cells = [cell for layer in want["layers"] for cell in layer["cells"]]
     for name in ("target_p", "target_rank", "entropy", "kl"):
-        column = f"{name}_from_0" if name == "target_rank" else name
+        unit = {"target_rank": "_from_0", "entropy": "_nats", "kl": "_nats"}
+        column = name + unit.get(name, "")
         assert [float(r[column]) for r in rows] == pytest.approx([c[name] for c in cells], abs=1e-6)
 
 
@@ -113,8 +115,8 @@ def test_along_a_text(here: Page, address: str, sides: str, text: str) -> None:
     document = json.loads(saved(here, "json").read_text())
     want = printed(line(here, "command"))
     assert_near(unnamed(document), unnamed(want))
-    (value,) = run(line(here, "python"), {})
-    assert value.kl == pytest.approx(want["kl"])
+    (totals,) = run(line(here, "python"), {})
+    assert totals[0] == pytest.approx(want["kl"])
     rows = list(csv.DictReader(io.StringIO(saved(here, "csv").read_text(), newline="")))
     assert len(rows) == want["positions"]
 
@@ -123,7 +125,9 @@ def test_along_a_text(here: Page, address: str, sides: str, text: str) -> None:
 def test_one_next_token(here: Page, address: str, sides: str) -> None:
     show(here, f"{address}/compare?prompt=hello+ab&top=200&{sides}")
     document = json.loads(saved(here, "json").read_text())
-    values = run(line(here, "python"), {})
+    scope: dict[str, Any] = {}
+    run(line(here, "python"), scope)
+    values = [scope["result_a"], scope["result_b"]]
     for side, value, command in zip("ab", values, line(here, "command").splitlines(), strict=True):
         want = {t.piece.id: t.processed_p for t in value.tokens}
         printed(f"{command.replace('lmhead next', 'lmhead next --json', 1)}")

@@ -1,6 +1,7 @@
 """The page of a text: its numbers are the library's, and everything can be reached by keyboard."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,16 +73,28 @@ def test_every_token_and_every_sum_is_the_library_s(
 ) -> None:
     show(here, address, text=TEXT, by=by)
     want = whole(model, TEXT)
-    expected = [token[by] for token in want["tokens"]]
+    unit = {"entropy": math.log(2)}  # the page has bits throughout, the library nats
+    expected = [token[by] / unit.get(by, 1) for token in want["tokens"]]
     assert values(here, '[data-chart="heat"] [data-value]') == pytest.approx(expected, abs=1e-6)
     for name in ("perplexity", "bits_per_byte", "bits_per_token", "entropy", "first_choices"):
-        assert values(here, f'[data-sum="{name}"]') == pytest.approx([want[name]], rel=1e-6)
+        value = want[name] / unit.get(name, 1)
+        assert values(here, f'[data-sum="{name}"]') == pytest.approx([value], rel=1e-6)
+    units = here.locator(
+        '[data-chart="readout"] .unit, [data-chart="sums"] .note'
+    ).all_inner_texts()
+    assert "nats" not in " ".join(units)
     bits = [token["bits"] for token in want["tokens"]]
     order = sorted(range(len(bits)), key=lambda at: -bits[at])
     worst = here.locator('[data-chart="worst"] tbody tr').evaluate_all(
         "rows => rows.map(row => Number(row.dataset.position) - 1)"
     )
     assert worst == order[:12]
+
+
+def test_a_surprise_is_shown_with_the_text_from_its_first_token(here: Page, bilingual: str) -> None:
+    here.goto(f"{bilingual}/text?prompt=In+the+beginning+God&lang=en")
+    row = here.locator('[data-chart="worst"] [data-position="2"]')
+    expect(row.locator("th")).to_have_text("In the beginning")
 
 
 def test_levels_have_numbers_a_legend_and_a_table(here: Page, address: str) -> None:
@@ -225,7 +238,8 @@ def test_pointing_shows_the_figures(here: Page, address: str, model: LanguageMod
     token = whole(model, TEXT)["tokens"][3]
     for name in ("bits", "entropy", "rank", "p"):
         where = f'[data-chart="readout"] [data-figure="{name}"]'
-        assert values(here, where) == pytest.approx([token[name]], abs=1e-6)
+        value = token[name] / (math.log(2) if name == "entropy" else 1)
+        assert values(here, where) == pytest.approx([value], abs=1e-6)
 
 
 def test_a_file_is_read_unchanged(here: Page, address: str, model: LanguageModel) -> None:

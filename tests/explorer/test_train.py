@@ -207,6 +207,7 @@ def test_a_run_grows_while_it_is_watched(page: Page, here: str, run: Path) -> No
     begin(run)
     page.wait_for_selector('[data-chart="loss"]', timeout=15_000)  # asked every five seconds
     expect(page.locator('[data-chart="standing"]')).to_have_attribute("data-state", "training")
+    assert "watch" in (page.locator("section.step").first.get_attribute("class") or "")
     assert fact(page, "standing", "step").inner_text() == "200 of 400"
     assert fact(page, "standing", "left").inner_text() == "1:40"
     assert fact(page, "here", "train").inner_text() == "3.0000"
@@ -222,7 +223,7 @@ def test_a_run_grows_while_it_is_watched(page: Page, here: str, run: Path) -> No
     expect(page.locator('[data-chart="sample"] blockquote')).to_have_text("Written at 300.")
     write_lines(run, range(320, STEPS + 1, 10))
     expect(page.locator('[data-chart="standing"]')).to_have_attribute("data-state", "done")
-    assert fact(page, "standing", "best").inner_text() == "2.1000 at 400"
+    assert fact(page, "standing", "best").inner_text() == "2.1000 at step 400"
     expect(page.locator('[data-chart="loss"] table tbody tr')).to_have_count(4)
 
 

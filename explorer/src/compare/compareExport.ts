@@ -3,6 +3,7 @@
 import type { Model } from "../api";
 import type { Table } from "../export/csv";
 import { modelJson } from "../export/jsonDocument";
+import { runnable } from "../export/runnable";
 import { pyOptions, pyText, shell, fitsShell } from "../export/quote";
 import { samplerRepr } from "../next/nextExport";
 import { INTEGERS } from "../sampler/code";
@@ -24,6 +25,11 @@ const [WORST, CONTEXT] = [5, 12];
 
 function written(sampler: SamplerState): string {
   return `Sampler(${pyOptions({ ...libraryOptions(sampler), seed: 0 }, INTEGERS)})`;
+}
+
+/** Both samplers; empty for two models. */
+export function sidesText({ samplers }: Sides): string {
+  return samplers ? samplers.map((sampler, at) => `${"AB"[at]}: ${written(sampler)}`).join(", ") : "";
 }
 
 function head({ models, samplers }: Sides): object {
@@ -79,6 +85,8 @@ export function textTable(found: TextComparison, title: string): Table {
   return { title, columns, rows };
 }
 
+const TOTALS = "result.kl, result.total_variation, result.agreement, result.perplexity";
+
 export function textLines({ models, samplers }: Sides, where: (model: string) => string, text: string): CodeLines {
   const names = models.map(({ name }) => where(name)) as [string, string];
   const said = `--text=${shell(text)}`;
@@ -88,7 +96,8 @@ export function textLines({ models, samplers }: Sides, where: (model: string) =>
       python: lines(
         "from lmhead.analysis import compare_models",
         `a, b = ${opened}`,
-        `compare_models(a, b, ${pyText(text)})`,
+        `result = compare_models(a, b, ${pyText(text)})`,
+        TOTALS,
       ),
       command: fitsShell(text) ? `lmhead compare ${names.map(shell).join(" ")} ${said} --json` : undefined,
     };
@@ -99,7 +108,8 @@ export function textLines({ models, samplers }: Sides, where: (model: string) =>
       "from lmhead.analysis import compare_samplers",
       `model = lmhead.open_model(${pyText(names[0])})`,
       ...samplers.map((options, i) => `${i ? "b" : "a"} = lmhead.${written(options)}`),
-      `compare_samplers(model, a, b, ${pyText(text)})`,
+      `result = compare_samplers(model, a, b, ${pyText(text)})`,
+      TOTALS,
     ),
     command: fitsShell(text)
       ? `lmhead compare ${shell(names[0])} ${said} --sampler-a=${a} --sampler-b=${b} --json`
@@ -153,8 +163,10 @@ export function promptLines(
     `prompt = ${pyText(prompt)}`,
     ...models.map((_, i) => {
       const options = samplers?.[i];
-      return `next_tokens(${samplers ? "model" : "ab"[i]}, prompt, top=${top}${options ? `, sampler=lmhead.${written(options)}` : ""})`;
+      return `result_${"ab"[i]} = next_tokens(${samplers ? "model" : "ab"[i]}, prompt, top=${top}${options ? `, sampler=lmhead.${written(options)}` : ""})`;
     }),
+    "for token in [*result_a.tokens, *result_b.tokens]:",
+    "    print(token.rank, repr(token.piece.text), token.p, token.processed_p)",
   ];
   const command = models.map(({ name }, i) => {
     const options = samplers?.[i];
@@ -179,5 +191,5 @@ function commandOptions(sampler: SamplerState): string {
 }
 
 function lines(imported: string, ...rest: string[]): string {
-  return ["import lmhead", imported, "", ...rest].join("\n");
+  return runnable(["import lmhead", imported, "", ...rest].join("\n"));
 }

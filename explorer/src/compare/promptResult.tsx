@@ -4,13 +4,13 @@ import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
 import { useVocabulary } from "../useRequest";
 import { fill, useStrings } from "../i18n/strings";
-import { chance } from "../next/rankedTokens";
+import { barWidth, chance, type BarScale } from "../next/rankedTokens";
 import { TokenText } from "../ui/tokenText";
 import { Choice } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { fixed, percent, signed } from "../ui/format";
 import { integer, oneOf, useParam } from "../url";
-import { promptDocument, promptLines, promptTable, tokensShown, type Sides } from "./compareExport";
+import { promptDocument, promptLines, promptTable, type Sides, sidesText, tokensShown } from "./compareExport";
 import { Totals, type Total } from "./compareTotals";
 import { distribution, massOf, pair, shownTokens, type Sort } from "./divergence";
 import type { Rows } from "./useCompare";
@@ -25,7 +25,7 @@ interface PromptProps {
 }
 
 export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.Element {
-  const { comparing: s, common } = useStrings();
+  const { comparing: s, common, next } = useStrings();
   const [top, setTop] = useParam("top", integer(12, 1, 200));
   const [sort, setSort] = useParam("sort", oneOf<Sort>("most", ["most", "apart"]));
   const options = sides.samplers;
@@ -34,7 +34,7 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
   const b = useMemo(() => distribution(found.rows[1], options?.[1]), [found, JSON.stringify(options?.[1].library)]);
   const both = useMemo(() => pair(a, b), [a, b]);
   const ids = useMemo(() => shownTokens(a, b, top, sort), [a, b, top, sort]);
-  const most = Math.max(a[both.bestA] ?? 0, b[both.bestB] ?? 0);
+  const [scale, setScale] = useParam("bars", oneOf<BarScale>("linear", ["linear", "log"]));
   const say = (id: number): string => (texts.current && texts.data?.[id]) || String(id);
   const totals: Total[] = [
     { name: "kl", label: s.kl, value: both.kl, text: nats(both.kl, s.nats) },
@@ -75,6 +75,18 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
         }
         onChoose={setSort}
       />
+      <Choice
+        name="bars"
+        label={next.scale}
+        value={scale}
+        options={
+          [
+            ["linear", next.linear],
+            ["log", next.log],
+          ] as [BarScale, string][]
+        }
+        onChoose={setScale}
+      />
       <table class="bars pairs" data-chart="pairs">
         <caption>{s.next}</caption>
         <thead>
@@ -113,7 +125,7 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
                     <div key={side} class="track" aria-hidden="true">
                       <div
                         class={`fill ${side === "a" ? "up" : "down"}`}
-                        style={{ left: "0", width: `${(100 * value) / most}%` }}
+                        style={{ left: "0", width: `${100 * barWidth(value, scale)}%` }}
                       />
                     </div>
                   ))}
@@ -141,6 +153,7 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
           document={() => promptDocument(sides, said, both, tokensShown(ids, a, b, say))}
           tables={() => [promptTable(tokensShown(ids, a, b, say), s.next)]}
           charts='[data-chart="totals"], [data-chart="pairs"]'
+          about={{ models: sides.models.map(({ name }) => name), prompt: said, settings: sidesText(sides) }}
           lines={(where) => promptLines(sides, where, said, ids.length)}
         />
       ) : null}

@@ -7,7 +7,7 @@ import { Choice } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { fixed, percent, grouped } from "../ui/format";
 import { change, integer, oneOf, useParam } from "../url";
-import { textDocument, textLines, textTable, type Sides } from "./compareExport";
+import { type Sides, sidesText, textDocument, textLines, textTable } from "./compareExport";
 import { DifferenceMap } from "./differenceMap";
 import { legendOf, measuresOf, mostOf, type Measure } from "./compareMeasures";
 import { PlacePanel, Worst, PlaceTable } from "./positions";
@@ -107,6 +107,7 @@ export function TextResult({ found, sides, said, settled }: AlongProps): JSX.Ele
           document={() => textDocument(sides, found)}
           tables={() => [textTable(found, s.map)]}
           charts='[data-chart="totals"], [data-chart="legend"], [data-chart="map"]'
+          about={{ models: sides.models.map(({ name }) => name), prompt: said.text ?? "", settings: sidesText(sides) }}
           lines={(where) => textLines(sides, where, said.text ?? "")}
         />
       ) : null}

@@ -13,10 +13,14 @@ export interface Table {
 
 // The start of a formula in a spreadsheet, also with full-width signs.
 const FORMULA = /^[=+\-@\t\r＝＋－＠]/;
+// Columns in nats, where others are in bits.
+const NATS = ["entropy", "kl"];
 const NUMBER = /^[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$/i;
 
 export function csvText({ columns, rows }: Pick<Table, "columns" | "rows">): string {
-  const heads = columns.map((column) => (FROM_ZERO.includes(column) ? `${column}_from_0` : column));
+  const heads = columns.map((column) =>
+    FROM_ZERO.includes(column) ? `${column}_from_0` : NATS.includes(column) ? `${column}_nats` : column,
+  );
   return [heads, ...rows].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
 }
 

@@ -14,6 +14,8 @@ export interface Report {
   readonly lang: string;
   /** The page's colors, by custom property. */
   readonly colours: Readonly<Record<string, string>>;
+  /** Lines with version, date, model, prompt and settings. */
+  readonly about: readonly string[];
   /** SVG, made by `svgText`. */
   readonly pictures: readonly string[];
   readonly live?: Live | undefined;
@@ -29,11 +31,12 @@ body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem; background: var(
   font: 1rem/1.6 system-ui, "Noto Sans", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif; }
 h1, h2 { line-height: 1.25; font-weight: 600; }
 h2 { margin-top: 2.5rem; font-size: 1.25rem; }
+.about { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; }
 figure > svg { max-width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9375rem; }
-th, td { padding: 0.2rem 1.25rem 0.2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th, td { padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--soft); font-weight: 400; }
 td { max-width: 40rem; white-space: pre-wrap; overflow-wrap: break-word; }
 .n { text-align: right; white-space: nowrap; }
@@ -58,7 +61,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
 `;
 
 export function reportText(report: Report): string {
-  const { title, lang, colours, pictures, live, tables, lines, foot } = report;
+  const { title, lang, colours, about, pictures, live, tables, lines, foot } = report;
   const nonce = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16)).join("");
   const policy = live ? `${POLICY}; script-src 'nonce-${nonce}'` : POLICY;
   const { strings } = Object.values(LANGUAGES).find(({ tag }) => tag === lang) ?? LANGUAGES.en;
@@ -76,6 +79,7 @@ export function reportText(report: Report): string {
     "</head>",
     "<body>",
     `<h1>${escaped(title)}</h1>`,
+    ...about.map((line) => `<p class="about">${escaped(line)}</p>`),
     ...(live ? [`<script type="application/json">${dataText(live)}</script>`] : []),
     ...pictures.map((svg) => `<figure>${svg}</figure>`),
     ...tables.map((table) => tableText(table, read)),

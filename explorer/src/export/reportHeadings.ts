@@ -15,6 +15,9 @@ export interface ReportHeadings {
 /** Columns that count from 0 in CSV and from 1 in a report. */
 export const FROM_ZERO = ["rank", "target_rank", "position"];
 
+/** Columns that hold tokens. */
+const TOKENS = ["text", "token", "read", "target", "best", "best_a", "best_b"];
+
 export function reportHeadings({
   exports: { columns, sums },
   next,
@@ -27,7 +30,7 @@ export function reportHeadings({
   const names: Readonly<Record<string, Readonly<Record<string, unknown>>>> = {
     stage: stages,
     cut_by: stages,
-    sum: { ...sums, ...text.sums },
+    sum: { ...text.sums, ...sums },
     way: cost,
     tensor: cost.names,
   };
@@ -36,7 +39,7 @@ export function reportHeadings({
     say: (column, value) => {
       const said = names[column]?.[value];
       if (typeof said === "string") return said;
-      return value && !value.trim() ? visible(value) : value;
+      return TOKENS.includes(column) || (value && !value.trim()) ? visible(value) : value;
     },
     first: (column) => (FROM_ZERO.includes(column) ? 1 : 0),
   };

@@ -41,6 +41,9 @@ export function Compare({ learn }: { learn: Learn }): JSX.Element {
             {row(i("σ"), o("("), i("x"), o(")"), o("="))}
             {frac(n(1), [n(1), o("+"), sup(i("e"), [o("−"), i("x")])])}
           </Formula>
+          <Formula label="ReLU: the larger of 0 and x">
+            {row(i("ReLU"), o("("), i("x"), o(")"), o("="), i("max"), o("("), n(0), o(","), i("x"), o(")"))}
+          </Formula>
         </>
       }
       python={

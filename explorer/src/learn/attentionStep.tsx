@@ -29,9 +29,7 @@ export function Attention({ learn }: { learn: Learn }): JSX.Element {
       tryThis={s.try}
       formula={
         <Formula label="shares are the softmax of q times K transposed over the root of d">
-          {row(i("softmax"), o("("))}
-          {frac([i("q"), sup(i("K"), i("⊤"))], sqrt(i("d")))}
-          {row(o(")"))}
+          {row(i("softmax"), row(o("("), frac([i("q"), sup(i("K"), i("⊤"))], sqrt(i("d"))), o(")")))}
         </Formula>
       }
       python={

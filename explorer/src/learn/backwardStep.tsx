@@ -3,22 +3,24 @@
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { crossEntropyGradient } from "../math/softmax";
+import { Bars } from "../ui/bars";
 import { fixed, signed } from "../ui/format";
-import { Formula, frac, i, o, row, sup } from "../ui/formula";
+import { Formula, frac, gap, i, o, row, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
-import { descend } from "./lossStep";
+import { descend, MOST_STEPS } from "./lossStep";
 import { WEIGHT } from "./toyModel";
 import { lossOptions } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 export function Backward({ learn }: { learn: Learn }): JSX.Element {
-  const { backward: s, common, words } = useStrings();
+  const { backward: s, common, loss, words } = useStrings();
   const { hidden, logits, target, smoothing, steps } = learn;
   const gradient = crossEntropyGradient(logits, target, smoothing);
   const weightGradient = gradient.map((g) => hidden.map((h) => g * h));
   const hiddenGradient = hidden.map((_, d) => gradient.reduce((sum, g, v) => sum + g * (WEIGHT[v]?.[d] ?? 0), 0));
   const { weight } = descend(learn);
+  const widest = Math.max(2, ...weight.flat().map(Math.abs));
   const options = lossOptions(learn);
   return (
     <Step
@@ -28,13 +30,15 @@ export function Backward({ learn }: { learn: Learn }): JSX.Element {
       tryThis={s.try}
       formula={
         <>
-          <Formula label="the gradient by W is p minus y times h transposed">
+          <Formula label="the gradient by W is p minus y, transposed, times h; the gradient by b is p minus y">
             {frac([o("∂"), i("L")], [o("∂"), i("W")])}
-            {row(o("="), o("("), i("p"), o("−"), i("y"), o(")"), sup(i("h"), i("⊤")))}
+            {row(o("="), sup([o("("), i("p"), o("−"), i("y"), o(")")], i("⊤")), i("h"), gap())}
+            {frac([o("∂"), i("L")], [o("∂"), i("b")])}
+            {row(o("="), i("p"), o("−"), i("y"))}
           </Formula>
           <Formula label="the gradient by h is p minus y times W">
             {frac([o("∂"), i("L")], [o("∂"), i("h")])}
-            {row(o("="), sup(i("W"), i("⊤")), o("("), i("p"), o("−"), i("y"), o(")"))}
+            {row(o("="), o("("), i("p"), o("−"), i("y"), o(")"), i("W"))}
           </Formula>
         </>
       }
@@ -51,6 +55,40 @@ export function Backward({ learn }: { learn: Learn }): JSX.Element {
         />
       }
     >
+      <div class="controls buttons">
+        <button
+          type="button"
+          data-do="step-weight"
+          disabled={steps >= MOST_STEPS}
+          onClick={() => learn.setSteps(steps + 1)}
+        >
+          {loss.step}
+        </button>
+        <button type="button" class="quiet" disabled={steps === 0} onClick={() => learn.setSteps(0)}>
+          {loss.undo}
+        </button>
+        <span class="note">
+          {`${loss.target}${common.colon}${words[target] ?? ""} · ${loss.steps}${common.colon}${steps}`}
+        </span>
+      </div>
+      <div class="trio">
+        {hidden.map((_, d) => (
+          <Bars
+            key={d}
+            name={`weight-${d + 1}`}
+            caption={fill(s.column, { d: d + 1 })}
+            heads={[common.word, common.value]}
+            domain={[-widest, widest]}
+            rows={weight.map((entries, v) => ({
+              head: words[v] ?? "",
+              cells: [fixed(entries[d] ?? NaN)],
+              value: entries[d] ?? NaN,
+              mark: WEIGHT[v]?.[d] ?? NaN,
+            }))}
+          />
+        ))}
+      </div>
+      <p class="note">{s.bar_and_tick}</p>
       <table class="dots" data-chart="backward">
         <thead>
           <tr>
@@ -84,7 +122,9 @@ export function Backward({ learn }: { learn: Learn }): JSX.Element {
         </tbody>
       </table>
       <p class="note" data-chart="grad-hidden">
-        {s.hidden}: {hiddenGradient.map((x) => signed(x, 3)).join(", ")}
+        {s.hidden}
+        {common.colon}
+        {hiddenGradient.map((x) => signed(x, 3)).join(", ")}
       </p>
     </Step>
   );

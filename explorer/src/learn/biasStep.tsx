@@ -53,8 +53,8 @@ export function Bias({ learn }: { learn: Learn }): JSX.Element {
           name="bias"
           label={fill(s.slider, { word: words[BIASED] ?? "" })}
           value={bias}
-          low={-5}
-          high={5}
+          low={-8}
+          high={8}
           step={0.5}
           shown={fixed(bias, 1)}
           onMove={(x) => learn.setBias(x, true)}

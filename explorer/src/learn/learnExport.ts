@@ -1,6 +1,7 @@
 // The numbers of every step, and the program that computes them.
 
 import type { Table } from "../export/csv";
+import { runnable } from "../export/runnable";
 import type { Strings } from "../i18n/strings";
 import { drawnTokens } from "./drawStep";
 import { crossEntropy, crossEntropyGradient, entropy, smoothedTruth, softmax } from "../math/softmax";
@@ -57,5 +58,5 @@ export function learnLines(learn: Learn): CodeLines {
     drawCode(learn),
     lossCode(learn),
   ];
-  return { python: `${steps.join("\n\n")}\n`, command: "lmhead explore --no-model" };
+  return { python: runnable(steps.join("\n\n")), command: "lmhead explore --no-model" };
 }

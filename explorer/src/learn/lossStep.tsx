@@ -14,7 +14,7 @@ import { lossCode } from "./learnPython";
 import type { Learn } from "./useLearn";
 import { WEIGHT } from "./toyModel";
 
-const MOST_STEPS = 50;
+export const MOST_STEPS = 50;
 
 /** The weight and logits after the steps, and the loss after 0, 1, ... steps. */
 export function descend(learn: Learn): { weight: Matrix; logits: number[]; losses: number[] } {
@@ -95,7 +95,9 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
           {s.undo}
         </button>
         <span class="note">
-          {s.steps}: <output data-chart="steps">{steps}</output>
+          {s.steps}
+          {common.colon}
+          <output data-chart="steps">{steps}</output>
         </span>
       </div>
       <p class="headline" role="status">
@@ -121,7 +123,8 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
       />
       {steps ? (
         <p class="note" data-chart="history">
-          {s.history}:{" "}
+          {s.history}
+          {common.colon}
           {losses
             .slice(-8)
             .map((value) => fixed(value, 3))

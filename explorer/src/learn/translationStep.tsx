@@ -1,4 +1,4 @@
-// Where the head sits in an encoder–decoder.
+// Where the head sits in an encoder–decoder; with the translation model of a run, if one was given.
 
 import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
@@ -8,27 +8,23 @@ import { Formula, i, o, row, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
 import { WEIGHT } from "./toyModel";
+import { TrainedTranslator, useTranslationRun } from "./trainedTranslator";
 import type { Learn } from "./useLearn";
 
+const [BOX, TALL] = [170, 38];
+
 export function Translation({ learn }: { learn: Learn }): JSX.Element {
-  const { translation: s, common } = useStrings();
+  const { translation: s, common, words } = useStrings();
+  const run = useTranslationRun();
   // Two positions of a decoder: the head gives one row of logits for each.
   const states = [learn.hidden, learn.hidden.map((x) => -x)];
   const rows = states.map((state) => linear(state, WEIGHT));
-  const box = (x: number, y: number, text: string, marked = false): JSX.Element => (
-    <g class={marked ? "leaf lit" : "leaf"}>
-      <rect x={x} y={y} width={120} height={40} rx={6} fill="none" stroke="currentColor" />
-      <text x={x + 60} y={y + 25} text-anchor="middle">
-        {text}
-      </text>
-    </g>
-  );
   return (
     <Step
       id="translation"
       title={s.title}
       text={s.text}
-      tryThis={s.try}
+      tryThis={run === undefined ? s.try : s.try_run}
       formula={
         <Formula label="the logits of every position of the decoder are H times W transposed">
           {row(i("Z"), o("="), i("H"), sup(i("W"), i("⊤")))}
@@ -41,23 +37,80 @@ export function Translation({ learn }: { learn: Learn }): JSX.Element {
         />
       }
     >
-      <svg class="tree" viewBox="0 0 420 200" role="img" aria-label={s.title}>
-        {box(20, 130, s.source)}
-        {box(20, 70, s.encoder)}
-        {box(270, 130, s.sofar)}
-        {box(270, 70, s.decoder)}
-        {box(270, 10, `${s.head} W`, true)}
-        <line x1={80} y1={130} x2={80} y2={110} stroke="currentColor" />
-        <line x1={330} y1={130} x2={330} y2={110} stroke="currentColor" />
-        <line x1={140} y1={90} x2={270} y2={90} stroke="currentColor" />
-        <line x1={330} y1={70} x2={330} y2={50} stroke="currentColor" />
-        <text x={205} y={82} text-anchor="middle">
+      <svg class="tree" viewBox="0 0 520 232" role="img" aria-label={s.title}>
+        <Box x={10} y={186} text={s.source} />
+        <Box x={10} y={128} text={s.encoder} />
+        <Box x={330} y={186} text={s.sofar} />
+        <Box x={330} y={128} text={s.decoder} />
+        <Box x={330} y={70} text={`${s.head}${common.colon}Z = H Wᵀ`} marked />
+        <Box x={330} y={12} text={s.next} />
+        <Arrow from={[95, 186]} to={[95, 166]} />
+        <Arrow from={[180, 147]} to={[330, 147]} />
+        <Arrow from={[415, 186]} to={[415, 166]} />
+        <Arrow from={[415, 128]} to={[415, 108]} />
+        <Arrow from={[415, 70]} to={[415, 50]} />
+        <text x={255} y={138} text-anchor="middle">
           softmax(q Kᵀ / √d)
         </text>
+        <text x={425} y={64}>
+          softmax
+        </text>
       </svg>
-      <p class="note">
-        {common.logit}: {rows[0]?.map((z) => fixed(z)).join(", ")}
-      </p>
+      {run === undefined ? (
+        <table class="facts" data-chart="positions">
+          <caption>{s.positions}</caption>
+          <thead>
+            <tr>
+              <th scope="col">{common.word}</th>
+              {rows.map((_, at) => (
+                <th key={at} scope="col">
+                  {common.logit}, t = {at + 1}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {words.map((word, v) => (
+              <tr key={v}>
+                <th scope="row">{word}</th>
+                {rows.map((logits, at) => (
+                  <td key={at}>{fixed(logits[v] ?? NaN)}</td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      ) : (
+        <TrainedTranslator run={run} />
+      )}
     </Step>
+  );
+}
+
+function Box({ x, y, text, marked }: { x: number; y: number; text: string; marked?: boolean }): JSX.Element {
+  return (
+    <g class={marked ? "leaf lit" : "leaf"}>
+      <rect x={x} y={y} width={BOX} height={TALL} rx={6} fill="none" stroke="currentColor" />
+      <text x={x + BOX / 2} y={y + TALL / 2 + 5} text-anchor="middle">
+        {text}
+      </text>
+    </g>
+  );
+}
+
+type Point = readonly [number, number];
+
+function Arrow({ from: [x1, y1], to: [x2, y2] }: { from: Point; to: Point }): JSX.Element {
+  const [dx, dy] = [Math.sign(x2 - x1), Math.sign(y2 - y1)];
+  const tip = [
+    [x2, y2],
+    [x2 - 7 * dx - 4 * dy, y2 - 7 * dy - 4 * dx],
+    [x2 - 7 * dx + 4 * dy, y2 - 7 * dy + 4 * dx],
+  ];
+  return (
+    <g>
+      <line x1={x1} y1={y1} x2={x2} y2={y2} stroke="currentColor" />
+      <polygon points={tip.map((point) => point.join()).join(" ")} fill="currentColor" />
+    </g>
   );
 }

@@ -89,7 +89,9 @@ export function TreeStep({ learn }: { learn: Learn }): JSX.Element {
         </table>
       </details>
       <p class="note">
-        {s.all}: {fixed(sum(p), 3)}
+        {s.all}
+        {common.colon}
+        {fixed(sum(p), 3)}
       </p>
     </Step>
   );

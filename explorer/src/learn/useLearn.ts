@@ -112,7 +112,7 @@ export function useLearn() {
   const [gamma, setGamma] = useParam("gamma", number(1, -3, 3));
   const [beta, setBeta] = useParam("beta", number(0, -3, 3));
   const [sublayer, setSublayer] = useParam("f", number(0.5, -3, 3));
-  const [bias, setBias] = useParam("bias", number(0, -5, 5));
+  const [bias, setBias] = useParam("bias", number(0, -8, 8));
   const [batch, setBatch] = useParam("batch", integer(2, 1, 8));
   const [positions, setPositions] = useParam("positions", integer(4, 1, 16));
   const [changed, setChanged] = useParam("changed", integer(0, 0, 5));

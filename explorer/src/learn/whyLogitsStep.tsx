@@ -7,7 +7,7 @@ import { logSoftmax, softmax } from "../math/softmax";
 import { Figure } from "../ui/bars";
 import { Slider } from "../ui/controls";
 import { fixed, py } from "../ui/format";
-import { Formula, i, log, o, over, row, sub, sup } from "../ui/formula";
+import { Formula, i, log, o, over, row, space, sub, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
 import type { Learn } from "./useLearn";
@@ -31,18 +31,22 @@ export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
             {row(log(sub(i("p"), i("i"))), o("="), sub(i("z"), i("i")), o("−"))}
             {log([over("∑", i("j")), sup(i("e"), sub(i("z"), i("j")))])}
           </Formula>
-          <Formula label="argmax z is argmax p">{row(i("argmax"), i("z"), o("="), i("argmax"), i("p"))}</Formula>
+          <Formula label="argmax z is argmax p">
+            {row(i("argmax"), space(), i("z"), o("="), i("argmax"), space(), i("p"))}
+          </Formula>
         </>
       }
       python={
         <Python
           code={[
             `low = z.copy()\nlow[${target}] = ${py(low)}`,
+            "e = np.exp((low - low.max()).astype(np.float32))",
+            `-np.log(e[${target}] / e.sum())  # inf once p underflows to 0`,
             `np.logaddexp.reduce(low) - low[${target}]`,
             `ref.cross_entropy(low, ${target})`,
             "int(np.argmax(low)), int(np.argmax(ref.softmax(low)))",
           ].join("\n")}
-          values={[exact, exact, [best(z), best(softmax(z))]]}
+          values={[naive, exact, exact, [best(z), best(softmax(z))]]}
         />
       }
     >

@@ -6,7 +6,7 @@ import { chance } from "../next/rankedTokens";
 import { TokenText, visible } from "../ui/tokenText";
 import { LayerCurve } from "./layerCurve";
 import { layerName, type At } from "./grid";
-import { exact, MEASURES, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
+import { exact, MEASURES, textOfToken, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
 
 interface CellProps {
   readonly lens: Lens;
@@ -21,12 +21,12 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
   const cell = lens.layers[row]?.cells[column];
   const target = lens.targets[column];
   if (!cell || !target) return null;
-  const most = cell.best[0]?.p ?? 1;
   return (
     <aside class="panel cell" data-chart="cell" data-at={`${row}.${column}`} aria-label={s.chosen} aria-live="polite">
       <h2>{layerName(row, lens.rows - 1, s)}</h2>
       <p class="note">
-        {s.behind} <TokenText text={lens.prompt[column]?.text ?? ""} /> · {s.target} <TokenText text={target.text} />
+        {s.behind} <TokenText text={textOfToken(lens.prompt[column])} /> · {s.target}{" "}
+        <TokenText text={textOfToken(target)} />
       </p>
       <table class="bars" data-chart="best">
         <caption>{s.best}</caption>
@@ -46,16 +46,16 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
                 <button
                   type="button"
                   class="token-button"
-                  aria-label={fill(s.set_target, { token: visible(token.text) })}
+                  aria-label={fill(s.set_target, { token: visible(textOfToken(token)) })}
                   onClick={() => onSeek(token.id)}
                 >
-                  <TokenText text={token.text} />
+                  <TokenText text={textOfToken(token)} />
                 </button>
               </th>
               <td class="figure">{chance(token.p)}</td>
               <td class="bar">
                 <div class="track" aria-hidden="true">
-                  <div class="fill plain" style={{ left: "0", width: `${(100 * token.p) / most}%` }} />
+                  <div class="fill plain" style={{ left: "0", width: `${100 * token.p}%` }} />
                 </div>
               </td>
             </tr>
@@ -68,7 +68,10 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
           {MEASURES.map((one) => (
             <tr key={one} data-measure={one} data-value={valueOf(cell, one)}>
               <th scope="row">{s.measures[one]}</th>
-              <td>{exact(valueOf(cell, one), one)}</td>
+              <td>
+                {exact(valueOf(cell, one), one)}
+                {one in s.units ? ` ${s.units[one as keyof typeof s.units]}` : ""}
+              </td>
             </tr>
           ))}
         </tbody>

@@ -8,7 +8,17 @@ import { Tooltip } from "../heat/tooltip";
 import { shade } from "../heat/color";
 import { fill, useStrings, type Strings } from "../i18n/strings";
 import { TokenText, visible } from "../ui/tokenText";
-import { brief, exact, MEASURES, shareOf, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
+import {
+  brief,
+  exact,
+  MEASURES,
+  shareOf,
+  textOfToken,
+  valueOf,
+  type Lens,
+  type Measure,
+  type Scale,
+} from "./lensMeasures";
 
 /** A cell of the grid: layer and position, both from 0. */
 export type At = readonly [number, number];
@@ -66,8 +76,8 @@ export function Grid({ lens, scale, measure, figures, chosen, picked, onChoose }
             {s.read}
           </th>
           {lens.prompt.map((token, at) => (
-            <th key={at} scope="col" role="columnheader" title={visible(token.text)}>
-              <TokenText text={token.text} />
+            <th key={at} scope="col" role="columnheader" title={visible(textOfToken(token))}>
+              <TokenText text={textOfToken(token)} />
             </th>
           ))}
         </tr>
@@ -76,8 +86,8 @@ export function Grid({ lens, scale, measure, figures, chosen, picked, onChoose }
             {s.target}
           </th>
           {lens.targets.map((token, at) => (
-            <th key={at} scope="col" role="columnheader" title={visible(token.text)}>
-              <TokenText text={token.text} />
+            <th key={at} scope="col" role="columnheader" title={visible(textOfToken(token))}>
+              <TokenText text={textOfToken(token)} />
             </th>
           ))}
         </tr>
@@ -113,7 +123,7 @@ export function Grid({ lens, scale, measure, figures, chosen, picked, onChoose }
                     data-at={`${row}.${at}`}
                     data-value={value}
                   >
-                    <TokenText text={cell.best[0]?.text ?? ""} />
+                    <TokenText text={textOfToken(cell.best[0])} />
                     {figures ? <small>{brief(value, measure)}</small> : null}
                   </td>
                 );
@@ -145,7 +155,7 @@ function Told({ lens, at }: { lens: Lens; at: string }): JSX.Element | null {
   return (
     <>
       <p>
-        {layerName(row, lens.rows - 1, s)} · <TokenText text={cell.best[0]?.text ?? ""} />
+        {layerName(row, lens.rows - 1, s)} · <TokenText text={textOfToken(cell.best[0])} />
       </p>
       <dl>
         {MEASURES.map((measure) => (

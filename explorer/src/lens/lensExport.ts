@@ -2,13 +2,14 @@
 
 import type { Model } from "../api";
 import type { Table } from "../export/csv";
+import { runnable } from "../export/runnable";
 import { commandLine, pyText, shell, fitsShell } from "../export/quote";
 import type { CodeLines } from "../ui/exportPanel";
 import type { Live } from "../export/live";
 import type { Strings } from "../i18n/strings";
 import { visible } from "../ui/tokenText";
 import { layerName } from "./grid";
-import { brief, MEASURES, shareOf, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
+import { brief, MEASURES, shareOf, textOfToken, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
 import { TOP } from "./useLens";
 
 export function lensDocument({ name, vocab_size, hidden_size, max_length }: Model, lens: Lens): object {
@@ -25,11 +26,11 @@ export function lensLive(lens: Lens, scale: Scale, by: Measure, s: Strings["lens
     choose: s.by,
     point: "",
     measures: MEASURES.map((measure) => [measure, s.measures[measure]]),
-    columns: lens.prompt.map(({ text }) => visible(text)),
+    columns: lens.prompt.map((token) => visible(textOfToken(token))),
     rows: lens.layers.map(({ cells }, row) => ({
       name: layerName(row, lens.rows - 1, s),
       cells: cells.map((cell) => ({
-        text: visible(cell.best[0]?.text ?? ""),
+        text: visible(textOfToken(cell.best[0])),
         values: MEASURES.map((measure) => {
           const value = valueOf(cell, measure);
           return [brief(value, measure), Math.max(0, shareOf(value, measure, scale))];
@@ -66,12 +67,14 @@ export function lensLines(where: string, prompt: string, target: { id: number; t
     "from lmhead.analysis import logit_lens",
     "",
     `model = lmhead.open_model(${pyText(where)})`,
-    `logit_lens(model, ${pyText(prompt)}, top=${TOP}${target ? `, target=${target.id}` : ""})`,
+    `result = logit_lens(model, ${pyText(prompt)}, top=${TOP}${target ? `, target=${target.id}` : ""})`,
+    "for layer, cells in enumerate(result.cells):",
+    "    print(layer, [cell.best[0][0].text for cell in cells])",
   ];
   const spelled = !target || (fitsShell(target.text) && !target.text.includes("\ufffd"));
   const options = [`--top ${TOP}`, ...(target ? [`--target=${shell(target.text)}`] : []), "--json"];
   return {
-    python: python.join("\n"),
+    python: runnable(python.join("\n")),
     command: spelled && fitsShell(prompt) ? commandLine("lens", where, prompt, options) : undefined,
   };
 }

@@ -3,15 +3,18 @@
 // A stronger color is always closer to the final prediction: a likely target, a good rank, a low
 // entropy, a small divergence.
 
+import { escaped, type Token } from "../api";
 import type { Step } from "../heat/legend";
 import { fixed, grouped } from "../ui/format";
 
 export type Measure = "p" | "rank" | "entropy" | "kl";
 export const MEASURES: readonly Measure[] = ["p", "rank", "entropy", "kl"];
 
-export interface Token {
-  readonly id: number;
-  readonly text: string;
+export type { Token };
+
+/** The text of a token; parts of characters as in `escaped`. */
+export function textOfToken(token: Token | undefined): string {
+  return token ? escaped(token.text, token.bytes) : "";
 }
 
 export interface Cell {

@@ -16,7 +16,8 @@ import { change, flag, integer, oneOf, useParam, type Codec } from "../url";
 import { CellPanel } from "./cell";
 import { lensDocument, lensLive, lensLines, lensTable } from "./lensExport";
 import { Grid, wholeInView, type At } from "./grid";
-import { legendOf, MEASURES, scaleOf, type Measure } from "./lensMeasures";
+import { legendOf, MEASURES, scaleOf, textOfToken, type Measure } from "./lensMeasures";
+import { visible } from "../ui/tokenText";
 import { Numbers } from "./lensTable";
 import { Target } from "./target";
 import { useLens } from "./useLens";
@@ -35,6 +36,7 @@ export function LensPage(): JSX.Element {
   const {
     lens: s,
     text: { lost },
+    common,
   } = useStrings();
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
@@ -122,6 +124,17 @@ export function LensPage(): JSX.Element {
                 tables={() => [lensTable(lens, s.table)]}
                 charts='[data-chart="legend"], [data-chart="grid"] table, [data-chart="climb"] svg'
                 live={() => lensLive(lens, scale, measure, s)}
+                besideLive='[data-chart="climb"] svg'
+                about={{
+                  models: [name],
+                  prompt,
+                  settings: [
+                    `${s.by}${common.colon}${s.measures[measure]}`,
+                    ...(fixedTarget === null
+                      ? []
+                      : [`${s.target}${common.colon}${visible(textOfToken(lens.targets[0]))}`]),
+                  ].join(", "),
+                }}
                 lines={(where) => lensLines(where(name), prompt, fixedTarget === null ? undefined : lens.targets[0])}
               />
             </div>

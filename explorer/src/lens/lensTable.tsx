@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { useStrings } from "../i18n/strings";
 import { TokenText } from "../ui/tokenText";
 import { layerName } from "./grid";
-import { exact, valueOf, type Lens, type Measure } from "./lensMeasures";
+import { exact, textOfToken, valueOf, type Lens, type Measure } from "./lensMeasures";
 
 export function Numbers({ lens, measure }: { lens: Lens; measure: Measure }): JSX.Element {
   const { lens: s, common } = useStrings();
@@ -23,7 +23,7 @@ export function Numbers({ lens, measure }: { lens: Lens; measure: Measure }): JS
                 <th scope="col">{s.read}</th>
                 {lens.prompt.map((token, at) => (
                   <th key={at} scope="col">
-                    <TokenText text={token.text} />
+                    <TokenText text={textOfToken(token)} />
                   </th>
                 ))}
               </tr>
@@ -34,7 +34,7 @@ export function Numbers({ lens, measure }: { lens: Lens; measure: Measure }): JS
                   <th scope="row">{layerName(row, last, s)}</th>
                   {cells.map((cell, at) => (
                     <td key={at}>
-                      {exact(valueOf(cell, measure), measure)} <TokenText text={cell.best[0]?.text ?? ""} />
+                      {exact(valueOf(cell, measure), measure)} <TokenText text={textOfToken(cell.best[0])} />
                     </td>
                   ))}
                 </tr>

@@ -83,7 +83,7 @@ export function Paths({ model, prompt, output, options, say, onTake }: PathsProp
       {found ? (
         <div class="ways" data-chart="paths">
           {NAMES.map((name) =>
-            found[name] ? <Way key={name} path={found[name]} beams={used.beams} say={say} onTake={onTake} /> : null,
+            found[name] ? <Way key={name} path={found[name]} {...used} say={say} onTake={onTake} /> : null,
           )}
         </div>
       ) : null}
@@ -94,11 +94,13 @@ export function Paths({ model, prompt, output, options, say, onTake }: PathsProp
 interface WayProps {
   readonly path: Path;
   readonly beams: number;
+  /** How many tokens were requested. */
+  readonly tokens: number;
   say(id: number): string;
   onTake(ids: readonly number[]): void;
 }
 
-function Way({ path, beams, say, onTake }: WayProps): JSX.Element {
+function Way({ path, beams, tokens: wanted, say, onTake }: WayProps): JSX.Element {
   const { next: s, common } = useStrings();
   const { name, tokens, log_prob, ended } = path;
   const ids = tokens.map(({ id }) => id);
@@ -112,7 +114,13 @@ function Way({ path, beams, say, onTake }: WayProps): JSX.Element {
       <p class="headline">
         {fill(s.paths.total, { total: fixed(log_prob, 2), each: fixed(log_prob / tokens.length, 2) })}
       </p>
-      <p class="note">{ended ? s.paths.ended : s.paths.open}</p>
+      <p class="note">
+        {ended
+          ? s.paths.ended
+          : tokens.length < wanted
+            ? fill(s.paths.partial, { n: tokens.length, all: wanted })
+            : s.paths.open}
+      </p>
       <div class="controls buttons">
         <button type="button" onClick={() => onTake(ids)}>
           {fill(s.paths.take, { n: ids.length })}

@@ -1,6 +1,7 @@
 // The sampler's settings for other programs, to copy.
 
 import type { JSX } from "preact";
+import { commandLine, fitsShell } from "../export/quote";
 import { fill, useStrings } from "../i18n/strings";
 import { commandOptions, PROGRAMS, pythonSampler, translated, type Chain, type Program } from "../sampler/code";
 import { Code } from "../ui/prose";
@@ -11,7 +12,14 @@ const NAMES: Record<Program, string> = {
   "llama.cpp": "llama.cpp",
 };
 
-export function CopySampler({ chain }: { chain: Chain }): JSX.Element {
+interface CopyProps {
+  readonly chain: Chain;
+  /** The name or path that opens the model. */
+  readonly where: string;
+  readonly prompt: string;
+}
+
+export function CopySampler({ chain, where, prompt }: CopyProps): JSX.Element {
   const { sampler: t, exports } = useStrings();
   const { imports, expression } = pythonSampler(chain);
   const command = commandOptions(chain);
@@ -19,7 +27,7 @@ export function CopySampler({ chain }: { chain: Chain }): JSX.Element {
     <details class="copy-sampler" data-chart="copy">
       <summary>{t.copy}</summary>
       {PROGRAMS.map((program) => {
-        const { code, missing, reordered } = translated(chain, program);
+        const { code, missing, reordered, recounted } = translated(chain, program);
         return (
           <div key={program} data-program={program}>
             <Code title={NAMES[program]} code={code} />
@@ -29,17 +37,20 @@ export function CopySampler({ chain }: { chain: Chain }): JSX.Element {
               </p>
             ) : null}
             {reordered ? <p class="note">{t.other_order}</p> : null}
+            {recounted ? <p class="note alarm">{t.other_counts}</p> : null}
           </div>
         );
       })}
       <div data-program="python">
         <Code title={exports.python} code={["import lmhead", ...imports, "", `sampler = ${expression}`].join("\n")} />
       </div>
-      {command ? (
+      {command && fitsShell(prompt) ? (
         <div data-program="command">
-          <Code title={exports.command} code={`lmhead generate ${command.join(" ")}`} />
+          <Code title={exports.command} code={commandLine("generate", where, prompt, command)} />
         </div>
-      ) : null}
+      ) : (
+        <p class="note">{t.no_command}</p>
+      )}
     </details>
   );
 }

@@ -28,6 +28,11 @@ interface FlowProps {
   say(id: number): string;
 }
 
+/** The best tokens; the last gives way to the token that is drawn, if that is not among them. */
+function shownTokens(best: readonly number[], winner: number): number[] {
+  return best.includes(winner) ? [...best] : [...best.slice(0, -1), winner];
+}
+
 export function Flow(props: FlowProps): JSX.Element {
   const { how: s } = useStrings();
   const { model, reading, processed, drawn, say } = props;
@@ -35,9 +40,12 @@ export function Flow(props: FlowProps): JSX.Element {
   const [open, setOpen] = useParam("how", flag(false));
   const [turn, setTurn] = useState(0);
   const ids = reading.prompt.map(({ id }) => id);
-  const tokens = [...row.ids.slice(0, SHOWN)];
-  const request = useRequest(`products ${JSON.stringify([model.name, ids, tokens])}`, (signal) =>
-    fetchProducts({ model: model.name, ids, tokens }, signal),
+  const winner = row.ids[drawn] ?? 0;
+  // Requested for the best tokens only: the drawn one follows the sliders, which send no request.
+  const best = [...row.ids.slice(0, SHOWN)];
+  const tokens = shownTokens(best, winner);
+  const request = useRequest(`products ${JSON.stringify([model.name, ids, best])}`, (signal) =>
+    fetchProducts({ model: model.name, ids, tokens: best }, signal),
   );
   const products = request.current ? request.data : undefined;
   const logits = tokens.map((id) => row.logits[id] ?? 0);
@@ -49,26 +57,26 @@ export function Flow(props: FlowProps): JSX.Element {
           <VectorCells hidden={products?.hidden} />
         </Part>
         <Part title={s.dots} note={s.dots_note}>
-          {tokens.map((id, at) => (
-            <div key={id} class="flow-row">
+          {tokens.map((id) => (
+            <div key={id} class={id === winner ? "flow-row drawn" : "flow-row"}>
               <TokenText text={say(id)} />
-              <MiniRow weights={products?.weights[at]} hidden={products?.hidden} />
+              <MiniRow weights={products?.weights[best.indexOf(id)]} hidden={products?.hidden} />
             </div>
           ))}
         </Part>
         <Part title={s.logits} note="z">
           {logits.map((z, at) => (
-            <Bar key={at} share={Math.abs(z) / widest} text={fixed(z)} negative={z < 0} />
+            <Bar key={at} share={Math.abs(z) / widest} text={fixed(z)} negative={z < 0} drawn={tokens[at] === winner} />
           ))}
         </Part>
         <Part title={s.softmax} note={s.softmax_note}>
           {tokens.map((id) => (
-            <Bar key={id} share={processed.pOf(id)} text={chance(processed.pOf(id))} />
+            <Bar key={id} share={processed.pOf(id)} text={chance(processed.pOf(id))} drawn={id === winner} />
           ))}
         </Part>
         <Part title={s.token} note="">
           <strong class="flow-token" data-chart="flow-token">
-            <TokenText text={say(row.ids[drawn] ?? 0)} />
+            <TokenText text={say(winner)} />
           </strong>
         </Part>
       </div>
@@ -81,7 +89,7 @@ export function Flow(props: FlowProps): JSX.Element {
         </button>
       </div>
       {request.error ? <Status asked={request} waiting="" /> : null}
-      {open && products ? <Story {...props} products={products} tokens={tokens} /> : null}
+      {open && products ? <Story {...props} products={products} tokens={best} /> : null}
     </section>
   );
 }
@@ -129,9 +137,17 @@ function MiniRow({
   );
 }
 
-function Bar({ share, text, negative }: { share: number; text: string; negative?: boolean }): JSX.Element {
+interface BarProps {
+  readonly share: number;
+  readonly text: string;
+  readonly negative?: boolean;
+  /** Whether this token is the one that is drawn. */
+  readonly drawn: boolean;
+}
+
+function Bar({ share, text, negative, drawn }: BarProps): JSX.Element {
   return (
-    <div class="flow-row">
+    <div class={drawn ? "flow-row drawn" : "flow-row"}>
       <span class="track" aria-hidden="true">
         <span class={`fill ${negative ? "down" : "plain"}`} style={{ left: 0, width: `${100 * share}%` }} />
       </span>
@@ -297,7 +313,7 @@ function Sums({ ids, row, processed, noise, say }: SumsProps): JSX.Element {
       <thead>
         <tr>
           <th scope="col">{common.token}</th>
-          <th scope="col">{common.logit}</th>
+          <th scope="col">{s.logit_left}</th>
           <th scope="col">{s.noise}</th>
           <th scope="col">{s.total}</th>
         </tr>

@@ -1,9 +1,10 @@
 // The page as `lmhead next --json` prints it, as tables, and as code.
 
-import { fetchTokens, type Model, type Token } from "../api";
+import { escaped, fetchTokens, type Model, type Token } from "../api";
 import type { Table } from "../export/csv";
 import { base64, type Live } from "../export/live";
 import { modelJson } from "../export/jsonDocument";
+import { runnable } from "../export/runnable";
 import { commandLine, pyOptions, pyText, fitsShell } from "../export/quote";
 import { commandOptions, INTEGERS, pythonSampler, stageRepr, type Chain } from "../sampler/code";
 import { givenOptions, orderName } from "../sampler/options";
@@ -13,7 +14,7 @@ import type { Row } from "../sampler/row";
 import { textOf } from "../text/tokenSpelling";
 import type { Strings } from "../i18n/strings";
 import type { CodeLines } from "../ui/exportPanel";
-import { visible } from "../ui/tokenText";
+import { joined, visible } from "../ui/tokenText";
 import { shownRanks } from "./rankedTokens";
 
 const LIVE_TOKENS = 20; // in the interactive part of a report
@@ -81,6 +82,21 @@ export function samplerRepr(
   const ends = model.eos_token_ids.length ? `eos_token_id=[${model.eos_token_ids.join(", ")}], ` : "";
   const own = Object.keys(options).length ? `${pyOptions(options, INTEGERS)}, ` : "";
   return `Sampler(${own}${ends}order='${order}', seed=${seed})`;
+}
+
+/** Prompt and generated tokens as text. */
+export function saidText({ text, prompt, context }: Shown): string {
+  const generated = prompt.slice(context.prompt.length);
+  return text + joined(generated.map((token) => escaped(token.text, token.bytes)));
+}
+
+/** The options of the sampler by their names; empty if no stage is active. */
+export function samplerText({ chain }: Shown): string {
+  if (!chain.stages.length) return "";
+  const order = orderName(chain.order) ?? chain.stages.map(({ name }) => name).join(" > ");
+  return Object.entries({ ...givenOptions(chain.stages), order, seed: chain.seed })
+    .map(([name, value]) => `${name}=${value}`)
+    .join(", ");
 }
 
 interface RankedToken {
@@ -203,13 +219,15 @@ export function nextLines(shown: Shown, where: string, anew: string): CodeLines 
     `model = lmhead.open_model(${pyText(where)})`,
     generated ? `prompt = [${prompt.map(({ id }) => id).join(", ")}]` : `prompt = ${pyText(text)}`,
     ...(sampled ? [`sampler = ${sampler.expression}`] : []),
-    `next_tokens(model, prompt, top=${top}${sampled ? ", sampler=sampler" : ""}${length === undefined ? "" : `, prompt_length=${length}`})`,
+    `result = next_tokens(model, prompt, top=${top}${sampled ? ", sampler=sampler" : ""}${length === undefined ? "" : `, prompt_length=${length}`})`,
+    "for token in result.tokens:",
+    "    print(token.rank, repr(token.piece.text), token.p, token.processed_p)",
   ];
   const options = sampled ? commandOptions(chain) : [];
   const given = [`--top ${top}`, ...(length === undefined ? [] : [`--prompt-length ${length}`]), ...(options ?? [])];
   const usable = said !== undefined && fitsShell(said) && options !== undefined;
   return {
-    python: python.join("\n"),
+    python: runnable(python.join("\n")),
     command: usable ? commandLine("next", where, said, given) : undefined,
     note: generated ? anew : undefined,
   };

@@ -18,7 +18,7 @@ import { goTo, parse, path, show, type Branches } from "./branches";
 import { Flow } from "./flow";
 import { FindToken } from "./findToken";
 import { RankCurve } from "./rankCurve";
-import { nextDocument, nextLines, nextLive, nextTables, type Shown } from "./nextExport";
+import { nextDocument, nextLines, nextLive, nextTables, saidText, samplerText, type Shown } from "./nextExport";
 import { Paths } from "./continuations";
 import { CopySampler } from "./copySampler";
 import { Draws } from "./draws";
@@ -202,7 +202,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
           <Stages row={row} processed={processed} say={say} />
           <RankCurve row={row} processed={processed} say={say} />
           <Draws row={row} processed={processed} seed={seed} position={position} say={say} />
-          <CopySampler chain={chain} />
+          <CopySampler chain={chain} where={model.given} prompt={reading.text} />
         </div>
       </div>
       <Paths
@@ -221,6 +221,8 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
           tables={() => nextTables(shown, say, s)}
           charts='[data-chart="ranked"], .curve svg'
           live={() => nextLive(shown, say, strings)}
+          besideLive=".curve svg"
+          about={{ models: [model.name], prompt: saidText(shown), settings: samplerText(shown) }}
           lines={(where) => nextLines(shown, where(model.name), exports.anew)}
         />
       ) : null}

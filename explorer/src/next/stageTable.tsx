@@ -15,7 +15,7 @@ interface StagesProps {
 }
 
 export function Stages({ row, processed, say }: StagesProps): JSX.Element {
-  const { next: s, common, sampler: t } = useStrings();
+  const { next: s, sampler: t } = useStrings();
   const given = { left: row.candidates.size, mass: 1, entropy: row.entropy, best: row.ids[0] ?? 0, bestP: row.p(0) };
   const lines = [
     { name: s.given, ...given },
@@ -29,7 +29,7 @@ export function Stages({ row, processed, say }: StagesProps): JSX.Element {
           <th scope="col">{s.stage}</th>
           <th scope="col">{s.left}</th>
           <th scope="col">{s.mass}</th>
-          <th scope="col">{common.entropy}</th>
+          <th scope="col">{s.entropy_head}</th>
           <th scope="col">{s.best}</th>
         </tr>
       </thead>

@@ -137,6 +137,8 @@ export interface Translated {
   readonly missing: readonly StageName[];
   /** Whether the program would run the stages in another order. */
   readonly reordered: boolean;
+  /** Whether its penalties also count the prompt, which ours do not. */
+  readonly recounted: boolean;
 }
 
 const HUGGINGFACE: readonly OptionName[] = [
@@ -209,11 +211,18 @@ export function translated(chain: Chain, program: Program): Translated {
     const options = Object.entries({ ...LLAMA_OFF, ...given })
       .filter(([name]) => LLAMA[name as OptionName])
       .map(([name, value]) => `--${LLAMA[name as OptionName]} ${value}`);
+    // Ours has no sequence breakers, and counts the whole text unless the order is llama.cpp's.
+    const whole = orderName(chain.order) !== "llama.cpp";
+    const extra = [
+      ...(active.includes("dry_multiplier") ? ["--dry-sequence-breaker none"] : []),
+      ...(named.includes("penalties") && whole ? ["--repeat-last-n -1"] : []),
+    ];
     const samplers = named.length && !given.mirostat ? [`--samplers '${named.join(";")}'`] : [];
     return {
-      code: [...samplers, ...options, `--seed ${chain.seed}`].join(" "),
+      code: [...samplers, ...options, ...extra, `--seed ${chain.seed}`].join(" "),
       missing: chain.stages.filter(({ name }) => !(LLAMA_SAMPLERS[name] ?? LLAMA[name])).map(({ name }) => name),
       reordered: false,
+      recounted: whole && active.includes("frequency_penalty"),
     };
   }
   const names = program === "vllm" ? VLLM : HUGGINGFACE;
@@ -224,9 +233,13 @@ export function translated(chain: Chain, program: Program): Translated {
   const missing = has(names);
   const dynamic = (given.dynatemp_range ?? NEUTRAL.dynatemp_range) > 0 && !missing.includes("temperature");
   return {
-    code: program === "vllm" ? `SamplingParams(${text})` : `GenerationConfig(${text})`,
+    code:
+      program === "vllm"
+        ? `from vllm import SamplingParams\n\nparams = SamplingParams(${text})`
+        : `from transformers import GenerationConfig\n\nconfig = GenerationConfig(${text})`,
     missing: dynamic ? [...missing, "temperature"] : missing,
     reordered: !inOrder(PROGRAM_ORDER[program]),
+    recounted: false,
   };
 }
 

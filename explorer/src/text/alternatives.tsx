@@ -53,7 +53,6 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
   const own = found && token ? found.row.rankOf(token.id) : -1;
   const places = Array.from({ length: Math.min(TOP, found?.row.ids.length ?? 0) }, (_, place) => place);
   if (own >= TOP) places.push(own);
-  const most = found?.row.p(0) ?? 1;
   return (
     <section ref={section} class="drawer" data-chart="drawer" aria-labelledby="drawer-title" aria-busy={asked.loading}>
       <header>
@@ -98,7 +97,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
                     <div class="track" aria-hidden="true">
                       <div
                         class={place === own ? "fill own" : "fill plain"}
-                        style={{ left: "0", width: `${(100 * found.row.p(place)) / most}%` }}
+                        style={{ left: "0", width: `${100 * found.row.p(place)}%` }}
                       />
                     </div>
                   </td>

@@ -44,7 +44,7 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
         <tr>
           <th scope="col">{s.inText}</th>
           <th scope="col" class="figure">
-            {s.measures.bits}
+            {s.measures.bits} ({s.units.bits})
           </th>
           <th scope="col" class="figure">
             {s.measures.rank}
@@ -53,7 +53,7 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
       </thead>
       <tbody>
         {found.map((token) => {
-          const before = spelled.slice(Math.max(1, token.position - BEFORE), token.position);
+          const before = spelled.slice(Math.max(0, token.position - BEFORE), token.position);
           const shown = spelled[token.position]?.shown ?? "";
           return (
             <tr key={token.position} data-position={token.position}>
@@ -98,6 +98,7 @@ export function TokenTable({ score }: { score: Score }): JSX.Element {
                 {MEASURES.map((measure) => (
                   <th key={measure} scope="col" class="figure">
                     {s.measures[measure]}
+                    {measure in s.units ? ` (${s.units[measure as keyof typeof s.units]})` : ""}
                   </th>
                 ))}
               </tr>

@@ -4,6 +4,7 @@ import type { Model } from "../api";
 import type { Table } from "../export/csv";
 import { modelJson } from "../export/jsonDocument";
 import { pyText, shell, fitsShell } from "../export/quote";
+import { runnable } from "../export/runnable";
 import type { Live } from "../export/live";
 import type { Strings } from "../i18n/strings";
 import type { CodeLines } from "../ui/exportPanel";
@@ -72,7 +73,7 @@ export function scoreLines(where: string, text: string, file: string, beside: st
     "result = score(model, text, on_token=tokens.append)",
     "result.perplexity, result.bits_per_byte",
   ].join("\n");
-  return { python, command: command(where, text, file), note: file ? beside : undefined };
+  return { python: runnable(python), command: command(where, text, file), note: file ? beside : undefined };
 }
 
 function command(where: string, text: string, file: string): string | undefined {

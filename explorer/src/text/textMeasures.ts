@@ -32,9 +32,9 @@ export const SCALES: Record<Measure, Scale> = {
     range: between(String),
   },
   entropy: {
-    bounds: [0.5, 1, 2, 3, 4, 5, 7],
+    bounds: [1, 2, 3, 4, 6, 8, 10],
     falling: false,
-    of: (token) => token.entropy,
+    of: (token) => token.entropy / Math.LN2, // in bits, like the surprisal beside it
     show: (x) => fixed(x, 2),
     range: between(String),
   },

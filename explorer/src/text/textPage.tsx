@@ -23,7 +23,7 @@ import { usePromptParam } from "./usePromptParam";
 import { TokenTable, Surprises } from "./surprises";
 
 export function TextPage(): JSX.Element {
-  const { text: s } = useStrings();
+  const { text: s, common } = useStrings();
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
   const [name] = useParam("model", oneOf(known[0] ?? "", known));
@@ -151,6 +151,8 @@ export function TextPage(): JSX.Element {
               tables={() => scoreTables(score, { tokens: s.map, sums: s.summary })}
               charts='[data-chart="sums"], [data-chart="legend"], [data-chart="heat"], [data-chart="worst"]'
               live={() => scoreLive(score, by, s)}
+              besideLive='[data-chart="sums"], [data-chart="worst"]'
+              about={{ models: [name], prompt: text, settings: `${s.by}${common.colon}${s.measures[by]}` }}
               lines={(where) => scoreLines(where(name), text, file, s.beside)}
             />
           ) : null}

@@ -17,7 +17,7 @@ export function TextTotals({ sums }: { sums: Sums }): JSX.Element {
       fixed(sums.bits_per_token ?? Infinity, 3),
       fill(s.notes.bits_per_token, { tokens, bytes }),
     ],
-    ["entropy", sums.entropy, fixed(sums.entropy, 3), s.notes.entropy],
+    ["entropy", sums.entropy / Math.LN2, fixed(sums.entropy / Math.LN2, 3), s.notes.entropy],
     ["first_choices", sums.first_choices, percent(sums.first_choices), s.notes.first_choices],
     ["in_top_10", sums.in_top_10, percent(sums.in_top_10), s.notes.in_top_10],
   ];

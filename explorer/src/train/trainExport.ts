@@ -1,5 +1,6 @@
 // The memory of the loss, tensor by tensor, and the run so far.
 
+import { runnable } from "../export/runnable";
 import type { Table } from "../export/csv";
 import { shell } from "../export/quote";
 import { fill, type Strings } from "../i18n/strings";
@@ -92,7 +93,7 @@ export function trainTables(sizes: Sizes, run: Run | null | undefined, { cost, w
 export function trainLines(sizes: Sizes, run: Run | null | undefined): CodeLines {
   const name = run?.about.name ?? "run";
   return {
-    python: `${pythonOf(sizes).code}\n\n${stepOf(sizes)}\n`,
+    python: runnable(`${pythonOf(sizes).code}\n\n${stepOf(sizes)}`),
     command: run?.age == null ? trainCommand(name) : `lmhead explore --run ${shell(name)}`,
   };
 }

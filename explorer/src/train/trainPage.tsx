@@ -18,8 +18,17 @@ export function TrainPage(): JSX.Element {
         <h1>{s.title}</h1>
         <p class="lead">{s.lead}</p>
       </header>
-      <Cost given={given} />
-      <Watch watched={watched} />
+      {watched.run ? (
+        <>
+          <Watch watched={watched} />
+          <Cost given={given} />
+        </>
+      ) : watched.run === null || watched.failed !== undefined ? (
+        <>
+          <Cost given={given} />
+          <Watch watched={watched} />
+        </>
+      ) : null}
       <ExportPanel
         name="train"
         title={s.title}

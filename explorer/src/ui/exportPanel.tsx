@@ -8,6 +8,8 @@
 //     charts='[data-chart="ranked"], .curve svg'     // what SVG and PNG show: selector within <main>
 //     lines={(where) => ({ python, command })}       // where(model's name): how to open it again
 //     live={() => ({ kind: "cells", ... })}          // the interactive part of the report, if any
+//     besideLive=".curve svg"                        // the charts that the report shows beside it
+//     about={{ models: [name], prompt, settings }}   // written into pictures and reports
 //   />
 //
 // Documents and tables are functions, called when a button is pressed. Numbers are exact; tokens are
@@ -42,13 +44,26 @@ export interface ExportsProps {
   lines(where: (model: string) => string): CodeLines;
   /** The interactive part of the report. */
   live?(): Live;
+  /** The charts of a report that has an interactive part; all if not given. */
+  readonly besideLive?: string;
+  /** What the numbers belong to; by default the page's model and the settings in the address. */
+  readonly about?: About;
+}
+
+/** What exported numbers belong to. */
+export interface About {
+  /** One name, or two that are compared. */
+  readonly models: readonly string[];
+  readonly prompt: string;
+  /** Readable settings; empty for none. */
+  readonly settings: string;
 }
 
 const COLOURS = ["--ground", "--panel", "--ink", "--soft", "--line", "--accent"];
 
 export function ExportPanel(props: ExportsProps): JSX.Element {
   const { name, title, charts } = props;
-  const { exports: s } = useStrings();
+  const { exports: s, common } = useStrings();
   const { tag } = LANGUAGES[useContext(Language)];
   const version = useContext(Version);
   const models = useContext(Models);
@@ -58,17 +73,15 @@ export function ExportPanel(props: ExportsProps): JSX.Element {
   const { python, command, note } = props.lines(given);
 
   const about = (): string[] => {
-    const given = settings();
-    const prompt = document.querySelector<HTMLTextAreaElement>("#prompt")?.value;
-    const model = document.querySelector("[data-chart=model] select, [data-chart=model] strong");
-    const name = model instanceof HTMLSelectElement ? model.value : model?.textContent;
+    const { models: names, prompt, settings: chosen } = props.about ?? { models: [], prompt: "", settings: settings() };
+    const named = names.length ? ` · ${s.model}${common.colon}${[...new Set(names)].join(", ")}` : "";
     return [
-      `lmhead ${version} · ${new Date().toISOString().slice(0, 10)}${name ? ` · ${s.model}: ${name}` : ""}`,
-      ...(prompt ? [`${s.prompt}: ${prompt.replace(/\s+/g, " ").slice(0, 400)}`] : []),
-      ...(given ? [`${s.settings}: ${given}`] : []),
+      `lmhead ${version} · ${new Date().toISOString().slice(0, 10)}${named}`,
+      ...(prompt ? [`${s.prompt}${common.colon}${prompt.replace(/\s+/g, " ").slice(0, 400)}`] : []),
+      ...(chosen ? [`${s.settings}${common.colon}${chosen}`] : []),
     ];
   };
-  const drawn = (): Element[] => [...document.querySelectorAll(`main :is(${charts})`)];
+  const drawn = (which = charts): Element[] => [...document.querySelectorAll(`main :is(${which})`)];
   const keep = (kind: string, type: string, make: () => string | Blob | Promise<string | Blob>): void => {
     const file = `lmhead-${name}.${kind}`;
     Promise.resolve()
@@ -87,7 +100,8 @@ export function ExportPanel(props: ExportsProps): JSX.Element {
       title,
       lang: tag,
       colours: Object.fromEntries(COLOURS.map((colour) => [colour, style.getPropertyValue(colour)])),
-      pictures: drawn().map((chart) => svgText([chart], title)),
+      about: about(),
+      pictures: drawn(props.besideLive).map((chart) => svgText([chart], title)),
       live: props.live?.(),
       tables: props.tables(),
       lines: [[s.python, lines.python], ...(lines.command ? [[s.command, lines.command] as const] : [])],

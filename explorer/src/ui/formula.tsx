@@ -34,10 +34,12 @@ export const gap = (): JSX.Element => (
     <mspace width="1em" />
   </>
 );
+/** A thin space, e.g. after the name of a function. */
+export const space = (): JSX.Element => <mspace width="0.17em" />;
 export const log = (of: M): JSX.Element => (
   <mrow>
     <mi>log</mi>
-    <mspace width="0.17em" />
+    {space()}
     {of}
   </mrow>
 );

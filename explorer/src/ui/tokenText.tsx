@@ -12,11 +12,12 @@ const BYTES = /[\udc80-\udcff]/u; // alone, not as the second half of a characte
 const UNITS =
   /\p{Extended_Pictographic}(?:\ufe0f|[\u{1f3fb}-\u{1f3ff}]|\u200d\p{Extended_Pictographic})*|[\u{1f1e6}-\u{1f1ff}]{2}|[^]/gu;
 
+// Control characters and separators, and signs without a picture of their own: joiners, variation selectors, fillers.
+const UNSEEN = /^[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}\u2800]/u;
+
 /** Make spaces, line ends and invisible characters visible. */
 export function visible(text: string): string {
-  const shown = (text.match(UNITS) ?? [])
-    .map((c) => NAMED[c] ?? (/^[\p{C}\p{Z}]/u.test(c) ? `⟨${hex(c)}⟩` : c))
-    .join("");
+  const shown = (text.match(UNITS) ?? []).map((c) => NAMED[c] ?? (UNSEEN.test(c) ? `⟨${hex(c)}⟩` : c)).join("");
   return shown === "" ? "∅" : shown;
 }
 

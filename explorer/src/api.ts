@@ -10,6 +10,8 @@ export interface Model {
   readonly hidden_size: number;
   readonly parameters: number | null;
   readonly max_length: number | null;
+  /** What computes the body: core, torch or llama.cpp. */
+  readonly engine: string;
   /** Token ids that end a text. */
   readonly eos_token_ids: readonly number[];
   readonly text: boolean;

@@ -324,6 +324,7 @@ def test_exports_are_the_command_s(here: Page, address: str, model: LanguageMode
     show(here, address, text=TEXT)
     got = json.loads(saved(here, "json").read_text())
     sizes = {"name": "tiny", "vocab_size": 300, "hidden_size": 16, "max_length": 64}
+    sizes["engine"] = model.engine
     want = {**_json.head("score"), "model": sizes, **whole(model, TEXT)}
     assert_near(got, want)
     *_, (perplexity, bits_per_byte) = run(copied(here, "python"), {})

@@ -43,7 +43,8 @@ def next_row(app: Any, **asked: Any) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def test_models_are_listed_without_paths(app: Any) -> None:
-    sizes = {"vocab_size": 300, "hidden_size": 16, "max_length": 64, "parameters": 8720}
+    sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "max_length": 64}
+    sizes |= {"parameters": 8720, "engine": "torch"}
     speech = {"eos_token_ids": [1, 2], "text": True, "speaks": ["en"]}
     assert ask(app, "GET", "/api/models").json() == {
         "lmhead": lmhead.__version__,

@@ -14,8 +14,8 @@ export function documentText(command: string, version: string, body: object): st
 }
 
 /** The model entry of a document. */
-export function modelJson({ name, vocab_size, hidden_size, max_length }: Model): object {
-  return { name, vocab_size, hidden_size, max_length };
+export function modelJson({ name, vocab_size, hidden_size, max_length, engine }: Model): object {
+  return { name, vocab_size, hidden_size, max_length, engine };
 }
 
 /** JSON with one entry per line in the outer `lines` levels, compact inside. */

@@ -2,6 +2,7 @@
 
 import type { Model } from "../api";
 import type { Table } from "../export/csv";
+import { modelJson } from "../export/jsonDocument";
 import { runnable } from "../export/runnable";
 import { commandLine, pyText, shell, fitsShell } from "../export/quote";
 import type { CodeLines } from "../ui/exportPanel";
@@ -12,9 +13,9 @@ import { layerName } from "./grid";
 import { brief, MEASURES, shareOf, textOfToken, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
 import { TOP } from "./useLens";
 
-export function lensDocument({ name, vocab_size, hidden_size, max_length }: Model, lens: Lens): object {
+export function lensDocument(model: Model, lens: Lens): object {
   const { prompt, targets, layers } = lens;
-  return { model: { name, vocab_size, hidden_size, max_length }, prompt, targets, layers };
+  return { model: modelJson(model), prompt, targets, layers };
 }
 
 /** The grid, colored by any measure. */

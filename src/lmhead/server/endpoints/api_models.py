@@ -1,6 +1,6 @@
 """The models, and the text of their tokens.
 
-GET /api/models                    names, sizes, ends, languages, and the version of lmhead
+GET /api/models                    names, sizes, engines, ends, languages, and the version of lmhead
 GET /api/vocabulary?model=NAME     the text of every token, by id; [text, bytes] where the bytes of
                                    the token are not those of the text
 """
@@ -36,6 +36,7 @@ def routes(api: ApiContext) -> list[Route]:
                 "hidden_size": model.head.hidden_size,
                 "parameters": _parameters(model),
                 "max_length": model.max_length,
+                "engine": model.engine,
                 "eos_token_ids": list(model.eos_token_ids),
                 "text": model.tokenizer is not None,
                 "speaks": _speaks(model),

@@ -64,7 +64,7 @@ IN_DOCS = [shot for shot in SHOTS if shot.name != "glossary"]
 
 
 def main(wanted: list[str]) -> None:
-    """Take the pictures of these pages, or of all; for a review if the first word is --review."""
+    """Take the pictures of these pages, or of all; for a review if --review comes first."""
     review = Path(wanted[1]) if wanted[:1] == ["--review"] and len(wanted) == 2 else None
     if review is not None:
         review.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from compare import assert_close
 from lazy_and_dense import Twins, assert_same, backward, ids, materialized, spelled, twins
 from torch import Tensor, nn
 
-from lmhead import LMHead
+from lmhead import LMHead, PerformanceWarning
 
 D, V = 5, 13
 
@@ -250,3 +250,22 @@ def test_low_rank_on_a_tied_head_leaves_the_embedding_alone() -> None:
     other = copy.deepcopy(model)
     assert is_tied(other)
     assert len(list(other.parameters())) == 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": -0.5}])
+def test_trace_and_export_record_the_dense_computation(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    head = LMHead(8, 40, bias=True, **options).add_low_rank(2)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.normal_()
+            if name == "bias":
+                parameter[3] = -torch.inf
+    first, second = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
+    exported = torch.export.export(head, (first,)).module()
+    traced = torch.jit.trace(head, (first,))  # type: ignore[no-untyped-call]
+    with pytest.warns(PerformanceWarning):
+        expected = head(second).materialize()
+    for made in (exported, traced):
+        torch.testing.assert_close(made(second), expected)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -228,10 +229,21 @@ class LMHead(nn.Linear):
     @eager
     def forward(self, hidden: Tensor) -> LazyLogits:
         """Return logits of shape (..., V) that compute nothing until they are queried."""
-        scores, lead, dtype = self._scores(hidden)
         if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined, no-untyped-call]
-            return scores.dense().reshape(*lead, -1).to(dtype)  # type: ignore[return-value]
-        return LazyLogits.of(scores, lead, dtype)
+            return self._exported(hidden)  # type: ignore[return-value]
+        return LazyLogits.of(*self._scores(hidden))
+
+    def _exported(self, hidden: Tensor) -> Tensor:
+        """Return dense logits by plain operations, for tracing and exporting."""
+        x = F.linear(hidden, self.weight)
+        if self.low_rank_a is not None and self.low_rank_b is not None:
+            x = x + F.linear(F.linear(hidden, self.low_rank_a), self.low_rank_b)
+        pointwise = Pointwise.of(softcap=self.softcap, scale=self.scale)
+        if self.bias is None:
+            return pointwise(x)
+        masked = self.bias == -math.inf
+        z = pointwise(x + self.bias.masked_fill(masked, 0.0))
+        return z.masked_fill(masked, -math.inf)
 
     def scores(self, hidden: Tensor) -> Scores:
         """Return the scores of hidden states (..., D), as rows."""

@@ -553,7 +553,7 @@ def test_w5_trace_of_a_one_row_argmax(kind: str) -> None:
     expected = [int(linear(row).argmax(-1)) for row in rows]
     assert len(set(expected)) > 3
     with torch.no_grad():
-        traced: Any = torch.jit.trace(model, (rows[0],), check_trace=False)  # type: ignore[no-untyped-call]
+        traced: Any = torch.jit.trace(model, (rows[0],), check_trace=True)  # type: ignore[no-untyped-call]
         assert [int(traced(row)) for row in rows] == expected
 
 

@@ -43,6 +43,7 @@ class Root:
     ) -> None:
         self.scores, self.node, self.handle = scores, node, handle
         self.origin = self  # for constants: the root with the same values
+        self.waiting: Any = None  # weak reference to gradients not yet taken: see `routing`
         if scores is not None:
             tensors = scores.tensors()
             self._sharded: list[Any] = [None] * len(tensors)

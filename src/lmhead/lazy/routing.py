@@ -10,6 +10,7 @@ inside a `LazyGradient`, through whatever the logits passed on their way.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -195,7 +196,7 @@ class _Answer(torch.autograd.Function):
             found = _gradients(outputs, grads, within.leaves, create_graph=again)
             return within.payloads(found)  # type: ignore[no-any-return]
 
-        pending = _Pending(run)
+        pending = _Pending(run, ctx.roots)
         to_tensors: list[Tensor | None] = [None] * len(ctx.tensors)
         if again or any(t.requires_grad for t in ctx.tensors):
             to_tensors = pending.run_now()
@@ -214,15 +215,41 @@ class _Pending:
     each.
     """
 
-    def __init__(self, run: Callable[[], tuple[list[Payload], list[Tensor | None]]]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        run: Callable[[], tuple[list[Payload], list[Tensor | None]]],
+        roots: Sequence[Root],
+    ) -> None:
+        self._run, self._roots = run, roots
         self._made: dict[int, Payload] = {}
 
     def run_now(self) -> list[Tensor | None]:
-        """Compute; return the gradients of the operands."""
+        """Compute; return the gradients of the operands.
+
+        Payloads are added to those of the last answer about the same heads that still waits for
+        them, since both go there: one gradient of the weight is kept, not one for each answer.
+        """
         payloads, to_tensors = self._run()
+        before = self._waiting()
+        if before is not None and not torch.is_grad_enabled():
+            for place, payload in enumerate(payloads):
+                before._made[place] = _add(before._made[place], payload)
+                self._made[place] = _map(payload, lambda _: None)
+            return to_tensors
         self._made = dict(enumerate(payloads))
+        if self._roots:
+            self._roots[0].waiting = weakref.ref(self)
         return to_tensors
+
+    def _waiting(self) -> _Pending | None:
+        """Return the answer about the same heads, none of whose payloads was taken yet."""
+        if not self._roots or any(root.node is not None for root in self._roots):
+            return None
+        found = self._roots[0].waiting
+        before = None if found is None else found()
+        if before is None or before is self or before._roots != self._roots:
+            return None
+        return before if len(before._made) == len(self._roots) else None
 
     def payloads(self, n: int) -> list[Callable[[], Payload]]:
         """Return what gives the payload of each of n roots."""
@@ -382,7 +409,7 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _map(payload: Payload, change: Callable[[Tensor], Tensor]) -> Payload:
+def _map(payload: Payload, change: Callable[[Tensor], Tensor | None]) -> Payload:
     if isinstance(payload, list | tuple):
         return type(payload)(_map(p, change) for p in payload)
     return None if payload is None else change(payload)

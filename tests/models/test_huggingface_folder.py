@@ -11,6 +11,7 @@ from compare import assert_close
 from torch import Tensor
 
 from lmhead import LMHead, PerformanceWarning, generate
+from lmhead.errors import ModelError
 from lmhead.models import LanguageModel, load_huggingface, open_model
 from lmhead.models.huggingface_body import HuggingFaceBody
 from lmhead.nn import LlamaBody
@@ -239,3 +240,26 @@ def test_other_llamas_are_left_to_transformers(tmp_path: Path, changes: dict[str
     assert isinstance(ours.body, HuggingFaceBody)
     hidden, _ = ours.hidden(IDS)
     assert_close(dense(ours.head(hidden)), logits_of(theirs), atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_that_attends_to_later_tokens_is_refused(tmp_path: Path) -> None:
+    hf_folders.write(tmp_path)
+    hf_folders.edit(tmp_path / "config.json", model_type="xlnet")
+    with pytest.raises(ModelError, match=r"causal language model.*got 'xlnet'"):
+        load_huggingface(tmp_path)
+
+
+def test_llama_4(tmp_path: Path) -> None:
+    changes = {"num_local_experts": 2, "intermediate_size_mlp": 24}
+    config = hf_folders.transformers.AutoConfig.for_model(
+        "llama4_text", **hf_folders.SMALL, **changes
+    )
+    torch.manual_seed(0)
+    model = hf_folders.transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    hf_folders.write_tokenizer(tmp_path)
+    ids = torch.tensor([[5, 9, 7]])
+    with torch.no_grad():
+        hidden, _ = load_huggingface(tmp_path).hidden(ids)
+        theirs = model(input_ids=ids).logits
+    assert_close(hidden @ model.lm_head.weight.T, theirs, atol=1e-5, rtol=1e-5)

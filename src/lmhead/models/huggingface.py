@@ -38,6 +38,7 @@ from lmhead.sampling.model import Body
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _TOLERANCE_HALF = 5e-2
 CAUSAL = "AutoModelForCausalLM"
+_NOT_CAUSAL = ("xlnet",)  # attends to later tokens, although transformers lists it as causal
 _MAX_BUFFER = 2**28  # elements of what a model computes from its configuration, e.g. causal masks
 
 
@@ -178,7 +179,7 @@ def check_architecture(config: Fields, library: Any, auto: str = CAUSAL) -> None
         )
     names = library.models.auto.modeling_auto
     causal = kind in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    causal = causal and not config.flag("is_encoder_decoder", False)
+    causal = causal and kind not in _NOT_CAUSAL and not config.flag("is_encoder_decoder", False)
     both = kind in names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if auto == CAUSAL and not causal:
         hint = "; an encoder and decoder, which `lmhead translate` opens" if both else ""
@@ -260,6 +261,8 @@ def _split(model: Any, folder: Path) -> tuple[nn.Module, LMHead]:
     base = model.get_decoder()
     if base is model:
         base = model.base_model
+    if base is model and isinstance(getattr(model, "model", None), nn.Module):
+        base = model.model  # Llama 4, whose base_model_prefix is that of the multimodal model
     softcap, scale = read_softcap_and_scale(model.config)
     return base, LMHead.from_linear(linear, softcap=softcap, scale=scale)
 

@@ -13,7 +13,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmhead"
 
 
-def is_offline() -> bool:
-    """Return whether the network must not be used: LMHEAD_OFFLINE or HF_HUB_OFFLINE is set."""
-    names = ("LMHEAD_OFFLINE", "HF_HUB_OFFLINE")
+def is_offline(*also: str) -> bool:
+    """Return whether the network must not be used: LMHEAD_OFFLINE is set, or a variable given."""
+    names = ("LMHEAD_OFFLINE", *also)
     return any(os.environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in names)

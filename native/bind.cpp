@@ -141,7 +141,7 @@ void pairs(FloatArray<2> hidden, FloatArray<2> weight, Array<const int64_t, 1> r
   chosen->pairs(h, w, length(hidden, 1), rows.data(), ids.data(), length(ids), out.data(), threads);
 }
 
-// out: (rows, vocab), float64 or float32.
+// out: (rows, vocab); its type is that of the sums, float64 or float32.
 void row_logits(Array<const float, 2> hidden, FloatArray<2> weight,
                 Checked<nb::ndim<2>, nb::c_contig, nb::device::cpu> out, int threads) {
   const Floats w = to_floats(weight, "weight must be float32, bfloat16 or float16");
@@ -151,11 +151,13 @@ void row_logits(Array<const float, 2> hidden, FloatArray<2> weight,
   require_threads(threads);
   require(hidden.shape(1) == weight.shape(1), "hidden and weight must have the same width");
   require(has_shape(out, hidden.shape(0), weight.shape(0)), "out must be (rows, vocab)");
-  const LogitsOut to{exact ? static_cast<double*>(out.data()) : nullptr,
-                     exact ? nullptr : static_cast<float*>(out.data())};
   const nb::gil_scoped_release release;
-  chosen->row_logits(hidden.data(), length(hidden), w, length(weight), length(hidden, 1), to,
-                     threads);
+  const int64_t rows = length(hidden), vocab = length(weight), d = length(hidden, 1);
+  if (exact)
+    chosen->row_logits(hidden.data(), rows, w, vocab, d, static_cast<double*>(out.data()), threads);
+  else
+    chosen->float_logits(hidden.data(), rows, w, vocab, d, static_cast<float*>(out.data()),
+                         threads);
 }
 
 void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const float, 2> from,

@@ -13,7 +13,11 @@ namespace LMHEAD_ISA {
 
 // logits.cpp
 void row_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight, int64_t vocab,
-                int64_t d, const lmhead::LogitsOut& out, int threads);
+                int64_t d, double* out, int threads);
+
+// float_logits.cpp
+void float_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight, int64_t vocab,
+                  int64_t d, float* out, int threads);
 
 namespace {
 
@@ -367,9 +371,19 @@ extern const QuantizeKernels LMHEAD_QUANTIZE;
 extern const DecodeKernels LMHEAD_DECODE;
 extern const Kernels LMHEAD_TABLE;
 const Kernels LMHEAD_TABLE = {
-    LMHEAD_NAME,      &LMHEAD_SCREEN,    LMHEAD_ISA::softmax,    LMHEAD_ISA::gradient,
-    LMHEAD_ISA::loss, LMHEAD_ISA::pairs, LMHEAD_ISA::row_logits, LMHEAD_ISA::scatter_add,
-    &LMHEAD_ROWS,     &LMHEAD_TREE,      &LMHEAD_QUANTIZE,       &LMHEAD_DECODE,
+    LMHEAD_NAME,
+    &LMHEAD_SCREEN,
+    LMHEAD_ISA::softmax,
+    LMHEAD_ISA::gradient,
+    LMHEAD_ISA::loss,
+    LMHEAD_ISA::pairs,
+    LMHEAD_ISA::row_logits,
+    LMHEAD_ISA::float_logits,
+    LMHEAD_ISA::scatter_add,
+    &LMHEAD_ROWS,
+    &LMHEAD_TREE,
+    &LMHEAD_QUANTIZE,
+    &LMHEAD_DECODE,
 };
 
 }  // namespace lmhead

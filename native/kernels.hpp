@@ -56,12 +56,6 @@ struct LossWeights {
   const double *mixed, *squared;  // may be null
 };
 
-// Where logits (rows, vocab) go: one of the two is null.
-struct LogitsOut {
-  double* exact;
-  float* rounded;
-};
-
 struct ScreenKernels;    // see screen.hpp
 struct TreeKernels;      // see tree.hpp
 struct QuantizeKernels;  // see quantize.hpp
@@ -102,7 +96,11 @@ struct Kernels {
   // All products of hidden (rows, d) and weight (vocab, d), to the last bit those of `pairs`; the
   // weight is read once.
   void (*row_logits)(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab,
-                     int64_t d, const LogitsOut& out, int threads);
+                     int64_t d, double* out, int threads);
+
+  // The same summed in float32, in an order of its own: see float_logits.cpp.
+  void (*float_logits)(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab,
+                       int64_t d, float* out, int threads);
 
   // into[ids[i], :] += from[i, :]; ids are distinct.
   void (*scatter_add)(float* into, int64_t d, const int64_t* ids, int64_t n, const float* from,

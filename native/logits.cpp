@@ -1,4 +1,4 @@
-// One instruction set's products of hidden states with the weight; compiled as kernels.cpp is.
+// One instruction set's products of hidden states with the weight in float64; compiled as kernels.cpp is.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,6 @@ namespace LMHEAD_ISA {
 namespace {
 
 using lmhead::Floats;
-using lmhead::LogitsOut;
 using lmhead::parallel_for;
 
 // Hidden states whose sums are held in registers at a time, at most; as what they are loaded; and
@@ -95,23 +94,17 @@ void tile(const W* weight, int64_t d, const Eight* states, double (*out)[T]) {
 // R tokens from v on with one block of states.
 template <int R, int T, class W>
 void put_tile(const W* weight, int64_t d, const Block& block, int64_t v, int64_t vocab,
-              const LogitsOut& out) {
+              double* out) {
   double z[R][T];
   tile<R, T>(weight + v * d, d, block.data.data(), z);
   for (int t = 0; t < block.n; ++t)
-    for (int r = 0; r < R; ++r) {
-      const int64_t at = (block.first + t) * vocab + v + r;
-      if (out.exact)
-        out.exact[at] = z[r][t];
-      else
-        out.rounded[at] = static_cast<float>(z[r][t]);
-    }
+    for (int r = 0; r < R; ++r) out[(block.first + t) * vocab + v + r] = z[r][t];
 }
 
 // Tokens [lo, hi) with one block of states.
 template <int T, class W>
 void strip(const W* weight, int64_t d, const Block& block, int64_t lo, int64_t hi, int64_t vocab,
-           const LogitsOut& out) {
+           double* out) {
   if constexpr (T > 1)
     if (block.padded < T) return strip<T / 2>(weight, d, block, lo, hi, vocab, out);
   constexpr int R = tokens_with(T);
@@ -122,7 +115,7 @@ void strip(const W* weight, int64_t d, const Block& block, int64_t lo, int64_t h
 
 template <class W>
 void products(const float* hidden, int64_t rows, const W* weight, int64_t vocab, int64_t d,
-              const LogitsOut& out, int threads) {
+              double* out, int threads) {
   std::vector<Block> blocks;
   for (int64_t first = 0; first < rows; first += kStates)
     blocks.push_back(pack(hidden, first, rows, d));
@@ -138,7 +131,7 @@ void products(const float* hidden, int64_t rows, const W* weight, int64_t vocab,
 }  // namespace
 
 void row_logits(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab, int64_t d,
-                const LogitsOut& out, int threads) {
+                double* out, int threads) {
   lmhead::with_type(weight, [&](auto* w) { products(hidden, rows, w, vocab, d, out, threads); });
 }
 

@@ -4,8 +4,8 @@ In:  prompts, then one new token per sequence and step; sequences join and leave
 Out: the hidden state of each last token.
 
 A plain matrix product rounds differently for different numbers of rows, and attention over padded
-rows for different amounts of padding. Here every row of a linear layer is summed in float64 in one
-fixed order (the weight is read once per step, whatever the number of rows), activations and
+rows for different amounts of padding. Here every row of a linear layer is summed in one fixed
+order (the weight is read once per step, whatever the number of rows), activations and
 rotary angles are computed row by row, and attention reads each sequence's own keys and values,
 without padding. Prompts are processed one at a time, in parts of a fixed size, so that the steps of
 other sequences can come between two parts.

@@ -84,6 +84,7 @@ def _bfloat16_inside() -> Iterator[None]:
 
 PAIR_BYTES = 2**26
 """Default bound on the temporary memory of single dot products."""
+_LARGE = 1e30  # logits that float32 might not hold, on the way
 
 
 @dataclass(frozen=True)
@@ -267,18 +268,36 @@ class Source:
 
         The compiled core reads the weight once for all rows; otherwise it is read once per row.
         """
-        products = [
-            kernels.row_logits(h, w) if self.dtype == torch.float32 else None
-            for h, w in zip(self.hiddens, self.weights, strict=True)
-        ]
-        if any(p is None for p in products):
+        z = self._row_products(torch.float32)
+        if z is None:
             with self.products():
                 made = [self._row(row) for row in range(self.rows)]
             return torch.stack(made) if made else torch.empty(0, self.vocab, dtype=self.dtype)
-        z: Tensor = sum(p for p in products if p is not None)  # type: ignore[assignment]
+        # Infinite, or so large that float32 may have lost something on the way; NaN fails the test.
+        if z.numel() and not all(abs(float(end)) < _LARGE for end in z.aminmax()):
+            large = (~(z.abs() < _LARGE).all(1)).nonzero()[:, 0]
+            if (exact := self.select(large)._row_products(torch.float64)) is not None:
+                z = z.double().index_copy_(0, large, exact)
+        if self.bias is None and self.pointwise.is_identity and self.row_scale is None:
+            return z.to(self.dtype)
+        z = z.double()
         if self.bias is not None:
             z += self.bias
-        return self.pointwise.apply_(z).to(self.dtype)
+        z = self.pointwise.apply_(z)
+        return (z if self.row_scale is None else z.mul_(self.row_scale[:, None])).to(self.dtype)
+
+    def _row_products(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the products of all terms, (N, V), summed in a dtype; None without the core."""
+        if self.dtype != torch.float32:
+            return None
+        pairs = zip(self.hiddens, self.weights, strict=True)
+        terms = [kernels.row_logits(h, w, dtype=dtype) for h, w in pairs]
+        made = [term for term in terms if term is not None]
+        if len(made) != len(terms):
+            return None
+        if len(made) == 1:
+            return made[0]
+        return sum((term.double() for term in made[1:]), made[0].double())
 
     def _row(self, row: int) -> Tensor:
         transposed = tuple(h.T.contiguous() for h in self.take(slice(row, row + 1)))

@@ -141,9 +141,11 @@ void pairs(FloatArray<2> hidden, FloatArray<2> weight, Array<const int64_t, 1> r
   chosen->pairs(h, w, length(hidden, 1), rows.data(), ids.data(), length(ids), out.data(), threads);
 }
 
-// out: (rows, vocab); its type is that of the sums, float64 or float32.
+// out: (rows, vocab); its type is that of the sums, float64 or float32. square: (1,), receives the
+// largest |w|².
 void row_logits(Array<const float, 2> hidden, FloatArray<2> weight,
-                Checked<nb::ndim<2>, nb::c_contig, nb::device::cpu> out, int threads) {
+                Checked<nb::ndim<2>, nb::c_contig, nb::device::cpu> out, int threads,
+                Maybe<double, 1> square) {
   const Floats w = to_floats(weight, "weight must be float32, bfloat16 or float16");
   const bool exact = out.dtype() == nb::dtype<double>();
   if (!exact && out.dtype() != nb::dtype<float>())
@@ -151,13 +153,14 @@ void row_logits(Array<const float, 2> hidden, FloatArray<2> weight,
   require_threads(threads);
   require(hidden.shape(1) == weight.shape(1), "hidden and weight must have the same width");
   require(has_shape(out, hidden.shape(0), weight.shape(0)), "out must be (rows, vocab)");
+  require(!square || (!exact && square->size() == 1), "square is one number, with float32 sums");
   const nb::gil_scoped_release release;
   const int64_t rows = length(hidden), vocab = length(weight), d = length(hidden, 1);
   if (exact)
     chosen->row_logits(hidden.data(), rows, w, vocab, d, static_cast<double*>(out.data()), threads);
   else
     chosen->float_logits(hidden.data(), rows, w, vocab, d, static_cast<float*>(out.data()),
-                         threads);
+                         pointer(square), threads);
 }
 
 void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const float, 2> from,
@@ -213,7 +216,7 @@ NB_MODULE(_native, m) {
   m.def("pairs", &pairs, tensor("hidden"), tensor("weight"), tensor("rows"), tensor("ids"),
         tensor("out"), arg("threads"));
   m.def("row_logits", &row_logits, tensor("hidden"), tensor("weight"), tensor("out"),
-        arg("threads"));
+        arg("threads"), maybe("square") = nb::none());
   m.def("scatter_add", &scatter_add, tensor("into"), tensor("ids"), tensor("from_"),
         arg("threads"));
   m.def("tail_threshold", &threshold, tensor("x"), arg("mass"));

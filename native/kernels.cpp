@@ -17,7 +17,7 @@ void row_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight,
 
 // float_logits.cpp
 void float_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight, int64_t vocab,
-                  int64_t d, float* out, int threads);
+                  int64_t d, float* out, double* square, int threads);
 
 namespace {
 

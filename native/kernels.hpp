@@ -98,9 +98,10 @@ struct Kernels {
   void (*row_logits)(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab,
                      int64_t d, double* out, int threads);
 
-  // The same summed in float32, in an order of its own: see float_logits.cpp.
+  // The same summed in float32, in an order of its own: see float_logits.cpp. `square`, if not
+  // null and there are rows, receives the largest |w|² of a token, to within 2^-17 of it.
   void (*float_logits)(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab,
-                       int64_t d, float* out, int threads);
+                       int64_t d, float* out, double* square, int threads);
 
   // into[ids[i], :] += from[i, :]; ids are distinct.
   void (*scatter_add)(float* into, int64_t d, const int64_t* ids, int64_t n, const float* from,

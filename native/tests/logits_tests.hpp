@@ -84,8 +84,15 @@ void run_row_logits(const Kernels& k, Tally& tally) {
             const Buffer<float> fast(static_cast<size_t>(rows * vocab), place);
             k.row_logits(hidden.data(), rows, stored::floats(weight), vocab, d, exact.data(),
                          threads);
+            double square = -1.0, largest = 0.0;
             k.float_logits(hidden.data(), rows, stored::floats(weight), vocab, d, fast.data(),
-                           threads);
+                           threads == 1 ? nullptr : &square, threads);
+            for (size_t v = 0; v < static_cast<size_t>(vocab) && rows > 0; ++v) {
+              const W* token = weight.data() + v * width;
+              largest = std::max(largest, dot(token, token, width));
+            }
+            if (threads > 1)
+              tally.expect_near(square, largest, largest * 0x1p-17, "largest square", 0);
             tally.expect(exact.intact() && fast.intact(), "wrote outside a buffer");
             for (size_t i = 0; i < exact.size(); ++i) {
               const size_t row = i / static_cast<size_t>(vocab), v = i % static_cast<size_t>(vocab);

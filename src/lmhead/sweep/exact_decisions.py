@@ -173,7 +173,7 @@ def answer_one_row(questions: Questions) -> tuple[RowSums, Decisions] | None:
         return None
     q, source = questions, questions.source
     tokens = torch.arange(source.vocab, device=source.device)
-    z = source.pairs(torch.zeros_like(tokens), tokens, max_bytes=DEFAULT_MAX_BYTES)
+    z = source.float64_row()
     # NaN fails this test.
     if not bool(((z.abs() < _LARGE) | (z == -torch.inf)).all()):
         return None

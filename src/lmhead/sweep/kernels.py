@@ -125,7 +125,11 @@ def for_pairs(hidden: Tensor, weight: Tensor) -> ModuleType | None:
 
 
 def row_logits(
-    hidden: Tensor, weight: Tensor, *, dtype: torch.dtype = torch.float64
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    dtype: torch.dtype = torch.float64,
+    square: Tensor | None = None,
 ) -> Tensor | None:
     """Return hidden @ weight.T of (B, D) and (V, D).
 
@@ -137,13 +141,15 @@ def row_logits(
         weight: likewise, not necessarily of the same type.
         dtype: of the sums and the result: float64, in the order of `pairs`, or float32, twice as
             fast for 8 rows; their error is at most 2^-17 |w| |h|, usually half that of torch.mm.
+        square: (1,), receives the largest |w|² to within 2^-17 of it; only with float32.
     """
     if core is None or hidden.dtype not in _STORED or weight.dtype not in _STORED:
         return None
     if not readable(hidden, weight) or not weight.is_contiguous():
         return None
     out = torch.empty(len(hidden), len(weight), dtype=dtype)
-    core.row_logits(hidden.detach().float().contiguous(), weight.detach(), out, threads())
+    rows = hidden.detach().float().contiguous()
+    core.row_logits(rows, weight.detach(), out, threads(), square)
     return out
 
 

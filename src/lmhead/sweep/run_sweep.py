@@ -22,6 +22,7 @@ from lmhead.scores.row_loss import RowLoss, RowSums
 from lmhead.sweep import exact_decisions, filter, kernels, wide_gradients
 from lmhead.sweep.chunk import Buffers, Chunk, Gradients, Needs
 from lmhead.sweep.exact_decisions import Rank, TopK
+from lmhead.sweep.few_rows import answer_few_rows
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Plan, Questions, make_small_plan
 from lmhead.sweep.second_order import dense_answers, second_order
 from lmhead.sweep.wide_gradients import typed
@@ -33,6 +34,8 @@ def row_answers(questions: Questions) -> tuple[RowSums, Decisions]:
     """Return all answers; those in `RowSums` are differentiable with respect to the sources."""
     if (one := exact_decisions.answer_one_row(questions)) is not None:
         return one
+    if (few := answer_few_rows(questions)) is not None:
+        return few
     outputs = _Answer.apply(questions.without_tensors(), *questions.tensors())  # type: ignore[no-untyped-call]
     return _unpack(questions, outputs)
 

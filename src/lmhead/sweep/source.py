@@ -257,6 +257,14 @@ class Source:
         self.pointwise.apply_(x)
         return x if self.row_scale is None else x.mul_(self.row_scale[rows])
 
+    def float64_row(self) -> Tensor:
+        """Return the float64 logits of all tokens of the only row, (V,), as `pairs` gives them."""
+        x = self._row_products(torch.float64)
+        if x is None or self.row_scale is not None:
+            tokens = torch.arange(self.vocab, device=self.device)
+            return self.pairs(torch.zeros_like(tokens), tokens)
+        return self.finished(x)[0]
+
     def at(self, ids: Tensor) -> Tensor:
         """Return the logits of token ids (N, K) of each row, in float64: (N, K)."""
         rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
@@ -280,11 +288,14 @@ class Source:
                 z = z.double().index_copy_(0, large, exact)
         if self.bias is None and self.pointwise.is_identity and self.row_scale is None:
             return z.to(self.dtype)
-        z = z.double()
-        if self.bias is not None:
-            z += self.bias
-        z = self.pointwise.apply_(z)
+        z = self.finished(z.double())
         return (z if self.row_scale is None else z.mul_(self.row_scale[:, None])).to(self.dtype)
+
+    def finished(self, x: Tensor) -> Tensor:
+        """Return float64 products (N, V) with bias and map, in place."""
+        if self.bias is not None:
+            x += self.bias.detach()
+        return self.pointwise.apply_(x)
 
     def _row_products(self, dtype: torch.dtype) -> Tensor | None:
         """Return the products of all terms, (N, V), summed in a dtype; None without the core."""

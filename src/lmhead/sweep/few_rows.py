@@ -1,0 +1,115 @@
+"""Argmax and top-k of 2 to 16 rows: one pass over the weight, then a few float64 logits.
+
+The compiled core sums the logits in float32 while it reads the weight, and finds the largest |w| on
+the way. That bounds the error of every logit: only tokens within twice that bound of the k-th best
+can be among the k best by float64, and these are scored in float64.
+
+For more rows the sweep is as fast. For one row `answer_one_row` has float64 logits of all tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmhead.scores.row_loss import RowSums
+from lmhead.sweep import kernels
+from lmhead.sweep.exact_decisions import in_order
+from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Questions
+from lmhead.sweep.source import Source
+
+_MOST_ROWS = 16
+_MOST = 1024  # of k
+_MOST_CANDIDATES = 4096  # per row; more than that only where many logits agree
+_LARGE = 1e30  # logits that float32 might not hold, on the way
+# What a sum of float32 products errs by, relative to |w| |h|: see native/float_logits.cpp.
+_ERROR = 2.0**-17
+_U = 2.0**-24
+
+
+def answer_few_rows(questions: Questions) -> tuple[RowSums, Decisions] | None:
+    """Return what `run_sweep.row_answers` returns; None where it cannot be had in this way."""
+    q, source, core = questions, questions.source, kernels.core
+    if core is None or not _supports(q):
+        return None
+    square = torch.zeros(1, dtype=torch.float64)
+    z = kernels.row_logits(source.hiddens[0], source.weights[0], dtype=torch.float32, square=square)
+    if z is None or not all(abs(float(end)) < _LARGE for end in z.aminmax()):
+        return None  # NaN fails the test
+    if source.bias is not None or not source.pointwise.is_identity:
+        z = source.finished(z.double()).float()
+    n = z.shape[0]
+    largest, count = torch.empty(2, n, dtype=torch.float64)
+    core.row_max(*kernels.views(z, largest, count), kernels.threads())
+    top = _top(source, z, q.top_k, float(square) ** 0.5)
+    if top is None:
+        return None
+    sums = torch.empty(2, 1, n, dtype=torch.float64)
+    ones = torch.ones(1, n, dtype=torch.float64)
+    core.row_softmax_sums(*kernels.views(z, ones, largest, sums), kernels.threads())
+    mass, weighted = sums[:, 0]
+    entropy = mass.log() - weighted / mass if q.entropy else None
+    picked = None if q.ids is None else source.at(q.ids)
+    return RowSums(lse=largest + mass.log(), entropy=entropy, picked=picked), Decisions(*top, None)
+
+
+def _supports(q: Questions) -> bool:
+    """Return whether the question is for few rows, without gradients, of one weight."""
+    source = q.source
+    if not 2 <= source.rows <= _MOST_ROWS or not 1 <= q.top_k <= min(_MOST, source.vocab):
+        return False
+    others = (q.active, q.shard, q.other, q.mix, q.soft, q.rank_ids, source.row_scale)
+    if any(other is not None for other in others) or q.log_sum_sq:
+        return False
+    if len(source.weights) > 1 or source.dtype != torch.float32:
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    given = [t for t in q.tensors() if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return False
+    budget = DEFAULT_MAX_BYTES if q.max_bytes is None else q.max_bytes
+    # Logits in float32, twice in float64 for a bias or a map.
+    return 20 * source.rows * source.vocab <= budget
+
+
+def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor] | None:
+    """Return the k largest by float64 logits and their ids, (N, k); None where that is unclear.
+
+    `z` (N, V) are the logits, `norm` is the largest |w|.
+    """
+    core = kernels.core
+    if core is None:
+        return None
+    n, vocab = z.shape
+    kth, places = torch.empty(n), torch.full((n,), k)
+    core.row_kth_largest(*kernels.views(z, places, kth), kernels.threads())
+    lo = kth.double() - 2.0 * _error(source, norm, kth.double())
+    if not bool(lo.isfinite().all()):
+        return None  # masked tokens among the best k, or norms that float32 cannot hold
+    below = torch.nextafter(lo.float(), torch.tensor(-torch.inf))
+    width = min(vocab, _MOST_CANDIDATES)
+    counts, ids = torch.empty(n, dtype=torch.int64), torch.zeros(n, width, dtype=torch.int64)
+    scratch = torch.empty(n, width, dtype=torch.float64)
+    above = torch.full((n,), torch.inf)
+    core.row_range(*kernels.views(z, below, above, counts, ids, scratch), kernels.threads())
+    widest = int(counts.max())
+    if widest > width or int(counts.min()) < k:
+        return None
+    missing = torch.arange(widest) >= counts[:, None]
+    ids = ids[:, :widest].masked_fill(missing, vocab).sort(1).values
+    missing = ids == vocab
+    ids = ids.masked_fill(missing, 0)
+    values = source.at(ids).masked_fill(missing, -torch.inf)
+    return in_order(values, ids, k)
+
+
+def _error(source: Source, norm: float, z: Tensor) -> Tensor:
+    """Return how far logits of about z, (N,), may be from the float64 ones."""
+    p, hidden = source.pointwise, source.hiddens[0]
+    size = torch.linalg.vector_norm(hidden.detach(), dim=1, dtype=torch.float64)
+    # 1 % covers the roundings of the norms and of this; what float32 cannot hold is lost.
+    tiny = 4 * (source.hidden_size + 4) * torch.finfo(torch.float32).tiny
+    own = 8 * _U * (abs(p.outer) if p.bounded else abs(p.shift))
+    linear = 1.01 * _ERROR * norm * size + tiny
+    return linear * max(1.0, p.lipschitz) + 4 * _U * z.abs() + own

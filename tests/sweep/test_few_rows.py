@@ -21,8 +21,9 @@ def near_ties(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(rows)
     hidden = torch.randn(rows, D, generator=random)
     weight = torch.randn(VOCAB // 10, D, generator=random).repeat(10, 1)
-    off = 1 + 3e-8 * torch.randn(VOCAB, 1, generator=random) * (torch.arange(VOCAB) % 3)[:, None]
-    return hidden.to(dtype), (weight.double() * off).to(dtype)
+    # A few units in the last place of single entries: less than float32 sums can tell apart.
+    off = torch.randint(-1, 2, (VOCAB, D), generator=random) * (torch.arange(VOCAB) % 3)[:, None]
+    return hidden.to(dtype), (weight * (1 + off * torch.finfo(dtype).eps)).to(dtype)
 
 
 def in_float64(source: Source, k: int) -> tuple[Tensor, Tensor]:

@@ -120,8 +120,8 @@ inline void totals(const Lanes (&sums)[T], float* out) {
     for (int i = 0; i < 2; ++i)
       four[i] = _mm512_shuffle_f32x4(two[2 * i], two[2 * i + 1], 0x88) +
                 _mm512_shuffle_f32x4(two[2 * i], two[2 * i + 1], 0xdd);
-    const __m512 eight = _mm512_shuffle_ps(four[0], four[1], 0x44) +
-                         _mm512_shuffle_ps(four[0], four[1], 0xee);
+    const __m512 eight =
+        _mm512_shuffle_ps(four[0], four[1], 0x44) + _mm512_shuffle_ps(four[0], four[1], 0xee);
     const __m512 all = eight + _mm512_permute_ps(eight, 0xb1);
     const __m512i order = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 10, 6, 2, 12, 8, 4, 0);
     _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, all)));
@@ -271,8 +271,7 @@ template <int T, bool Norms, class W>
 void strip(const W* weight, int64_t d, const Block& block, int64_t lo, int64_t hi, int64_t vocab,
            float* out, double& largest) {
   if constexpr (T > 1)
-    if (block.padded < T)
-      return strip<T / 2, Norms>(weight, d, block, lo, hi, vocab, out, largest);
+    if (block.padded < T) return strip<T / 2, Norms>(weight, d, block, lo, hi, vocab, out, largest);
   constexpr int R = tokens_with(T);
   int64_t v = lo;
   for (; v + R <= hi; v += R) put_tile<R, T, Norms>(weight, d, block, v, vocab, out, largest);
@@ -309,8 +308,8 @@ void products(const float* hidden, int64_t rows, const W* weight, int64_t vocab,
 
 void float_logits(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab, int64_t d,
                   float* out, double* square, int threads) {
-  lmhead::with_type(
-      weight, [&](auto* w) { products(hidden, rows, w, vocab, d, out, square, threads); });
+  lmhead::with_type(weight,
+                    [&](auto* w) { products(hidden, rows, w, vocab, d, out, square, threads); });
 }
 
 }  // namespace LMHEAD_ISA

@@ -1,4 +1,5 @@
-// One instruction set's products of hidden states with the weight in float64; compiled as kernels.cpp is.
+// One instruction set's products of hidden states with the weight in float64; compiled as
+// kernels.cpp is.
 #include <algorithm>
 #include <vector>
 

@@ -32,20 +32,20 @@ def answer_few_rows(questions: Questions) -> tuple[RowSums, Decisions] | None:
     q, source, core = questions, questions.source, kernels.core
     if core is None or not _supports(q):
         return None
-    square = torch.zeros(1, dtype=torch.float64)
+    square = torch.zeros(1, dtype=torch.float64, device=source.device)
     z = kernels.row_logits(source.hiddens[0], source.weights[0], dtype=torch.float32, square=square)
     if z is None or not all(abs(float(end)) < _LARGE for end in z.aminmax()):
         return None  # NaN fails the test
     if source.bias is not None or not source.pointwise.is_identity:
         z = source.finished(z.double()).float()
     n = z.shape[0]
-    largest, count = torch.empty(2, n, dtype=torch.float64)
+    largest, count = z.new_empty(2, n, dtype=torch.float64)
     core.row_max(*kernels.views(z, largest, count), kernels.threads())
     top = _top(source, z, q.top_k, float(square) ** 0.5)
     if top is None:
         return None
-    sums = torch.empty(2, 1, n, dtype=torch.float64)
-    ones = torch.ones(1, n, dtype=torch.float64)
+    sums = z.new_empty(2, 1, n, dtype=torch.float64)
+    ones = z.new_ones(1, n, dtype=torch.float64)
     core.row_softmax_sums(*kernels.views(z, ones, largest, sums), kernels.threads())
     mass, weighted = sums[:, 0]
     entropy = mass.log() - weighted / mass if q.entropy else None
@@ -82,21 +82,22 @@ def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor
     if core is None:
         return None
     n, vocab = z.shape
-    kth, places = torch.empty(n), torch.full((n,), k)
+    kth, places = z.new_empty(n), z.new_full((n,), k, dtype=torch.int64)
     core.row_kth_largest(*kernels.views(z, places, kth), kernels.threads())
     lo = kth.double() - 2.0 * _error(source, norm, kth.double())
     if not bool(lo.isfinite().all()):
         return None  # masked tokens among the best k, or norms that float32 cannot hold
-    below = torch.nextafter(lo.float(), torch.tensor(-torch.inf))
+    below = torch.nextafter(lo.float(), z.new_tensor(-torch.inf))
     width = min(vocab, _MOST_CANDIDATES)
-    counts, ids = torch.empty(n, dtype=torch.int64), torch.zeros(n, width, dtype=torch.int64)
-    scratch = torch.empty(n, width, dtype=torch.float64)
-    above = torch.full((n,), torch.inf)
+    counts = z.new_empty(n, dtype=torch.int64)
+    ids = z.new_zeros(n, width, dtype=torch.int64)
+    scratch = z.new_empty(n, width, dtype=torch.float64)
+    above = z.new_full((n,), torch.inf)
     core.row_range(*kernels.views(z, below, above, counts, ids, scratch), kernels.threads())
     widest = int(counts.max())
     if widest > width or int(counts.min()) < k:
         return None
-    missing = torch.arange(widest) >= counts[:, None]
+    missing = torch.arange(widest, device=z.device) >= counts[:, None]
     ids = ids[:, :widest].masked_fill(missing, vocab).sort(1).values
     missing = ids == vocab
     ids = ids.masked_fill(missing, 0)

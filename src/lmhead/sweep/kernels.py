@@ -147,7 +147,7 @@ def row_logits(
         return None
     if not readable(hidden, weight) or not weight.is_contiguous():
         return None
-    out = torch.empty(len(hidden), len(weight), dtype=dtype)
+    out = torch.empty(len(hidden), len(weight), dtype=dtype, device=hidden.device)
     rows = hidden.detach().float().contiguous()
     core.row_logits(rows, weight.detach(), out, threads(), square)
     return out

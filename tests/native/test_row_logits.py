@@ -44,7 +44,7 @@ def float_lanes(hidden: Tensor, weight: Tensor) -> Tensor:
     missing = (0, -hidden.shape[1] % 16)
     h, w = (torch.nn.functional.pad(t.float(), missing) for t in (hidden, weight))
     total = torch.zeros(len(h), len(w), dtype=torch.float64)
-    for part, other in zip(h.split(1024, dim=1), w.split(1024, dim=1), strict=True):
+    for part, other in zip(torch.split(h, 1024, dim=1), torch.split(w, 1024, dim=1), strict=True):
         sums = torch.zeros(len(h), len(w), 16)
         for i in range(0, part.shape[1], 16):
             sums = fused(part[:, None, i : i + 16], other[None, :, i : i + 16], sums)

@@ -108,9 +108,10 @@ def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor
 def _error(source: Source, norm: float, z: Tensor) -> Tensor:
     """Return how far logits of about z, (N,), may be from the float64 ones."""
     p, hidden = source.pointwise, source.hiddens[0]
-    size = torch.linalg.vector_norm(hidden.detach(), dim=1, dtype=torch.float64)
+    size: Tensor = torch.linalg.vector_norm(hidden.detach(), dim=1, dtype=torch.float64)
     # 1 % covers the roundings of the norms and of this; what float32 cannot hold is lost.
     tiny = 4 * (source.hidden_size + 4) * torch.finfo(torch.float32).tiny
     own = 8 * _U * (abs(p.outer) if p.bounded else abs(p.shift))
     linear = 1.01 * _ERROR * norm * size + tiny
-    return linear * max(1.0, p.lipschitz) + 4 * _U * z.abs() + own
+    error: Tensor = linear * max(1.0, p.lipschitz) + 4 * _U * z.abs() + own
+    return error

@@ -5,7 +5,7 @@ import torch
 from compare import assert_close
 from torch import Tensor
 
-from lmhead.sweep import Pointwise, Questions, Source, row_answers
+from lmhead.sweep import Pointwise, Questions, Source, few_rows, row_answers
 from lmhead.sweep.few_rows import answer_few_rows
 
 D, VOCAB = 80, 700
@@ -35,9 +35,17 @@ def in_float64(source: Source, k: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [2, 9, 16])
+@pytest.mark.parametrize(("rows", "tile"), [(2, 700), (9, 1 << 18), (16, 16 * 300)])
 @pytest.mark.parametrize("k", [1, 13])
-def test_order_is_that_of_float64(name: str, dtype: torch.dtype, rows: int, k: int) -> None:
+def test_order_is_that_of_float64(
+    name: str,
+    dtype: torch.dtype,
+    rows: int,
+    tile: int,
+    k: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(few_rows, "_TILE", tile)
     hidden, weight = near_ties(rows, dtype)
     bias = None if name == "identity" else torch.linspace(-0.1, 0.1, VOCAB).round(decimals=1)
     if bias is not None:

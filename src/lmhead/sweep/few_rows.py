@@ -9,6 +9,10 @@ For more rows the sweep is as fast. For one row `answer_one_row` has float64 log
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,17 +25,58 @@ from lmhead.sweep.source import Source
 _MOST_ROWS = 16
 _MOST = 1024  # of k
 _MOST_CANDIDATES = 4096  # per row; more than that only where many logits agree
+_TILE = 1 << 18  # logits that exist at a time: a megabyte
 _LARGE = 1e30  # logits that float32 might not hold, on the way
 # What a sum of float32 products errs by, relative to |w| |h|: see native/float_logits.cpp.
 _ERROR = 2.0**-17
 _U = 2.0**-24
 
 
+class _Tile(NamedTuple):
+    """Some tokens of all rows: log-sum-exp parts (N,) each, and the k best with their ids."""
+
+    largest: Tensor
+    mass: Tensor  # Σ exp(z - largest)
+    weighted: Tensor  # Σ exp(z - largest) (z - largest)
+    values: Tensor  # (N, k), float64
+    ids: Tensor
+
+
 def answer_few_rows(questions: Questions) -> tuple[RowSums, Decisions] | None:
     """Return what `run_sweep.row_answers` returns; None where it cannot be had in this way."""
-    q, source, core = questions, questions.source, kernels.core
-    if core is None or not _supports(q):
+    q, source = questions, questions.source
+    if kernels.core is None or not _supports(q):
         return None
+    found = []
+    tiles = math.ceil(source.rows * source.vocab / _TILE)
+    step = math.ceil(source.vocab / tiles)
+    for lo in range(0, source.vocab, step):
+        tile = _answer_tile(source, lo, min(lo + step, source.vocab), q.top_k)
+        if tile is None:
+            return None
+        found.append(tile)
+    largest = torch.stack([t.largest for t in found]).amax(0)
+    mass, weighted = torch.zeros_like(largest), torch.zeros_like(largest)
+    for t in found:
+        below = t.largest - largest
+        mass += below.exp() * t.mass
+        weighted += below.exp() * (t.weighted + below * t.mass)
+    entropy = mass.log() - weighted / mass if q.entropy else None
+    picked = None if q.ids is None else source.at(q.ids)
+    values, ids = (
+        torch.cat(parts, 1) for parts in ([t.values for t in found], [t.ids for t in found])
+    )
+    top = in_order(values, ids, q.top_k)  # equal values are in the order of their ids already
+    return RowSums(lse=largest + mass.log(), entropy=entropy, picked=picked), Decisions(*top, None)
+
+
+def _answer_tile(whole: Source, lo: int, hi: int, k: int) -> _Tile | None:
+    """Return the answers for tokens [lo, hi); None where they cannot be had in this way."""
+    core = kernels.core
+    if core is None:
+        return None
+    bias = None if whole.bias is None else whole.bias[lo:hi]
+    source = replace(whole, weights=(whole.weights[0][lo:hi],), bias=bias)
     square = torch.zeros(1, dtype=torch.float64, device=source.device)
     z = kernels.row_logits(source.hiddens[0], source.weights[0], dtype=torch.float32, square=square)
     if z is None or not all(abs(float(end)) < _LARGE for end in z.aminmax()):
@@ -41,16 +86,13 @@ def answer_few_rows(questions: Questions) -> tuple[RowSums, Decisions] | None:
     n = z.shape[0]
     largest, count = z.new_empty(2, n, dtype=torch.float64)
     core.row_max(*kernels.views(z, largest, count), kernels.threads())
-    top = _top(source, z, q.top_k, float(square) ** 0.5)
+    top = _top(source, z, min(k, hi - lo), float(square) ** 0.5)
     if top is None:
         return None
     sums = z.new_empty(2, 1, n, dtype=torch.float64)
     ones = z.new_ones(1, n, dtype=torch.float64)
     core.row_softmax_sums(*kernels.views(z, ones, largest, sums), kernels.threads())
-    mass, weighted = sums[:, 0]
-    entropy = mass.log() - weighted / mass if q.entropy else None
-    picked = None if q.ids is None else source.at(q.ids)
-    return RowSums(lse=largest + mass.log(), entropy=entropy, picked=picked), Decisions(*top, None)
+    return _Tile(largest, sums[0, 0], sums[1, 0], top[0], top[1] + lo)
 
 
 def _supports(q: Questions) -> bool:
@@ -70,7 +112,7 @@ def _supports(q: Questions) -> bool:
         return False
     budget = DEFAULT_MAX_BYTES if q.max_bytes is None else q.max_bytes
     # Logits in float32, twice in float64 for a bias or a map.
-    return 20 * source.rows * source.vocab <= budget
+    return 20 * min(_TILE + source.rows, source.rows * source.vocab) <= budget
 
 
 def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor] | None:

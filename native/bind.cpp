@@ -202,6 +202,7 @@ void bind_screen(nb::module_& m);
 void bind_tree(nb::module_& m);
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // models may live until the interpreter ends
   m.doc() = "Kernels on tiles of logits; see native/kernels.hpp.";
   using nb::arg;
   m.def("softmax", &softmax, tensor("z"), maybe("bias"), arg("map"), tensor("m"), tensor("s"),

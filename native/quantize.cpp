@@ -263,7 +263,10 @@ uint64_t products_of(const uint8_t* block, const uint32_t* keys) {
         _mm512_add_epi32(_mm512_loadu_si512(block + i), _mm512_loadu_si512(keys + i / 4));
     sums = _mm512_add_epi64(sums, _mm512_mul_epu32(entries, _mm512_srli_epi64(entries, 32)));
   }
-  sum = static_cast<uint64_t>(_mm512_reduce_add_epi64(sums));
+  uint64_t lanes[8];  // the intrinsic that adds them is signed, and may not wrap
+  _mm512_storeu_si512(lanes, sums);
+  sum = 0;
+  for (const uint64_t lane : lanes) sum += lane;
 #elif defined(__AVX2__) && !defined(LMHEAD_LANES)
   __m256i sums = _mm256_setzero_si256();
   for (int64_t i = 0; i < lmhead::kHashBlock; i += 32) {

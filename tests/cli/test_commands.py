@@ -59,7 +59,8 @@ def test_every_field_is_documented(name: str, model: str, other: str, file: str)
     for field in re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE):
         assert field in found or (name == "doctor" and found["core"] != "native"), field
     if "model" in found:
-        assert set(found["model"]) == {"name", "vocab_size", "hidden_size", "max_length"}
+        sizes = {"vocab_size", "hidden_size", "max_length"}
+        assert set(found["model"]) == {"name", "engine", *sizes}
     assert all(math.isfinite(x) for x in found.values() if isinstance(x, float))
 
 

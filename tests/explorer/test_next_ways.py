@@ -105,7 +105,7 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
         assert float(way.get_attribute("data-log-prob") or "nan") == pytest.approx(sum(each))
     greedy = generate(model, ids, max_new_tokens=9)
     total = here.locator('[data-path="greedy"]').get_attribute("data-log-prob")
-    assert float(total or "nan") == pytest.approx(sum(greedy.log_probs), abs=1e-6)
+    assert float(total or "nan") == pytest.approx(sum(greedy.log_probs), abs=1e-4)
     # A slider sends no request; the result shown is said to be of other settings.
     heard = asked(here)
     here.locator('input[name="t"]').fill("0.3")

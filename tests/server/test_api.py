@@ -44,7 +44,7 @@ def next_row(app: Any, **asked: Any) -> tuple[dict[str, Any], np.ndarray]:
 
 def test_models_are_listed_without_paths(app: Any) -> None:
     sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "max_length": 64}
-    sizes |= {"parameters": 8720, "engine": "torch"}
+    sizes |= {"parameters": 8720, "engine": "core"}
     speech = {"eos_token_ids": [1, 2], "text": True, "speaks": ["en"]}
     assert ask(app, "GET", "/api/models").json() == {
         "lmhead": lmhead.__version__,

@@ -49,7 +49,7 @@ def test_they_are_the_library_s(app: Any, model: LanguageModel) -> None:
     found = paths(app, ids=PROMPT, tokens=12, beams=3, sampler=options)
     greedy = generate(model, PROMPT, max_new_tokens=12)
     assert ids(found["greedy"]) == greedy.tokens
-    assert found["greedy"]["log_prob"] == pytest.approx(sum(greedy.log_probs), abs=1e-6)
+    assert found["greedy"]["log_prob"] == pytest.approx(sum(greedy.log_probs), abs=1e-4)
     drawn = generate(model, PROMPT, Sampler(**options), max_new_tokens=12)
     assert ids(found["sampler"]) == drawn.tokens != greedy.tokens
     want = [event.sampler_log_prob for event in drawn.events]

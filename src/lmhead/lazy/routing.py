@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -292,7 +293,8 @@ def _gradients(
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     if not pairs or not wanted:
         return [None] * len(leaves)
-    with summed_in_float32():
+    half = any(leaf.dtype.itemsize < 4 for leaf in leaves)
+    with summed_in_float32() if half else nullcontext():
         made = torch.autograd.grad(
             [o for o, _ in pairs],
             wanted,
@@ -301,7 +303,7 @@ def _gradients(
             create_graph=create_graph,
             allow_unused=True,
         )
-    found = (None if g is None else numbers(g) for g in made)
+    found = (numbers(g) if half and g is not None else g for g in made)
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 

@@ -254,7 +254,11 @@ def _split(args: tuple[Tensor | None, ...]) -> tuple[RowSums, RowSums, Tensors]:
 def _typed(grads: Tensors, tensors: Tensors) -> tuple[Tensor, ...]:
     """Return the gradients that are not None, in the types of their tensors."""
     pairs = zip(grads, tensors, strict=False)
-    return tuple(typed(g, t) for g, t in pairs if g is not None and t is not None)
+    return tuple(
+        g if g.dtype == t.dtype else typed(g, t)
+        for g, t in pairs
+        if g is not None and t is not None
+    )
 
 
 def _fill(flags: tuple[bool, ...], values: tuple[Tensor, ...]) -> Tensors:

@@ -138,7 +138,9 @@ class Search {
 
   // Two branches or more, each a token or a fork further down; the rows before the last are there.
   bool is_fork(int64_t id, int64_t begin, int64_t end) const {
-    if (begin < id || end < begin + 2 || end > tree_.vocab + tree_.forks - 1) return false;
+    // Compared before anything is subtracted: the numbers may be any.
+    if (begin < id || end <= begin || end > tree_.vocab + tree_.forks - 1) return false;
+    if (end - begin < 2) return false;
     if (end - id - 1 > tree_.vocab - 1) return false;
     for (int64_t e = begin; e < end; ++e) {
       const int64_t node = tree_.child[e];

@@ -229,9 +229,12 @@ def test_an_export_names_the_text_it_was_made_from(here: Page, address: str) -> 
 
 def test_the_picture_of_the_prediction_has_the_drawn_token(here: Page, bilingual: str) -> None:
     opened(here, f"{bilingual}/next?lang=en&seed=0")
-    drawn = here.locator('[data-chart="flow-token"]').inner_text()
+    token = here.locator('[data-chart="flow-token"]')
     rows = here.locator('[data-chart="flow"] .flow-row.drawn .token')
-    expect(rows).to_have_text([drawn])
+    expect(rows).to_have_count(1)
+    here.wait_for_load_state("networkidle")
+    expect(rows).to_have_text([token.inner_text()])
+    drawn = token.inner_text()
     ranked = here.locator('[data-chart="ranked"] th .token').all_inner_texts()
     assert drawn not in ranked[:5]  # else this shows nothing
 

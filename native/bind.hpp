@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "kernels.hpp"
 
@@ -97,6 +98,18 @@ inline void require_threads(int threads) { require(threads >= 1, "threads must b
 inline void require_below(const Array<const int64_t, 1>& numbers, size_t limit, const char* what) {
   for (size_t i = 0; i < numbers.size(); ++i)
     require(numbers.data()[i] >= 0 && numbers.data()[i] < static_cast<int64_t>(limit), what);
+}
+
+// Square factors of these sizes, one after the other, whose sizes multiply to `width`.
+inline void require_factors(const std::vector<int64_t>& sizes, size_t entries, size_t width) {
+  size_t found = 0, together = 1;
+  for (int64_t n : sizes) {
+    require(n > 0 && static_cast<size_t>(n) <= width, "sizes must be from 1 to the width");
+    found += static_cast<size_t>(n) * static_cast<size_t>(n);
+    together *= static_cast<size_t>(n);
+    require(found <= entries && together <= width, "factors must multiply to the width");
+  }
+  require(found == entries && together == width, "factors must multiply to the width");
 }
 
 }  // namespace lmhead

@@ -32,13 +32,7 @@ std::tuple<double, double> quantize(FloatArray<2> weight, Array<const double, 1>
   require(has_shape(codes, rows, width) && has_shape(lead, rows, basis.shape(0)) &&
               has_shape(numbers, 5, rows),
           "codes, lead and numbers must have room for all rows");
-  size_t entries = 0, together = 1;
-  for (int64_t n : sizes) {
-    require(n > 0, "sizes must be positive");
-    entries += static_cast<size_t>(n * n);
-    together *= static_cast<size_t>(n);
-  }
-  require(entries == factors.size() && together == width, "factors must multiply to the width");
+  require_factors(sizes, factors.size(), width);
   QuantizeRows given{};
   given.weight = to_floats(weight, "weight must be float32, bfloat16 or float16");
   given.rows = length(weight), given.size = static_cast<int64_t>(size);

@@ -41,13 +41,7 @@ void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
   require(has_shape(main, rows, width) && has_shape(lead, rows, basis.shape(0)) &&
               has_shape(numbers, 5, rows),
           "main, lead and numbers must have room for all states");
-  size_t entries = 0, together = 1;
-  for (int64_t n : sizes) {
-    require(n > 0, "sizes must be positive");
-    entries += static_cast<size_t>(n * n);
-    together *= static_cast<size_t>(n);
-  }
-  require(entries == factors.size() && together == width, "factors must multiply to the width");
+  lmhead::require_factors(sizes, factors.size(), width);
   const auto [room, lead_room, per_lead, small_e, small_n] = constants;
   const lmhead::ScreenBasis given{mean.data(),
                                   basis.data(),

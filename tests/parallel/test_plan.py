@@ -1,5 +1,6 @@
 """`lmhead.parallel.plan`, and the table of docs/distributed.md that it computed."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,20 @@ def test_the_table_of_the_page(page: str) -> None:
         made = plan(*HEADS[name], 8192, ranks=int(ranks), shard=kind)
         kept, peak = made.kept / 2**30, made.memory / 2**30
         assert figures == [f"{kept:.2f}", f"{peak:.2f}", f"{made.sent_per_token / 1024:,.1f}"]
+
+
+@pytest.mark.parametrize("page", ["distributed.md", "distributed.zh.md"])
+def test_the_measured_figures_of_the_page(page: str) -> None:
+    """They are those of the result file: less memory than both others, and not slower."""
+    file = DOCS.parent / "benchmarks" / "results" / "amd-avx512" / "vocab-parallel.json"
+    points = json.loads(file.read_text(encoding="utf-8"))["points"]
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for name, point in points.items():
+        figures = [point["seconds"]["median"], point["cpu_seconds"]["median"]]
+        cells = [name, *(f"{x:.2f}" for x in figures), f"{point['memory'] / 2**20:,.0f}"]
+        assert f"| {' | '.join(cells)} |" in text
+        assert point["memory"] >= points["lmhead"]["memory"]
+        assert point["seconds"]["median"] >= points["lmhead"]["seconds"]["median"]
 
 
 def test_wrong_arguments() -> None:

@@ -182,6 +182,7 @@ def alive(pid: int) -> bool:
     [
         pytest.param(signal.SIGKILL, "data", id="kill one"),
         pytest.param(signal.SIGKILL, "full", id="kill one, full"),
+        pytest.param(signal.SIGKILL, "vocab", id="kill one, vocab"),
         pytest.param(signal.SIGTERM, "data", id="stop all"),
         pytest.param(signal.SIGINT, "vocab", id="Ctrl-C, vocab"),
     ],

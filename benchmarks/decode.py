@@ -59,21 +59,24 @@ SETTINGS: tuple[Setting, ...] = (
             ("screen 8", "bfloat16", 0.42),
             ("screen 8", "int8", 0.62),
             ("screen 4+4", "float32", 0.16),
+            ("screen 4+4", "screen 8", 0.65),
+            ("screen 8", "read", 1 / 0.85),
         ),
     ),
     Setting("top-p", 262144, 640, sampled=True, goals=(("screen 8", "hugging face", 0.12),)),
-    Setting("batch of 8", 262144, 640, batch=8, goals=(("screen 8", "float32", 0.25),)),
+    Setting("batch of 8", 262144, 640, batch=8, goals=(("screen 8", "float32", 0.2),)),
 )
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to get the tokens: hidden (B, D) to ids (B,)."""
+    """One way to get the tokens: hidden (B, D) to ids (B,); `read` gives none."""
 
     name: str
     step: Callable[[Tensor], Tensor]
     bytes: int
     ours: bool = False
+    tokens: bool = True
 
 
 def read_rate() -> float:
@@ -99,10 +102,10 @@ def _measure_setting(setting: Setting, rounds: int, progress: Progress) -> dict[
     rows: list[dict[str, Any]] = []
     for method in methods:
         progress(f"{where}: {method.name}, first call")
-        tokens = torch.cat([method.step(h) for h in batches])
+        found = [method.step(h) for h in batches]
         # Other samplers draw other tokens.
-        compared = method.ours or not setting.sampled
-        wrong = int((tokens != expected).sum()) if compared else None
+        compared = method.tokens and (method.ours or not setting.sampled)
+        wrong = int((torch.cat(found) != expected).sum()) if compared else None
         rows.append(
             {"name": method.name, "ours": method.ours, "bytes": method.bytes, "wrong": wrong}
         )
@@ -156,6 +159,9 @@ def _methods(setting: Setting, weight: Tensor, screens: Sequence[ScreenedHead]) 
     methods = [_screened(screen, sampler) for screen in screens]
     if setting.sampled:
         return [*methods, *_huggingface(weight)]
+    if (codes := screens[0].copy.whole) is not None and setting.batch == 1:
+        plain = codes.view(torch.int64)
+        methods.append(Method("read", lambda _: plain.sum(), codes.nbytes, tokens=False))
     methods.append(Method("float32", lambda h: (h @ weight.T).argmax(-1), weight.nbytes))
     half = weight.bfloat16()
     methods.append(Method("bfloat16", lambda h: (h.bfloat16() @ half.T).argmax(-1), half.nbytes))
@@ -196,6 +202,7 @@ def lines(document: Document, width: int) -> list[str]:
     return [
         *out,
         f"Best of four calls per round, median of {document['rounds']} interleaved rounds.",
+        "read: a plain sum of the bytes of the 8-bit copy, as 64-bit numbers.",
         "MB: read of the weight or its copy. wrong: number of tokens that differ from float64's.",
     ]
 

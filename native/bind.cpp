@@ -199,6 +199,7 @@ void bind_decode(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_screen(nb::module_& m);
+void bind_screen_sample(nb::module_& m);
 void bind_tree(nb::module_& m);
 
 NB_MODULE(_native, m) {
@@ -229,6 +230,7 @@ NB_MODULE(_native, m) {
   bind_quantize(m);
   bind_rows(m);
   bind_screen(m);
+  bind_screen_sample(m);
   bind_tree(m);
 }
 

@@ -1,8 +1,10 @@
-// One token through a Llama, as Python sees it: see bind.cpp and decode.hpp.
+// One step of sequences through a Llama, as Python sees it: see bind.cpp and decode.hpp.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bind.hpp"
@@ -31,13 +33,19 @@ StoredMatrix to_matrix(const FloatArray<2>& array, const std::string& name) {
   return {array.data(), type, length(array), length(array, 1) / block_bytes(type) * kBlockEntries};
 }
 
+// A model and the tensors that it reads.
+struct HeldModel {
+  DecodeModel model;
+  std::vector<FloatArray<2>> matrices;
+  std::vector<Array<const float, 1>> norms;
+};
+
 // Of each layer the matrices query, key, value, output, gate, up and down, with their types, and
 // the norms before attention and before the feed-forward sublayer; the last norm is that after all
-// layers. The caller keeps the tensors.
-DecodeModel to_model(const std::vector<FloatArray<2>>& matrices,
-                     const std::vector<std::string>& types,
-                     const std::vector<Array<const float, 1>>& norms, int64_t heads,
-                     int64_t key_heads, int64_t head_size, float eps, bool interleaved) {
+// layers.
+HeldModel to_model(std::vector<FloatArray<2>> matrices, const std::vector<std::string>& types,
+                   std::vector<Array<const float, 1>> norms, int64_t heads, int64_t key_heads,
+                   int64_t head_size, float eps, bool interleaved) {
   const size_t layers = matrices.size() / 7;
   require(matrices.size() == 7 * layers && types.size() == matrices.size() &&
               norms.size() == 2 * layers + 1,
@@ -45,6 +53,8 @@ DecodeModel to_model(const std::vector<FloatArray<2>>& matrices,
   require(
       heads > 0 && key_heads > 0 && heads % key_heads == 0 && head_size > 0 && head_size % 2 == 0,
       "heads must be a multiple of key_heads, and head_size even");
+  require(std::max(heads, head_size) < int64_t{1} << 31,
+          "heads and head_size must be less than 2^31");
   DecodeModel model{};
   model.size = length(norms.back()), model.norm = norms.back().data();
   model.heads = heads, model.key_heads = key_heads, model.head_size = head_size;
@@ -66,25 +76,40 @@ DecodeModel to_model(const std::vector<FloatArray<2>>& matrices,
     model.layers.push_back(
         {norms[2 * l].data(), norms[2 * l + 1].data(), m[0], m[1], m[2], m[3], m[4], m[5], m[6]});
   }
-  return model;
+  return {std::move(model), std::move(matrices), std::move(norms)};
 }
 
-// keys, values: (layers, key_heads, room, head_size).
-void step(const DecodeModel& model, Array<float, 1> x, Array<const float, 1> cos,
-          Array<const float, 1> sin, Array<float, 4> keys, Array<float, 4> values, int64_t used,
+// Of each sequence: keys and values (layers, key_heads, room, head_size), and how many positions
+// are used; its rows of x (count, size), cos and sin (count, head_size / 2).
+void step(const HeldModel& held, Array<float, 2> x, Array<const float, 2> cos,
+          Array<const float, 2> sin, const std::vector<Array<float, 4>>& keys,
+          const std::vector<Array<float, 4>>& values, const std::vector<int64_t>& used,
           int threads) {
   require_threads(threads);
-  const auto half = static_cast<size_t>(model.head_size / 2);
-  require(length(x) == model.size && cos.size() == half && sin.size() == half,
+  const DecodeModel& model = held.model;
+  const int64_t half = model.head_size / 2, count = length(x);
+  require(length(x, 1) == model.size && length(cos, 1) == half && length(sin, 1) == half,
           "x must have the hidden size, cos and sin half of a head's");
-  for (const auto* cache : {&keys, &values})
-    require(cache->shape(0) == model.layers.size() && length(*cache, 1) == model.key_heads &&
-                cache->shape(2) == keys.shape(2) && length(*cache, 3) == model.head_size,
-            "keys and values must be (layers, key_heads, room, head_size)");
-  require(used >= 0 && used < length(keys, 2), "keys and values must have room for one more");
-  const DecodeCache cache{keys.data(), values.data(), length(keys, 2), used};
+  require(count > 0, "x must have at least one row");
+  require(length(cos) == count && length(sin) == count && keys.size() == x.shape(0) &&
+              values.size() == x.shape(0) && used.size() == x.shape(0),
+          "there must be one row of x, cos and sin, keys, values and used per sequence");
+  std::vector<DecodeCache> caches;
+  for (size_t i = 0; i < used.size(); ++i) {
+    for (const auto* cache : {&keys[i], &values[i]})
+      require(cache->shape(0) == model.layers.size() && length(*cache, 1) == model.key_heads &&
+                  cache->shape(2) == keys[i].shape(2) && length(*cache, 3) == model.head_size,
+              "keys and values must be (layers, key_heads, room, head_size)");
+    require(used[i] >= 0 && used[i] < length(keys[i], 2),
+            "keys and values must have room for one more");
+    for (size_t j = 0; j < i; ++j)
+      require(keys[j].data() != keys[i].data() && values[j].data() != values[i].data(),
+              "sequences must not share keys and values");
+    caches.push_back({keys[i].data(), values[i].data(), length(keys[i], 2), used[i]});
+  }
   const nb::gil_scoped_release release;
-  chosen_kernels()->decode->step(model, cache, cos.data(), sin.data(), x.data(), threads);
+  chosen_kernels()->decode->step(model, caches.data(), count, cos.data(), sin.data(), x.data(),
+                                 threads);
 }
 
 void dequantize(FloatArray<2> blocks, const std::string& type, Array<float, 2> out, int threads) {
@@ -96,22 +121,24 @@ void dequantize(FloatArray<2> blocks, const std::string& type, Array<float, 2> o
   chosen_kernels()->decode->dequantize(matrix, out.data(), threads);
 }
 
-void multiply(FloatArray<2> blocks, const std::string& type, Array<const float, 1> x,
-              Array<float, 1> out, int threads) {
+void multiply(FloatArray<2> blocks, const std::string& type, Array<const float, 2> x,
+              Array<float, 2> out, int threads) {
   const StoredMatrix matrix = to_matrix(blocks, type);
   require_threads(threads);
-  require(length(out) == matrix.rows && length(x) == matrix.columns,
-          "x must have one entry per column, out one per row");
+  require(length(x) > 0, "x must have at least one row");
+  require(
+      length(out, 1) == matrix.rows && length(x, 1) == matrix.columns && length(out) == length(x),
+      "x must have one entry per column, out one per row of the matrix");
   const nb::gil_scoped_release release;
-  chosen_kernels()->decode->multiply(matrix, x.data(), out.data(), threads);
+  chosen_kernels()->decode->multiply(matrix, x.data(), length(x), out.data(), threads);
 }
 
 }  // namespace
 
 void bind_decode(nb::module_& m) {
   using nb::arg;
-  nb::class_<DecodeModel>(m, "DecodeModel");
-  m.def("decode_model", &to_model, arg("matrices"), arg("types"), arg("norms"), arg("heads"),
+  nb::class_<HeldModel>(m, "DecodeModel");
+  m.def("decode_model", &to_model, tensor("matrices"), arg("types"), tensor("norms"), arg("heads"),
         arg("key_heads"), arg("head_size"), arg("eps"), arg("interleaved"));
   m.def("decode_step", &step, arg("model"), tensor("x"), tensor("cos"), tensor("sin"),
         tensor("keys"), tensor("values"), arg("used"), arg("threads"));

@@ -11,6 +11,10 @@
 #include "bind.hpp"
 #include "screen.hpp"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace lmhead {
 namespace {
 
@@ -65,13 +69,34 @@ void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
                                             threads);
 }
 
-// See ScreenCopy::ahead, for copies of 8 and of 4 bits. What is best differs between machines.
-std::atomic<int64_t> prefetch_whole{0}, prefetch_nibbles{1024};
+// See ScreenCopy, for copies of 8 and of 4 bits. What is best differs between machines.
+std::atomic<int64_t> prefetch_whole{0}, prefetch_nibbles{0};
+std::atomic<int64_t> streams_whole{2}, streams_nibbles{2};
 
 void set_prefetch(int64_t whole, int64_t nibbles) {
   for (int64_t bytes : {whole, nibbles})
     require(bytes >= 0 && bytes <= 65536, "prefetch must be from 0 to 65536 bytes");
   prefetch_whole = whole, prefetch_nibbles = nibbles;
+}
+
+void set_streams(int64_t whole, int64_t nibbles) {
+  for (int64_t count : {whole, nibbles})
+    require(count == 1 || count == 2 || count == 4, "streams must be 1, 2 or 4");
+  streams_whole = whole, streams_nibbles = nibbles;
+}
+
+// Asks for huge pages for new memory, before its first use: a pass over it then misses fewer
+// entries of the page table. Nothing where the system has none.
+void advise_huge_pages(Array<uint8_t, 1> bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = 2 << 20;
+  const auto from = reinterpret_cast<uintptr_t>(bytes.data());
+  const uintptr_t first = (from + kPage - 1) / kPage * kPage,
+                  last = (from + bytes.size()) / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)bytes;
+#endif
 }
 
 // Of `whole` (V, width) and `nibbles` (V, width / 2) exactly one is given.
@@ -103,7 +128,8 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
                                 static_cast<int64_t>(vocab),
                                 static_cast<int64_t>(width),
                                 static_cast<int64_t>(leading),
-                                whole ? prefetch_whole : prefetch_nibbles};
+                                whole ? prefetch_whole : prefetch_nibbles,
+                                whole ? streams_whole : streams_nibbles};
   const nb::gil_scoped_release release;
   lmhead::chosen_kernels()->screen->products(copy, given, approx.data(), block_max.data(), threads);
 }
@@ -258,32 +284,14 @@ bool within(Array<const double, 2> values, Array<const double, 1> base,
   return true;
 }
 
-void masses(Array<const float, 2> approx, Array<const float, 1> token_e,
-            Array<const float, 1> token_n, Array<const double, 1> e, Array<const double, 1> n,
-            Array<const float, 1> top, Array<const double, 1> factors, Array<double, 2> lower,
-            Array<double, 2> upper, int threads) {
-  const size_t rows = approx.shape(0), vocab = approx.shape(1), count = factors.size();
-  require_threads(threads);
-  require(token_e.size() == vocab && token_n.size() == vocab, "one entry per token");
-  require(e.size() == rows && n.size() == rows && top.size() == rows, "one entry per row");
-  require(count <= lmhead::kMassFactors, "too many factors");
-  require(has_shape(lower, rows, count) && has_shape(upper, rows, count),
-          "lower and upper must be (rows, factors)");
-  lmhead::ScreenBounds bounds{};
-  bounds.approx = approx.data(), bounds.token_e = token_e.data(), bounds.token_n = token_n.data();
-  bounds.e = e.data(), bounds.n = n.data();
-  bounds.rows = static_cast<int64_t>(rows), bounds.vocab = static_cast<int64_t>(vocab);
-  const nb::gil_scoped_release release;
-  lmhead::chosen_kernels()->screen->masses(bounds, top.data(), factors.data(),
-                                           static_cast<int>(count), lower.data(), upper.data(),
-                                           threads);
-}
-
 }  // namespace
 
 void bind_screen(nb::module_& m) {
   using nb::arg;
   m.def("prefetch", [] { return nb::make_tuple(prefetch_whole.load(), prefetch_nibbles.load()); });
+  m.def("advise_huge_pages", &advise_huge_pages, tensor("bytes"));
+  m.def("streams", [] { return nb::make_tuple(streams_whole.load(), streams_nibbles.load()); });
+  m.def("set_streams", &set_streams, arg("whole"), arg("nibbles"));
   m.def("set_prefetch", &set_prefetch, arg("whole"), arg("nibbles"));
   m.attr("SCREEN_BLOCK") = lmhead::kScreenBlock;
   m.def("screen_prepare", &prepare, tensor("mean"), tensor("basis"), tensor("signs"),
@@ -305,9 +313,6 @@ void bind_screen(nb::module_& m) {
         tensor("base"), tensor("hidden"), tensor("weight"), maybe("bias"), arg("most"),
         tensor("values"), tensor("ids"), arg("threads"));
   m.def("screen_within", &within, tensor("values"), tensor("base"), tensor("rows"), tensor("x"));
-  m.def("screen_masses", &masses, tensor("approx"), tensor("token_e"), tensor("token_n"),
-        tensor("e"), tensor("n"), tensor("top"), tensor("factors"), tensor("lower"),
-        tensor("upper"), arg("threads"));
 }
 
 }  // namespace lmhead

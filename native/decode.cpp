@@ -21,8 +21,9 @@ using lmhead::kBlockEntries;
 using lmhead::Stored;
 using lmhead::StoredMatrix;
 
-constexpr int64_t kRows = 4;   // of a matrix side by side, so that no sum waits for its last term
-constexpr int64_t kTask = 64;  // rows of a task of one thread
+constexpr int64_t kRows = 4;  // of a matrix side by side, so that no sum waits for its last term
+constexpr int kStates = kLanes / kRows;  // vectors that a tile of rows meets: sums fill registers
+constexpr int64_t kTask = 64;            // rows of a task of one thread
 
 float half_at(const uint8_t* p) {
   F16 bits;
@@ -34,6 +35,49 @@ float total(vf v) {
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) v[i] += v[i + half];
   return v[0];
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define LMHEAD_SHUFFLE
+#endif
+#endif
+
+#if defined(LMHEAD_SHUFFLE)
+// s and t are groups of W lanes; of each, the second half is added to the first.
+template <int W, int... I>
+vf fold(vf s, vf t, std::integer_sequence<int, I...>) {
+  constexpr int kHalfGroup = W / 2;
+  return __builtin_shufflevector(s, t, (I / kHalfGroup * W + I % kHalfGroup)...) +
+         __builtin_shufflevector(s, t, (I / kHalfGroup * W + I % kHalfGroup + kHalfGroup)...);
+}
+
+// Of N vectors of groups of W lanes: those of groups of one lane, one after the other.
+template <int W, int N>
+void fold_all(vf (&v)[N]) {
+  if constexpr (W > 1) {
+    constexpr auto kOrder = std::make_integer_sequence<int, kLanes>{};
+    constexpr int kLeft = (N + 1) / 2;
+    vf folded[kLeft];
+    for (int i = 0; i < kLeft; ++i)
+      folded[i] = fold<W>(v[2 * i], v[2 * i + 1 < N ? 2 * i + 1 : 2 * i], kOrder);
+    fold_all<W / 2>(folded);
+    for (int i = 0; i < kLeft; ++i) v[i] = folded[i];
+  }
+}
+#endif
+
+// out[i] = total(sums[i]), in the same order of additions.
+template <int N>
+void totals(vf (&sums)[N], float* out) {
+#if defined(LMHEAD_SHUFFLE)
+  if constexpr (N > 1) {
+    fold_all<kLanes>(sums);
+    std::memcpy(out, sums, N * sizeof(float));
+    return;
+  }
+#endif
+  for (int i = 0; i < N; ++i) out[i] = total(sums[i]);
 }
 
 #if defined(__AVX512F__) && !defined(LMHEAD_LANES)
@@ -112,7 +156,7 @@ void block_dots(const uint8_t* rows, int64_t columns, const float* x, float* out
         for (int k = 0; k < Halves::kParts; ++k)
           sums[r] += w.part[half][k] * load(x + b * kBlockEntries + 16 * half + k * kLanes);
     }
-  for (int r = 0; r < N; ++r) out[r] = total(sums[r]);
+  totals(sums, out);
 }
 
 template <int N>
@@ -128,57 +172,103 @@ void float_dots(const float* rows, int64_t columns, const float* x, float* out) 
     const vf entries = load(x + i, left, 0.0f);
     for (int r = 0; r < N; ++r) sums[r] += load(rows + r * columns + i, left, 0.0f) * entries;
   }
-  for (int r = 0; r < N; ++r) out[r] = total(sums[r]);
+  totals(sums, out);
 }
 
+const uint8_t* blocks_of(const StoredMatrix& m, int64_t row) {
+  return static_cast<const uint8_t*>(m.data) +
+         row * (m.columns / kBlockEntries) * block_bytes(m.type);
+}
+
+// N rows from `row` on times one vector x.
 template <int N>
 void some_rows(const StoredMatrix& m, int64_t row, const float* x, float* out) {
   if (m.type == Stored::f32)
     return float_dots<N>(static_cast<const float*>(m.data) + row * m.columns, m.columns, x, out);
-  const auto* at =
-      static_cast<const uint8_t*>(m.data) + row * (m.columns / kBlockEntries) * block_bytes(m.type);
+  const uint8_t* at = blocks_of(m, row);
   if (m.type == Stored::q4_0) return block_dots<Stored::q4_0, N>(at, m.columns, x, out);
   if (m.type == Stored::q4_1) return block_dots<Stored::q4_1, N>(at, m.columns, x, out);
   return block_dots<Stored::q8_0, N>(at, m.columns, x, out);
 }
 
-// out[row] of rows [first, last).
-void multiply_rows(const StoredMatrix& m, int64_t first, int64_t last, const float* x, float* out) {
-  int64_t row = first;
-  for (; row + kRows <= last; row += kRows) some_rows<kRows>(m, row, x, out + row);
-  for (; row < last; ++row) some_rows<1>(m, row, x, out + row);
-}
-
-int64_t tasks_of(int64_t rows) { return (rows + kTask - 1) / kTask; }
-
-void multiply(const StoredMatrix& m, const float* x, float* out, int threads) {
-  lmhead::parallel_for(tasks_of(m.rows), threads, [&](int64_t i) {
-    multiply_rows(m, i * kTask, std::min(m.rows, (i + 1) * kTask), x, out);
-  });
-}
-
 template <Stored kType>
-void dequantize_row(const uint8_t* row, int64_t columns, float* out) {
+void dequantize_blocks(const uint8_t* row, int64_t columns, float* out) {
   for (int64_t b = 0; b < columns / kBlockEntries; ++b) {
     const Halves w = entries<kType>(row + b * block_bytes(kType));
     std::memcpy(out + b * kBlockEntries, w.part, sizeof w.part);
   }
 }
 
+void dequantize_row(const StoredMatrix& m, int64_t row, float* out) {
+  if (m.type == Stored::f32) {
+    std::copy_n(static_cast<const float*>(m.data) + row * m.columns, m.columns, out);
+    return;
+  }
+  const uint8_t* at = blocks_of(m, row);
+  if (m.type == Stored::q4_0) dequantize_blocks<Stored::q4_0>(at, m.columns, out);
+  if (m.type == Stored::q4_1) dequantize_blocks<Stored::q4_1>(at, m.columns, out);
+  if (m.type == Stored::q8_0) dequantize_blocks<Stored::q8_0>(at, m.columns, out);
+}
+
+// R rows times kStates vectors x: out[state * stride + row].
+template <int R>
+void float_tile(const float* rows, int64_t columns, const float* x, float* out, int64_t stride) {
+  vf sums[kStates * R] = {};
+  const auto add = [&](int64_t i, auto... left) {
+    vf w[R];
+    for (int r = 0; r < R; ++r) w[r] = load(rows + r * columns + i, left...);
+    for (int t = 0; t < kStates; ++t) {
+      const vf entries = load(x + t * columns + i, left...);
+      for (int r = 0; r < R; ++r) sums[t * R + r] += w[r] * entries;
+    }
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) add(i);
+  if (i < columns) add(i, static_cast<int>(columns - i), 0.0f);
+  float found[kStates * R];
+  totals(sums, found);
+  for (int t = 0; t < kStates; ++t) std::copy_n(found + t * R, R, out + t * stride);
+}
+
+// N rows from `row` on times `count` vectors x; entries: room for the rows as floats.
+template <int N>
+void some_rows(const StoredMatrix& m, int64_t row, const float* x, int64_t count, float* out,
+               float* entries) {
+  if (count == 1) return some_rows<N>(m, row, x, out);
+  const auto* floats = static_cast<const float*>(m.data) + row * m.columns;
+  if (m.type != Stored::f32) {
+    for (int r = 0; r < N; ++r) dequantize_row(m, row + r, entries + r * m.columns);
+    floats = entries;
+  }
+  int64_t t = 0;
+  for (; t + kStates <= count; t += kStates)
+    float_tile<N>(floats, m.columns, x + t * m.columns, out + t * m.rows, m.rows);
+  for (; t < count; ++t) float_dots<N>(floats, m.columns, x + t * m.columns, out + t * m.rows);
+}
+
+// out[t * rows + row] of rows [first, last).
+void multiply_rows(const StoredMatrix& m, int64_t first, int64_t last, const float* x,
+                   int64_t count, float* out) {
+  std::vector<float> entries(
+      count > 1 && m.type != Stored::f32 ? static_cast<size_t>(kRows * m.columns) : 0);
+  int64_t row = first;
+  for (; row + kRows <= last; row += kRows)
+    some_rows<kRows>(m, row, x, count, out + row, entries.data());
+  for (; row < last; ++row) some_rows<1>(m, row, x, count, out + row, entries.data());
+}
+
+int64_t tasks_of(int64_t rows) { return (rows + kTask - 1) / kTask; }
+
+void multiply(const StoredMatrix& m, const float* x, int64_t count, float* out, int threads) {
+  lmhead::parallel_for(tasks_of(m.rows), threads, [&](int64_t i) {
+    multiply_rows(m, i * kTask, std::min(m.rows, (i + 1) * kTask), x, count, out);
+  });
+}
+
 void dequantize(const StoredMatrix& m, float* out, int threads) {
   lmhead::parallel_for(tasks_of(m.rows), threads, [&](int64_t i) {
-    for (int64_t row = i * kTask; row < std::min(m.rows, (i + 1) * kTask); ++row) {
-      float* to = out + row * m.columns;
-      if (m.type == Stored::f32) {
-        std::copy_n(static_cast<const float*>(m.data) + row * m.columns, m.columns, to);
-        continue;
-      }
-      const auto* at = static_cast<const uint8_t*>(m.data) +
-                       row * (m.columns / kBlockEntries) * block_bytes(m.type);
-      if (m.type == Stored::q4_0) dequantize_row<Stored::q4_0>(at, m.columns, to);
-      if (m.type == Stored::q4_1) dequantize_row<Stored::q4_1>(at, m.columns, to);
-      if (m.type == Stored::q8_0) dequantize_row<Stored::q8_0>(at, m.columns, to);
-    }
+    for (int64_t row = i * kTask; row < std::min(m.rows, (i + 1) * kTask); ++row)
+      dequantize_row(m, row, out + row * m.columns);
   });
 }
 
@@ -233,15 +323,26 @@ void attend(const float* query, const float* keys, const float* values, int64_t 
   }
 }
 
-void step(const DecodeModel& m, const DecodeCache& cache, const float* cos, const float* sin,
-          float* x, int threads) {
-  const int64_t d = m.head_size, share = m.heads / m.key_heads, n = cache.length + 1;
-  const int64_t wide = m.heads * d, narrow = m.key_heads * d, used = m.key_heads * cache.room * d;
-  std::vector<float> room(static_cast<size_t>(m.size + 2 * wide + 2 * narrow + 2 * m.inner));
-  float* normed = room.data();
-  float *query = normed + m.size, *attended = query + wide, *key = attended + wide;
-  float *value = key + narrow, *gate = value + narrow, *up = gate + m.inner;
-  std::vector<float> weights(static_cast<size_t>(m.heads * n)), change(static_cast<size_t>(m.size));
+void step(const DecodeModel& m, const DecodeCache* caches, int64_t count, const float* cos,
+          const float* sin, float* x, int threads) {
+  const int64_t d = m.head_size, share = m.heads / m.key_heads;
+  const int64_t wide = m.heads * d, narrow = m.key_heads * d;
+  const auto room = [&](int64_t each) {
+    return std::vector<float>(static_cast<size_t>(count * each));
+  };
+  std::vector<float> normed = room(m.size), change = room(m.size), attended = room(wide);
+  std::vector<float> query = room(wide), key = room(narrow), value = room(narrow);
+  std::vector<float> gate = room(m.inner), up = room(m.inner);
+  int64_t longest = 0, positions = 0;
+  for (int64_t t = 0; t < count; ++t) {
+    longest = std::max(longest, caches[t].length + 1);
+    positions += caches[t].length + 1;
+  }
+  std::vector<float> weights = room(m.heads * longest);
+  const auto norm = [&](const float* weight, float* out) {
+    for (int64_t t = 0; t < count; ++t)
+      rms_norm(x + t * m.size, weight, m.size, m.eps, out + t * m.size);
+  };
   // The rows of several matrices, one after the other, as the tasks of one loop.
   const auto together =
       [&](std::initializer_list<std::pair<const StoredMatrix*, float*>> products) {
@@ -251,39 +352,49 @@ void step(const DecodeModel& m, const DecodeCache& cache, const float* cos, cons
           for (const auto& [matrix, out] : products) {
             if (i < tasks_of(matrix->rows))
               return multiply_rows(*matrix, i * kTask, std::min(matrix->rows, (i + 1) * kTask),
-                                   normed, out);
+                                   normed.data(), count, out);
             i -= tasks_of(matrix->rows);
           }
         });
       };
   const auto add = [&](const StoredMatrix& matrix, const float* from) {
-    multiply(matrix, from, change.data(), threads);
-    for (int64_t i = 0; i < m.size; ++i) x[i] += change[i];
+    multiply(matrix, from, count, change.data(), threads);
+    for (int64_t i = 0; i < count * m.size; ++i) x[i] += change[static_cast<size_t>(i)];
   };
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const DecodeLayer& layer = m.layers[l];
-    float* keys = cache.keys + static_cast<int64_t>(l) * used;
-    float* values = cache.values + static_cast<int64_t>(l) * used;
-    rms_norm(x, layer.attention_norm, m.size, m.eps, normed);
-    together({{&layer.query, query}, {&layer.key, key}, {&layer.value, value}});
-    for (int64_t h = 0; h < m.heads; ++h) rotate(query + h * d, d, cos, sin, m.interleaved);
-    for (int64_t g = 0; g < m.key_heads; ++g) {
-      rotate(key + g * d, d, cos, sin, m.interleaved);
-      std::copy_n(key + g * d, d, keys + (g * cache.room + cache.length) * d);
-      std::copy_n(value + g * d, d, values + (g * cache.room + cache.length) * d);
+    norm(layer.attention_norm, normed.data());
+    together(
+        {{&layer.query, query.data()}, {&layer.key, key.data()}, {&layer.value, value.data()}});
+    // The first key, and the first value, of a head of this layer in a cache.
+    const auto place = [&](const DecodeCache& cache, int64_t g) {
+      return (static_cast<int64_t>(l) * m.key_heads + g) * cache.room * d;
+    };
+    for (int64_t t = 0; t < count; ++t) {
+      const float *c = cos + t * (d / 2), *s = sin + t * (d / 2);
+      for (int64_t h = 0; h < m.heads; ++h)
+        rotate(query.data() + t * wide + h * d, d, c, s, m.interleaved);
+      for (int64_t g = 0; g < m.key_heads; ++g) {
+        const int64_t from = t * narrow + g * d, to = place(caches[t], g) + caches[t].length * d;
+        rotate(key.data() + from, d, c, s, m.interleaved);
+        std::copy_n(key.data() + from, d, caches[t].keys + to);
+        std::copy_n(value.data() + from, d, caches[t].values + to);
+      }
     }
-    lmhead::parallel_for(m.heads, n >= 64 ? threads : 1, [&](int64_t h) {
-      const int64_t from = h / share * cache.room * d;
-      attend(query + h * d, keys + from, values + from, n, d, weights.data() + h * n,
-             attended + h * d);
+    lmhead::parallel_for(count * m.heads, positions >= 64 ? threads : 1, [&](int64_t i) {
+      const DecodeCache& cache = caches[i / m.heads];
+      const int64_t from = place(cache, i % m.heads / share);
+      attend(query.data() + i * d, cache.keys + from, cache.values + from, cache.length + 1, d,
+             weights.data() + i * longest, attended.data() + i * d);
     });
-    add(layer.output, attended);
-    rms_norm(x, layer.feed_forward_norm, m.size, m.eps, normed);
-    together({{&layer.gate, gate}, {&layer.up, up}});
-    silu_times(gate, m.inner, up);
-    add(layer.down, up);
+    add(layer.output, attended.data());
+    norm(layer.feed_forward_norm, normed.data());
+    together({{&layer.gate, gate.data()}, {&layer.up, up.data()}});
+    for (int64_t t = 0; t < count; ++t)
+      silu_times(gate.data() + t * m.inner, m.inner, up.data() + t * m.inner);
+    add(layer.down, up.data());
   }
-  rms_norm(x, m.norm, m.size, m.eps, x);
+  norm(m.norm, x);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// One token through a Llama: norms, attention over cached keys and values, feed-forward. Weights
-// are float32, or blocks of a GGUF file, whose entries are the float32 numbers that they stand for:
-// the same sums from fewer bytes.
+// One token of each of several sequences through a Llama: norms, attention over cached keys and
+// values, feed-forward. Weights are float32, or blocks of a GGUF file, whose entries are the
+// float32 numbers that they stand for: the same sums from fewer bytes. A weight is read once for
+// all sequences, and every sum has an order of its own: a sequence gets the same bits alone and
+// beside any others.
 #pragma once
 
 #include <cstdint>
@@ -47,16 +49,18 @@ struct DecodeCache {
 };
 
 struct DecodeKernels {
-  // x (size,): the token's embedding on entry, its hidden state after the final norm on return.
-  // cos, sin (head_size / 2,): of its position.
-  void (*step)(const DecodeModel& model, const DecodeCache& cache, const float* cos,
+  // x (count, size): the tokens' embeddings on entry, their hidden states after the final norm on
+  // return. caches (count,), of different sequences. cos, sin (count, head_size / 2): of the
+  // tokens' positions.
+  void (*step)(const DecodeModel& model, const DecodeCache* caches, int64_t count, const float* cos,
                const float* sin, float* x, int threads);
 
   // All entries of a matrix: (rows, columns).
   void (*dequantize)(const StoredMatrix& matrix, float* out, int threads);
 
-  // out (rows,) = matrix · x.
-  void (*multiply)(const StoredMatrix& matrix, const float* x, float* out, int threads);
+  // out (count, rows) = x (count, columns) · matrix^T.
+  void (*multiply)(const StoredMatrix& matrix, const float* x, int64_t count, float* out,
+                   int threads);
 };
 
 }  // namespace lmhead

@@ -3,6 +3,12 @@
 #include <cstring>
 
 #include "kernels.hpp"
+#include "screen.hpp"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 namespace lmhead {
 
@@ -10,20 +16,53 @@ namespace lmhead {
 extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx2;
 #endif
+#if defined(LMHEAD_AVX512_VNNI)
+extern const ScreenKernels screen_avx512_vnni;
+#endif
+#if defined(LMHEAD_AVX_VNNI)
+extern const ScreenKernels screen_avx_vnni;
+#endif
+#if defined(LMHEAD_NEON_DOT)
+extern const ScreenKernels screen_neon_dot;
+#endif
 extern const Kernels kernels_baseline;
 
 namespace {
 
+// Kernels of one instruction set, with the screen's of another that adds to it.
+template <const ScreenKernels* screen>
+const Kernels* extended(const Kernels& kernels, const char* name) {
+  static const Kernels with = [&] {
+    Kernels copy = kernels;
+    copy.name = name, copy.screen = screen;
+    return copy;
+  }();
+  return &with;
+}
+
 // Best first.
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> list;
+#if defined(LMHEAD_NEON_DOT)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
+    list.push_back(extended<&screen_neon_dot>(kernels_baseline, "neon_dot"));
+#endif
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    list.push_back(&kernels_avx512);
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+#if defined(LMHEAD_AVX512_VNNI)
+  if (avx512 && __builtin_cpu_supports("avx512vnni"))
+    list.push_back(extended<&screen_avx512_vnni>(kernels_avx512, "avx512_vnni"));
+#endif
+  if (avx512) list.push_back(&kernels_avx512);
+#if defined(LMHEAD_AVX_VNNI)
+  if (avx2 && __builtin_cpu_supports("avxvnni"))
+    list.push_back(extended<&screen_avx_vnni>(kernels_avx2, "avx_vnni"));
+#endif
   if (avx2) list.push_back(&kernels_avx2);
 #endif
   list.push_back(&kernels_baseline);

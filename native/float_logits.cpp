@@ -312,4 +312,22 @@ void float_logits(const float* hidden, int64_t rows, const Floats& weight, int64
                     [&](auto* w) { products(hidden, rows, w, vocab, d, out, square, threads); });
 }
 
+// Single tokens of one hidden state: out[i] = hidden · weight[ids[i]], the same bits as above.
+void float_pairs(const float* hidden, const Floats& weight, int64_t d, const int64_t* ids,
+                 int64_t n, float* out) {
+  const Block block = pack(hidden, 0, 1, d);
+  double largest = 0.0;
+  lmhead::with_type(weight, [&](auto* w) {
+    for (int64_t i = 0; i < n; ++i) {
+      // The next row: which it is no machine can guess.
+      if (i + 1 < n)
+        for (int64_t at = 0; at < d; at += 64 / static_cast<int64_t>(sizeof *w))
+          __builtin_prefetch(w + ids[i + 1] * d + at);
+      float z[1][1];
+      tile<1, 1, false>(w + ids[i] * d, d, block.data.data(), z, largest);
+      out[i] = z[0][0];
+    }
+  });
+}
+
 }  // namespace LMHEAD_ISA

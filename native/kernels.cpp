@@ -19,6 +19,11 @@ void row_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight,
 void float_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight, int64_t vocab,
                   int64_t d, float* out, double* square, int threads);
 
+// screen_sample.cpp
+void sample_screened(const lmhead::SampleScreen& screen, const lmhead::SampleSource& source,
+                     const lmhead::SampleChain& chain, const lmhead::SampleEdits& edits,
+                     const lmhead::SampleDrawn& out, int threads);
+
 namespace {
 
 using lmhead::Floats;
@@ -379,6 +384,7 @@ const Kernels LMHEAD_TABLE = {
     LMHEAD_ISA::pairs,
     LMHEAD_ISA::row_logits,
     LMHEAD_ISA::float_logits,
+    LMHEAD_ISA::sample_screened,
     LMHEAD_ISA::scatter_add,
     &LMHEAD_ROWS,
     &LMHEAD_TREE,

@@ -56,7 +56,12 @@ struct LossWeights {
   const double *mixed, *squared;  // may be null
 };
 
-struct ScreenKernels;    // see screen.hpp
+struct ScreenKernels;  // see screen.hpp
+struct SampleScreen;   // see screen_sample.hpp
+struct SampleSource;
+struct SampleChain;
+struct SampleEdits;
+struct SampleDrawn;
 struct TreeKernels;      // see tree.hpp
 struct QuantizeKernels;  // see quantize.hpp
 struct DecodeKernels;    // see decode.hpp
@@ -102,6 +107,11 @@ struct Kernels {
   // null and there are rows, receives the largest |w|² of a token, to within 2^-17 of it.
   void (*float_logits)(const float* hidden, int64_t rows, const Floats& weight, int64_t vocab,
                        int64_t d, float* out, double* square, int threads);
+
+  // A sampler's token of each row, from a quantized copy: see screen_sample.hpp.
+  void (*sample_screened)(const SampleScreen& screen, const SampleSource& source,
+                          const SampleChain& chain, const SampleEdits& edits,
+                          const SampleDrawn& out, int threads);
 
   // into[ids[i], :] += from[i, :]; ids are distinct.
   void (*scatter_add)(float* into, int64_t d, const int64_t* ids, int64_t n, const float* from,

@@ -10,7 +10,6 @@
 #include "parallel.hpp"
 #include "screen_decide.hpp"
 #include "screen_dot.hpp"
-#include "screen_masses.hpp"
 #include "screen_prepare.hpp"
 
 namespace LMHEAD_ISA {
@@ -23,9 +22,10 @@ using lmhead::ScreenBounds;
 using lmhead::ScreenCopy;
 using lmhead::ScreenStates;
 
-// Tokens handled together, so that a vector of the hidden state is loaded once for all of them.
-constexpr int kTokens = 4;
-constexpr int kStates = 2;
+template <class Kind>
+int64_t row_bytes(const ScreenCopy& copy) {
+  return std::is_same_v<Kind, Nibbles> ? copy.width / 2 : copy.width;
+}
 
 double sum_of(const int16_t* y, int64_t n) {
   int64_t sum = 0;
@@ -33,44 +33,76 @@ double sum_of(const int16_t* y, int64_t n) {
   return static_cast<double>(sum);
 }
 
-// R tokens from `v` on, T states from `b` on.
-template <class Kind, int R, int T>
-void tile(const ScreenCopy& copy, const ScreenStates& states, const double* centres, int64_t v,
-          int64_t b, float* approx, float (&top)[T]) {
-  const int64_t width = copy.width, leading = copy.leading;
+// Hidden states in the form that each product takes.
+template <class Kind>
+struct Operands {
+  Operands(const ScreenCopy& copy, const ScreenStates& states)
+      : main(states.main, states.rows, copy.width),
+        lead(states.lead, states.rows, copy.leading),
+        centres(static_cast<size_t>(states.rows)) {
+    if (std::is_same_v<Kind, Nibbles>)
+      for (int64_t b = 0; b < states.rows; ++b)
+        centres[static_cast<size_t>(b)] = 120.5 * sum_of(states.main + b * copy.width, copy.width);
+  }
+
+  Operand<Kind> main;
+  States16 lead;
+  std::vector<double> centres;  // 120.5 · Σ y with nibbles
+};
+
+const int8_t* codes_of(const ScreenCopy& copy, const Whole&) { return copy.whole; }
+const uint8_t* codes_of(const ScreenCopy& copy, const Nibbles&) { return copy.nibbles; }
+
+// R tokens from `v` on, `apart` tokens apart, and T states from `b` on. The type of `apart` may be
+// that of a constant.
+template <class Kind, int R, int T, class Apart>
+void tile(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kind>& operands,
+          int64_t v, Apart apart, int64_t b, float* approx, float (&top)[T]) {
+  const int64_t stride = row_bytes<Kind>(copy), leading = copy.leading;
   int32_t main[T][R], lead[T][R] = {};
-  if constexpr (std::is_same_v<Kind, Whole>)
-    dot<Kind, R, T>(copy.whole + v * width, states.main + b * width, width, copy.ahead, main);
-  else
-    dot<Kind, R, T>(copy.nibbles + v * (width / 2), states.main + b * width, width, copy.ahead,
-                    main);
+  dot<Kind, R, T>(codes_of(copy, Kind()) + v * stride, apart * stride, operands.main, b,
+                  T == 1 ? copy.ahead : 0, main);
   if (leading > 0)
-    dot<Lead, R, T>(copy.lead + v * leading, states.lead + b * leading, leading, 0, lead);
+    dot<Lead, R, T>(copy.lead + v * leading, apart * leading, operands.lead, b, 0, lead);
   for (int t = 0; t < T; ++t) {
     const double scale = states.scales[b + t], lead_scale = states.lead_scales[b + t];
     float values[R];
     for (int r = 0; r < R; ++r) {
+      const int64_t token = v + r * apart;
       double whole = main[t][r];
-      if constexpr (std::is_same_v<Kind, Nibbles>) whole = 16.0 * whole - centres[b + t];
-      double a = copy.scales[v + r] * scale * whole;
-      a += copy.lead_scales[v + r] * lead_scale * lead[t][r];
-      if (copy.bias) a += copy.bias[v + r];
+      if constexpr (std::is_same_v<Kind, Nibbles>)
+        whole = 16.0 * whole - operands.centres[static_cast<size_t>(b + t)];
+      double a = copy.scales[token] * scale * whole;
+      a += copy.lead_scales[token] * lead_scale * lead[t][r];
+      if (copy.bias) a += copy.bias[token];
       values[r] = static_cast<float>(a);
     }
-    std::memcpy(approx + (b + t) * copy.vocab + v, values, sizeof values);
+    float* to = approx + (b + t) * copy.vocab + v;
+    for (int r = 0; r < R; ++r) to[r * apart] = values[r];
     for (int r = 0; r < R; ++r) top[t] = std::max(top[t], values[r]);
   }
 }
 
+// The tokens from `lo` to `hi`, R at a time: neighbours, or (`streams`) one of each of R parts,
+// which are then read side by side, each in the order of memory.
 template <class Kind, int R, int T>
-void strip(const ScreenCopy& copy, const ScreenStates& states, const double* centres, int64_t lo,
-           int64_t hi, int64_t b, float* approx, float* top, int64_t apart) {
+void strip(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kind>& operands,
+           int64_t lo, int64_t hi, bool streams, int64_t b, float* approx, float* top,
+           int64_t top_stride) {
   float best[T];
-  for (int t = 0; t < T; ++t) best[t] = top[t * apart];
-  int64_t v = lo;
-  for (; v + R <= hi; v += R) tile<Kind, R, T>(copy, states, centres, v, b, approx, best);
-  for (; v < hi; ++v) tile<Kind, 1, T>(copy, states, centres, v, b, approx, best);
-  for (int t = 0; t < T; ++t) top[t * apart] = best[t];
+  for (int t = 0; t < T; ++t) best[t] = top[t * top_stride];
+  const int64_t part = (hi - lo) / R;
+  if (streams)
+    for (int64_t v = lo; v < lo + part; ++v)
+      tile<Kind, R, T>(copy, states, operands, v, part, b, approx, best);
+  else
+    for (int64_t v = lo; v < lo + part * R; v += R)
+      tile<Kind, R, T>(copy, states, operands, v, std::integral_constant<int64_t, 1>(), b, approx,
+                       best);
+  for (int64_t v = lo + part * R; v < hi; ++v)
+    tile<Kind, 1, T>(copy, states, operands, v, std::integral_constant<int64_t, 1>(), b, approx,
+                     best);
+  for (int t = 0; t < T; ++t) top[t * top_stride] = best[t];
 }
 
 // Tokens that stay in the nearest cache while all states pass over them.
@@ -80,37 +112,33 @@ template <class Kind>
 void products_of(const ScreenCopy& copy, const ScreenStates& states, float* approx,
                  float* block_max, int threads) {
   const int64_t blocks = screen_blocks(copy.vocab), rows = states.rows;
-  std::vector<double> sums(static_cast<size_t>(rows));
-  if (std::is_same_v<Kind, Nibbles>)
-    for (int64_t b = 0; b < rows; ++b)
-      sums[static_cast<size_t>(b)] = 120.5 * sum_of(states.main + b * copy.width, copy.width);
-  const double* centres = sums.data();
-  const char* codes = copy.whole ? reinterpret_cast<const char*>(copy.whole)
-                                 : reinterpret_cast<const char*>(copy.nibbles);
-  const int64_t row_bytes = copy.width / Kind::kPerEntry, all_bytes = copy.vocab * row_bytes;
+  const Operands<Kind> operands(copy, states);
+  const auto* codes = reinterpret_cast<const char*>(codes_of(copy, Kind()));
+  const int64_t bytes = row_bytes<Kind>(copy), all_bytes = copy.vocab * bytes;
+  // One hidden state: memory is the limit.
+  const auto one = copy.streams == 4   ? strip<Kind, 4, 1>
+                   : copy.streams == 2 ? strip<Kind, 2, 1>
+                                       : strip<Kind, 1, 1>;
   parallel_for(blocks, threads, [&](int64_t block) {
     const int64_t lo = block * kScreenBlock, hi = std::min(copy.vocab, lo + kScreenBlock);
     float* top = block_max + block;
     for (int64_t b = 0; b < rows; ++b) top[b * blocks] = -__builtin_inff();
     if (rows == 1) {
-      strip<Kind, 1, 1>(copy, states, centres, lo, hi, 0, approx, top, blocks);
+      one(copy, states, operands, lo, hi, true, 0, approx, top, blocks);
       return;
     }
     for (int64_t v = lo; v < hi; v += kNear) {
       const int64_t end = std::min(hi, v + kNear);
       // While some states pass over these tokens, ask for a part of the next ones.
-      int64_t next = end * row_bytes;
-      const int64_t far = std::min(all_bytes, next + kNear * row_bytes);
-      const int64_t part = (kNear * row_bytes * kStates / rows + 63) / 64 * 64;
+      int64_t next = end * bytes;
+      const int64_t far = std::min(all_bytes, next + kNear * bytes);
+      const int64_t part = (kNear * bytes * kStates / rows + 63) / 64 * 64;
       for (int64_t b = 0; b < rows; b += kStates) {
         for (const int64_t stop = std::min(far, next + part); next < stop; next += 64)
           __builtin_prefetch(codes + next);
-        if (b + kStates <= rows)
-          strip<Kind, kTokens, kStates>(copy, states, centres, v, end, b, approx, top + b * blocks,
-                                        blocks);
-        else
-          strip<Kind, kTokens, 1>(copy, states, centres, v, end, b, approx, top + b * blocks,
-                                  blocks);
+        const auto some =
+            b + kStates <= rows ? strip<Kind, kTokens, kStates> : strip<Kind, kTokens, 1>;
+        some(copy, states, operands, v, end, false, b, approx, top + b * blocks, blocks);
       }
     }
   });
@@ -129,6 +157,8 @@ void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBound
   double* centres = sums.data();
   for (int64_t b = 0; b < states.rows && low.nibbles; ++b)
     centres[b] = 7.5 * sum_of(states.main + b * low.width, low.width);
+  // Not used, and not to be prepared, where there are no low nibbles.
+  const Operand<Nibbles> main(states.main, low.nibbles ? states.rows : 0, low.width);
   constexpr int64_t kPairs = 256;
   parallel_for((n + kPairs - 1) / kPairs, threads, [&](int64_t piece) {
     for (int64_t i = piece * kPairs; i < std::min(n, (piece + 1) * kPairs); ++i) {
@@ -141,8 +171,7 @@ void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBound
         if (i + 2 < n)
           for (int64_t line = 0; line < low.width / 2; line += 64)
             __builtin_prefetch(low.nibbles + ids[i + 2] * (low.width / 2) + line, 0, 0);
-        dot<Nibbles, 1, 1>(low.nibbles + v * (low.width / 2), states.main + b * low.width,
-                           low.width, 0, sum);
+        dot<Nibbles, 1, 1>(low.nibbles + v * (low.width / 2), 0, main, b, 0, sum);
         both += low.scales[v] * states.scales[b] * (sum[0][0] - centres[b]);
       }
       const double slack = first < -3.4e38 ? 0.0 : (std::fabs(first) + std::fabs(both)) * 0x1p-22;
@@ -236,7 +265,7 @@ namespace lmhead {
 extern const ScreenKernels LMHEAD_SCREEN;
 const ScreenKernels LMHEAD_SCREEN = {
     LMHEAD_ISA::prepare, LMHEAD_ISA::products, LMHEAD_ISA::refine,     LMHEAD_ISA::count,
-    LMHEAD_ISA::fill,    LMHEAD_ISA::best,     LMHEAD_ISA::decide_one, LMHEAD_ISA::masses,
+    LMHEAD_ISA::fill,    LMHEAD_ISA::best,     LMHEAD_ISA::decide_one,
 };
 
 }  // namespace lmhead

@@ -13,9 +13,6 @@ namespace lmhead {
 // Tokens per block: the unit of work, and of the maxima by which whole blocks are passed over.
 inline constexpr int64_t kScreenBlock = 256;
 
-// Factors that `masses` takes at most.
-inline constexpr int kMassFactors = 2;
-
 inline int64_t screen_blocks(int64_t vocab) { return (vocab + kScreenBlock - 1) / kScreenBlock; }
 
 // The copy. `width` is a multiple of 64, `leading` of 16. Of `whole` and `nibbles` one is null.
@@ -29,7 +26,9 @@ struct ScreenCopy {
   const float* lead_scales;  // (vocab,)
   const double* bias;        // (vocab,) or null
   int64_t vocab, width, leading;
-  int64_t ahead;  // bytes to prefetch ahead with one hidden state; 0 for none
+  // With one hidden state: bytes to prefetch ahead, 0 for none; and how many parts of a block are
+  // read side by side, 1, 2 or 4.
+  int64_t ahead, streams;
 };
 
 // The hidden states: (rows, width), (rows, leading), and their scales (rows,).
@@ -125,13 +124,6 @@ struct ScreenKernels {
   // `most` tokens are left, or a masked one is among the best. The bounds' limits are not used.
   ScreenDecided (*decide)(const ScreenBounds& bounds, const ScreenExact& exact, int64_t k,
                           int64_t most, double* values, int64_t* ids, int threads);
-
-  // Σ exp(factor · (x_v - top)) over the tokens that are not masked, for every x_v within its
-  // bounds: at least `lower` and at most `upper`, (rows, count). Of the bounds approx, token_e,
-  // token_n, e and n are used; `top` (rows,) is finite and no less than approx, factors are above
-  // 0.
-  void (*masses)(const ScreenBounds& bounds, const float* top, const double* factors, int count,
-                 double* lower, double* upper, int threads);
 };
 
 }  // namespace lmhead

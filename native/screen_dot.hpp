@@ -1,6 +1,9 @@
-// Products of integers: rows of the copy, of three kinds, with hidden states of 16 bits. For
-// screen.cpp alone, compiled with it.
+// Products of integers: rows of the copy, of three kinds, with hidden states of 16 bits, by
+// products of 16-bit numbers. For screen.cpp alone, compiled with it. Where there are instructions
+// for products of bytes, screen_bytes.hpp has two of the kinds.
 #pragma once
+
+#include "screen_bytes.hpp"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -35,12 +38,20 @@ inline __m256i plus(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
 
 // sum += the products of 16-bit numbers, in pairs.
 inline void add_products(__m256i& sum, __m256i a, __m256i b) {
+#if defined(__AVX512VNNI__)
+  sum = _mm256_dpwssd_epi32(sum, a, b);
+#elif defined(__AVXVNNI__)
+  sum = _mm256_dpwssd_avx_epi32(sum, a, b);
+#else
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+#endif
 }
 
 inline __m256i load16(const int16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
+
+#if !defined(LMHEAD_BYTES)
 
 struct Whole {
   using Entry = int8_t;
@@ -87,6 +98,8 @@ struct Nibbles {
   }
 };
 
+#endif
+
 struct Lead {
   using Entry = int16_t;
   static constexpr int64_t kStep = 16, kPerEntry = 1;
@@ -128,8 +141,11 @@ struct Plain {
   }
 };
 
-using Whole = Plain<int8_t>;
 using Lead = Plain<int16_t>;
+
+#if !defined(LMHEAD_BYTES)
+
+using Whole = Plain<int8_t>;
 
 struct Nibbles {
   using Entry = uint8_t;
@@ -151,23 +167,44 @@ struct Nibbles {
 
 #endif
 
-// Several sums side by side where there is one token and one state, so that they need not wait for
-// each other. One token after the other is how a machine reads memory fastest.
+#endif
+
+// Hidden states as they are.
+struct States16 {
+  States16(const int16_t* y, int64_t, int64_t width) : y(y), width(width) {}
+
+  const int16_t* y;
+  int64_t width;
+};
+
+#if defined(LMHEAD_BYTES)
+template <class Kind>
+using Operand = Planes<Kind>;
+constexpr int kTokens = Dot::kTokens, kStates = Dot::kStates;
+#else
+template <class Kind>
+using Operand = States16;
+constexpr int kTokens = 4, kStates = 2;
+#endif
+
+// out[t][r] = Σ w · y for R rows of the copy, `stride` entries apart, and T states from `b` on.
+// Several sums side by side where there are few, so that they need not wait for each other.
 //
 // `ahead`: how far ahead of its use memory is prefetched, in bytes; 0 for not at all.
 template <class Kind, int R, int T>
-void dot(const typename Kind::Entry* w, const int16_t* y, int64_t width, int64_t ahead,
-         int32_t (*out)[R]) {
-  constexpr int kChains = R * T == 1 ? 4 : 1;
-  constexpr bool kStreams = R * T == 1 && sizeof(typename Kind::Entry) == 1;
+void dot(const typename Kind::Entry* w, int64_t stride, const States16& states, int64_t b,
+         int64_t ahead, int32_t (*out)[R]) {
+  constexpr int kChains = R * T == 1 ? 4 : R * T == 2 ? 2 : 1;
+  const int64_t width = states.width;
+  const int16_t* y = states.y + b * width;
   Sums sums[kChains][R][T] = {};
-  const int64_t stride = width / Kind::kPerEntry;
   int64_t j = 0;
   for (; j + kChains * Kind::kStep <= width; j += kChains * Kind::kStep) {
     const auto* at = w + j / Kind::kPerEntry;
-    if (kStreams && ahead > 0)
-      for (int64_t line = 0; line < kChains * Kind::kStep / Kind::kPerEntry; line += 64)
-        __builtin_prefetch(at + line + ahead, 0, 0);
+    if (ahead > 0 && j / Kind::kPerEntry % 64 == 0)
+      for (int r = 0; r < R; ++r)
+        for (int64_t line = 0; line < kChains * Kind::kStep / Kind::kPerEntry; line += 64)
+          __builtin_prefetch(at + r * stride + line + ahead, 0, 0);
 #pragma GCC unroll 4
     for (int c = 0; c < kChains; ++c)
       Kind::template step<R, T>(at + c * Kind::kStep / Kind::kPerEntry, stride,
@@ -175,18 +212,15 @@ void dot(const typename Kind::Entry* w, const int16_t* y, int64_t width, int64_t
   }
   for (; j < width; j += Kind::kStep)
     Kind::template step<R, T>(w + j / Kind::kPerEntry, stride, y + j, width, sums[0]);
-  if constexpr (R == 4) {
-    static_assert(kChains == 1);
-    for (int t = 0; t < T; ++t)
-      totals(sums[0][0][t], sums[0][1][t], sums[0][2][t], sums[0][3][t], out[t]);
-    return;
-  }
-  for (int r = 0; r < R; ++r)
-    for (int t = 0; t < T; ++t) {
-      Sums sum = sums[0][r][t];
-      for (int c = 1; c < kChains; ++c) sum = plus(sum, sums[c][r][t]);
-      out[t][r] = total(sum);
+  for (int t = 0; t < T; ++t) {
+    Sums all[R];
+    for (int r = 0; r < R; ++r) {
+      all[r] = sums[0][r][t];
+      for (int c = 1; c < kChains; ++c) all[r] = plus(all[r], sums[c][r][t]);
+      if constexpr (R != 4) out[t][r] = total(all[r]);
     }
+    if constexpr (R == 4) totals(all[0], all[1], all[2], all[3], out[t]);
+  }
 }
 
 }  // namespace

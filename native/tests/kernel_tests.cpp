@@ -18,13 +18,17 @@
 #include "loss_tests.hpp"
 #include "parallel.hpp"
 #include "rows_tests.hpp"
+#include "sample_tests.hpp"
 #include "screen_tests.hpp"
 #include "softmax_tests.hpp"
 #include "tree_tests.hpp"
 
 namespace lmhead {
 extern const Kernels kernels_wide;
-}
+#if defined(LMHEAD_NARROW_VNNI)
+extern const ScreenKernels screen_narrow_vnni;
+#endif
+}  // namespace lmhead
 
 namespace {
 
@@ -123,6 +127,15 @@ void run_parallel(Tally& tally) {
 std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> all = {&lmhead::kernels_wide};
   for (const char* name : lmhead::kernel_names()) all.push_back(lmhead::kernels_named(name));
+#if defined(LMHEAD_NARROW_VNNI)
+  // The kernels of AVX-VNNI by the instructions of AVX-512: few machines have the former.
+  static Kernels narrow;
+  if (const Kernels* vnni = lmhead::kernels_named("avx512_vnni")) {
+    narrow = *vnni;
+    narrow.name = "narrow_vnni", narrow.screen = &lmhead::screen_narrow_vnni;
+    all.push_back(&narrow);
+  }
+#endif
   return all;
 }
 
@@ -135,6 +148,7 @@ void run_all(const std::vector<const Kernels*>& all, Tally& tally) {
     gradient_tests::run(k, tally);
     loss_tests::run(k, tally);
     screen_tests::run(k, tally);
+    sample_tests::run(k, tally);
     rows_tests::run(k, tally);
     tree_tests::run(k, tally);
     logits_tests::run(k, tally);

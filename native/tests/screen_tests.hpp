@@ -28,7 +28,7 @@ inline int nibble(const uint8_t* row, int64_t j) {
 }
 
 struct Case {
-  int64_t vocab, width, leading, rows;
+  int64_t vocab, width, leading, rows, streams;
   Place place;
   bool nibbles, bias;
 };
@@ -44,7 +44,11 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
                                 [&](size_t) { return static_cast<uint8_t>(random.below(256)); });
   const auto sixteen = [&](size_t) { return static_cast<int16_t>(random.below(2000) - 1000); };
   const Buffer<int16_t> lead(size(c.vocab, c.leading), c.place, sixteen);
-  const Buffer<int16_t> main(size(c.rows, c.width), c.place, sixteen);
+  // All 16 bits, the ends among them.
+  const Buffer<int16_t> main(size(c.rows, c.width), c.place, [&](size_t i) {
+    const int64_t ends[] = {-32768, 32767, -1, 255, -256};
+    return static_cast<int16_t>(i % 3 ? random.below(65536) - 32768 : ends[i / 3 % 5]);
+  });
   const Buffer<int16_t> lead_states(size(c.rows, c.leading), c.place, sixteen);
   const auto positive = [&](size_t) { return random.uniform(0.1, 2.0); };
   const auto tokens = static_cast<size_t>(c.vocab), states = static_cast<size_t>(c.rows);
@@ -62,7 +66,8 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
                         c.vocab,
                         c.width,
                         c.leading,
-                        c.rows == 1 ? 1024 : 0};
+                        c.rows == 1 ? 1024 : 0,
+                        c.streams};
   const ScreenStates given{main.data(), lead_states.data(), t.data(), lead_t.data(), c.rows};
   std::vector<double> low;  // what the same nibbles add as low ones
   for (int threads : thread_counts()) {
@@ -179,55 +184,6 @@ inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place p
     const Buffer<int64_t> ids(want.size(), place);
     k.screen->fill(bounds, counts.data(), starts.data(), ids.data(), threads);
     tally.expect(ids.same(want) && ids.intact(), "other tokens than those in reach");
-  }
-}
-
-// The bounds of a sum hold it at both ends of every token's bounds, and are no wider than needed.
-inline void run_masses(const Kernels& k, int64_t rows, int64_t vocab, Place place, Tally& tally) {
-  tally.begin(label(k, "screen masses", {vocab, rows}, "", place));
-  Random random(static_cast<uint32_t>(3 * rows + vocab));
-  const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
-  const double inf = std::numeric_limits<double>::infinity();
-  const Buffer<float> approx(size(rows, vocab), place, [&](size_t i) -> float {
-    return i % 7 == 3 ? -inf : static_cast<float>(random.uniform(-90.0, 12.0));
-  });
-  const Buffer<float> token_e(size(1, vocab), place,
-                              [&](size_t) { return random.uniform(0, 0.2); });
-  const Buffer<float> token_n(size(1, vocab), place,
-                              [&](size_t) { return random.uniform(0, 0.1); });
-  const Buffer<double> e(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 3.0); });
-  const Buffer<double> n(size(1, rows), place, [&](size_t) { return random.uniform(0.0, 1.0); });
-  const Buffer<float> top(size(1, rows), place, [](size_t) { return 12.0f; });
-  const std::vector<double> factors = {1.25, 0.4};
-  ScreenBounds bounds{};
-  bounds.approx = approx.data(), bounds.token_e = token_e.data(), bounds.token_n = token_n.data();
-  bounds.e = e.data(), bounds.n = n.data(), bounds.rows = rows, bounds.vocab = vocab;
-  std::vector<double> first;
-  for (int threads : thread_counts()) {
-    const Buffer<double> lower(size(rows, 2), place), upper(size(rows, 2), place);
-    k.screen->masses(bounds, top.data(), factors.data(), 2, lower.data(), upper.data(), threads);
-    tally.expect(lower.intact() && upper.intact(), "masses wrote outside a buffer");
-    if (first.empty()) first = lower.copy();
-    tally.expect(lower.same(first), "masses differ with the threads");
-    for (int64_t b = 0; b < rows; ++b)
-      for (size_t f = 0; f < 2; ++f) {
-        double least = 0.0, most = 0.0;
-        const auto state = static_cast<size_t>(b);
-        for (int64_t v = 0; v < vocab; ++v) {
-          const auto token = static_cast<size_t>(v);
-          const double x = approx[size(b, vocab) + token];
-          if (std::isinf(x)) continue;
-          const double radius = e[state] * token_e[token] + n[state] * token_n[token] +
-                                std::abs(x) / 4194304.0 + std::ldexp(1.0, -120);
-          least += std::exp(factors[f] * (x - radius - top[state]));
-          most += std::exp(factors[f] * (x + radius - top[state]));
-        }
-        const size_t at = state * 2 + f;
-        tally.expect(lower[at] <= least && upper[at] >= most, "a sum is outside its bounds");
-        tally.expect(
-            lower[at] >= least * (1 - 1e-3) - 1e-30 && upper[at] <= most * (1 + 1e-3) + 1e-30,
-            "bounds are wider than they need be");
-      }
   }
 }
 
@@ -364,16 +320,15 @@ inline void run(const Kernels& k, Tally& tally) {
     for (int64_t vocab : sizes({1, 7, 256, 270}))
       for (int64_t rows : sizes({1, 2, 5}))
         for (bool nibbles : {false, true})
-          for (int64_t leading : {0, 16, 48})
-            run_products(k,
-                         {vocab, leading ? 192 : 64, leading, rows, place, nibbles, leading == 16},
+          for (int64_t leading : {0, 16, 48}) {
+            const int64_t width = leading ? 192 : 64, streams = leading > 16 ? 4 : leading ? 2 : 1;
+            run_products(k, {vocab, width, leading, rows, streams, place, nibbles, leading == 16},
                          tally);
+          }
     for (int64_t vocab : sizes({1, 255, 257, 1000}))
       for (int64_t rows : sizes({1, 5})) {
         run_selection(k, vocab, rows, place, tally);
         run_decide(k, vocab, std::min<int64_t>(rows, lmhead::screen_blocks(vocab)), place, tally);
-        run_masses(k, rows, vocab + 8192, place, tally);
-        run_masses(k, rows, vocab, place, tally);
       }
   }
 }

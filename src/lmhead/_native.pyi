@@ -1,5 +1,7 @@
 """The compiled core: kernels on tiles of logits, (tokens, rows). See native/kernels.hpp."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 Map = tuple[float, float, bool, float, float]
@@ -134,9 +136,9 @@ def decode_step(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    used: int,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    used: Sequence[int],
     threads: int,
 ) -> None: ...
 def dequantize(blocks: Tensor, type: str, out: Tensor, threads: int) -> None: ...
@@ -161,6 +163,9 @@ def hash_bytes(bytes: Tensor, threads: int) -> str: ...
 SCREEN_BLOCK: int
 
 def prefetch() -> tuple[int, int]: ...
+def advise_huge_pages(bytes: Tensor) -> None: ...
+def streams() -> tuple[int, int]: ...
+def set_streams(whole: int, nibbles: int) -> None: ...
 def set_prefetch(whole: int, nibbles: int) -> None: ...
 def screen_prepare(
     mean: Tensor,
@@ -225,16 +230,37 @@ def screen_decide(
     threads: int,
 ) -> tuple[int, bool, bool]: ...
 def screen_within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool: ...
-def screen_masses(
+def screen_sample(
     approx: Tensor,
+    block_max: Tensor,
     token_e: Tensor,
     token_n: Tensor,
+    block_e: Tensor,
+    block_n: Tensor,
     e: Tensor,
     n: Tensor,
-    top: Tensor,
-    factors: Tensor,
-    lower: Tensor,
-    upper: Tensor,
+    base: Tensor,
+    low: Tensor | None,
+    low_e: Tensor,
+    scales: Tensor,
+    states: Tensor,
+    state_scales: Tensor,
+    allowed: Tensor | None,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    map: tuple[float, float, bool, float, float],
+    mean_norm: float,
+    kinds: Tensor,
+    least: Tensor,
+    values: Tensor,
+    flags: Tensor,
+    keys: Tensor,
+    starts: Tensor,
+    ids: Tensor,
+    logits: Tensor,
+    whole: Tensor,
+    numbers: Tensor,
     threads: int,
 ) -> None: ...
 def screen_select(

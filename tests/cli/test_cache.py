@@ -16,7 +16,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "gguf/model-0123/model.safetensors").write_bytes(b"x" * 2_000_000)
     (tmp_path / "screen").mkdir()
     (tmp_path / "screen/abc.safetensors").write_bytes(b"x" * 500_000)
-    (tmp_path / "prefetch.json").write_text("{}")
+    (tmp_path / "calibration.json").write_text("{}")
     (tmp_path / "other.txt").write_text("of another program")
     return tmp_path
 
@@ -38,7 +38,7 @@ def test_list(folder: Path) -> None:
     assert [(e["kind"], e["bytes"]) for e in entries] == [
         ("gguf", 2_000_000),
         ("screen", 500_000),
-        ("prefetch.json", 2),
+        ("calibration.json", 2),
     ]
 
 

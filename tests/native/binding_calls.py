@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
-if len(sys.argv) > 3:  # before lmhead loads its own
+if __name__ == "__main__" and len(sys.argv) > 3:  # before lmhead loads its own
     found = importlib.util.spec_from_file_location("lmhead._native", sys.argv[3])
     assert found is not None
     assert found.loader is not None
@@ -29,6 +29,8 @@ from torch import Tensor
 
 import lmhead
 from lmhead import _native
+from lmhead.nn import LlamaBody, LlamaConfig
+from lmhead.nn.decode_step import attach_step
 from lmhead.sampling import distribution
 from lmhead.screen import screen_kernels
 from lmhead.sweep import kernels
@@ -106,8 +108,14 @@ def work(seed: int, rows: int) -> None:
     screen_kernels.best(torch.randn(rows, 300), torch.full((rows, 2), 9.0), 2)
     core, blocks = kernels.compiled(), torch.randint(0, 256, (3, 68), dtype=torch.uint8)
     core.dequantize(blocks, "Q8_0", torch.empty(3, 64), 1)
-    core.stored_product(blocks, "Q8_0", torch.randn(64), torch.empty(3), 1)
+    core.stored_product(blocks, "Q8_0", torch.randn(5, 64), torch.empty(5, 3), 1)
     core.hash_bytes(blocks.view(-1), 1)
+    prompt = torch.tensor([[3, 1, 4]])
+    with torch.no_grad():
+        body = LlamaBody(LlamaConfig(50, 64, 96, 2, 4, 2)).eval()
+        attach_step(body)
+        _, cache = body(prompt)
+        body(prompt[:, :1], cache)
     tree = lmhead.HierarchicalHead(24, 300, tree="balanced")
     tree(hidden).argmax(-1)
     torch.autograd.backward(tree.log_prob(leaf, ids).sum())
@@ -117,6 +125,8 @@ def copied(value: Any) -> Any:
     """Return a copy of a tensor or array; other arguments as they are."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
+    if isinstance(value, list | tuple):
+        return type(value)(map(copied, value))
     if not isinstance(value, Tensor):
         return value
     return value.detach().clone() if kernels.readable(value) else value
@@ -181,6 +191,8 @@ def damaged_tensor(t: Tensor, draw: random.Random) -> Any:
 
 def described(value: Any) -> str:
     """Return a short description of an argument."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(described, value))}]"
     if not isinstance(value, Tensor):
         return repr(value)
     return f"{value.dtype}{list(value.shape)}".removeprefix("torch.")
@@ -205,7 +217,7 @@ def main(calls: int, seed: int) -> None:
                 args[place] = damaged(args[place], draw)
             else:
                 kwargs[place] = damaged(kwargs[place], draw)
-        print(number, name, *map(described, args), kwargs, file=sys.stderr)
+        print(number, name, *map(described, [*args, *kwargs.values()]), file=sys.stderr)
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
             getattr(kernels.core, name)(*args, **kwargs)

@@ -1,20 +1,14 @@
 """The best tokens of one row in one call, and step by step: the same tokens, values and counts."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
-from lmhead.sampling.distribution import TopCandidates
-from lmhead.sampling.sampler import Sampler
-from lmhead.sampling.screened_row import TopWithTotal
-from lmhead.sampling.truncation_stages import TopP
 from lmhead.screen import screen_kernels
 from lmhead.screen.build_copy import build
 from lmhead.screen.candidates import Candidates, decide
 from lmhead.screen.copy import BLOCK, Copy
-from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source, kernels
 from screen import heads
 
@@ -86,43 +80,6 @@ def test_the_best_of_the_approximate_ones(rows: int) -> None:
         assert bool((ids.diff(dim=1) > 0).all())
         chosen = approx.gather(1, ids).sort(descending=True).values
         assert torch.equal(chosen, approx.topk(k).values)
-
-
-@pytest.mark.parametrize("width", [1e-3, 0.2, 3.0])
-@pytest.mark.parametrize("factor", [0.4, 1.0, 2.5])
-def test_masses_hold_every_value_within_the_bounds(width: float, factor: float) -> None:
-    """By the series, where bounds are narrow, and by exp, where they are wide."""
-    random = torch.Generator().manual_seed(3)
-    weight = heads.plain(3 * BLOCK + 1, 16, random)
-    copy = build(weight)
-    states = States.of(copy, heads.states(1, weight, random))
-    approx, _ = screen_kernels.products(copy, states, None)
-    approx[0, 11] = -torch.inf
-    unit = float((states.e * copy.first_e + states.n * copy.n).max())
-    object.__setattr__(states, "e", states.e * width / unit)
-    object.__setattr__(states, "n", states.n * width / unit)
-    factors = torch.tensor([factor, 1.0], dtype=torch.float64)
-    low, high = screen_kernels.masses(copy, approx, approx.amax(1), states, factors)
-    radius = states.e * copy.first_e + states.n * copy.n
-    real = approx[0] > -torch.inf
-    for sign, ours in ((-1, low), (1, high)):
-        x = (approx[0].double() + sign * radius)[real]
-        wanted = torch.stack([(f * x).logsumexp(0) for f in factors])
-        assert bool((sign * (ours - wanted) >= 0).all())
-        # Beyond what is needed by the roundings of exponents, and where the series leave exp.
-        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 1.0])
-@pytest.mark.parametrize("least", [1, 4])
-def test_the_count_of_a_nucleus_is_that_of_its_mask(p: float, least: int) -> None:
-    z = torch.randn(1, 40, dtype=torch.float64).sort(descending=True).values
-    total = z.logsumexp(1) + 0.1
-    call = Sampler(seed=0).call(z.shape, None, None, None, None, None, None)
-    cut = TopP(p, min_tokens_to_keep=least)
-    tokens: Any = TopWithTotal(torch.arange(40)[None], z, total)
-    mask = cut.keep_mask(TopCandidates(tokens.ids, z), tokens, call)
-    assert cut.count(z[0].tolist(), float(total), call) == int(mask.sum())
 
 
 def test_both_ways_are_there() -> None:

@@ -16,7 +16,7 @@ from lmhead.user_cache import cache_folder
 _KINDS = {
     "gguf": "GGUF models converted to float32",
     "screen": "quantized copies of heads, for --screen",
-    "prefetch.json": "measurements of this machine",
+    "calibration.json": "measurements of this machine",
 }
 
 

@@ -43,7 +43,7 @@ def examine() -> dict[str, str | int | list[str]]:
     import torch
 
     from lmhead.models import llama_cpp
-    from lmhead.screen import prefetch
+    from lmhead.screen import memory_reading
     from lmhead.sweep import kernels
 
     core = kernels.core
@@ -60,7 +60,9 @@ def examine() -> dict[str, str | int | list[str]]:
         facts["instruction set"] = core.instruction_set()
         facts["also usable"] = core.instruction_sets()[1:]
         facts["threads from"] = core.thread_runtime()
-        facts["prefetch"] = "{} bytes with 8 bits, {} with 4".format(*prefetch.choose())
+        whole, nibbles = memory_reading.choose()
+        facts["streams"] = f"{whole.streams} with 8 bits, {nibbles.streams} with 4"
+        facts["prefetch"] = f"{whole.prefetch} bytes with 8 bits, {nibbles.prefetch} with 4"
     engines = ["core"] if core is not None else []
     facts["engines"] = [*engines, "torch", *(["llama.cpp"] if llama_cpp.is_available() else [])]
     facts["torch's instruction set"] = torch.backends.cpu.get_cpu_capability()

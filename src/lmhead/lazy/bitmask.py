@@ -17,19 +17,9 @@ def mask_tokens(logits: LazyLogits, bitmask: Tensor) -> LazyLogits:
     if isinstance(bitmask, Tensor) and bitmask.dtype == torch.bool:
         made: LazyLogits = logits.masked_fill(~bitmask, -math.inf)  # type: ignore[assignment]
         return made
-    if not isinstance(bitmask, Tensor) or bitmask.dtype != torch.int32:
-        kind = bitmask.dtype if isinstance(bitmask, Tensor) else type(bitmask).__name__
-        raise TypeError(f"bitmask must be a torch.int32 tensor; got {kind}")
-    n_int32 = -(-logits.shape[-1] // 32)
-    if bitmask.dim() == 0 or bitmask.shape[-1] > n_int32 or logits._vdim != logits.dim() - 1:
-        raise ValueError(
-            f"bitmask must have shape (rows, {n_int32}) for logits {tuple(logits.shape)}; "
-            f"got {tuple(bitmask.shape)}"
-        )
-    lead = bitmask.shape[:-1]
-    if lead.numel() not in (1, logits.lead.numel()):
-        raise ValueError(f"bitmask must have one row, or {logits.lead.numel()}; got {lead.numel()}")
-    flat = bitmask.reshape(-1, bitmask.shape[-1])
+    if logits._vdim != logits.dim() - 1:
+        raise ValueError("bitmask needs logits with the vocabulary in the last dimension")
+    flat = padded_bitmask(bitmask, logits.shape)
     # What no row allows is masked in the head itself, which then need not read it.
     anywhere = allowed_tokens(flat, logits.shape[-1]).any(0)
     common: LazyLogits = logits.masked_fill(~anywhere, -math.inf)  # type: ignore[assignment]
@@ -39,6 +29,26 @@ def mask_tokens(logits: LazyLogits, bitmask: Tensor) -> LazyLogits:
     node = common.part
     masked = call(_masked, (node, mask), {}, node.n_rows, node.width)
     return derived(logits, masked, logits.shape, logits.dtype)
+
+
+def padded_bitmask(bitmask: Tensor, shape: torch.Size) -> Tensor:
+    """Validate a bitmask for logits of a shape (..., V); return it with all of its bits.
+
+    Tokens beyond its end have the bit 0. (1, W) or one row per row of the logits.
+    """
+    if not isinstance(bitmask, Tensor) or bitmask.dtype != torch.int32:
+        kind = bitmask.dtype if isinstance(bitmask, Tensor) else type(bitmask).__name__
+        raise TypeError(f"bitmask must be a torch.int32 tensor; got {kind}")
+    n_int32, rows = -(-shape[-1] // 32), shape[:-1].numel()
+    if bitmask.dim() == 0 or bitmask.shape[-1] > n_int32:
+        raise ValueError(
+            f"bitmask must have shape (rows, {n_int32}) for logits {tuple(shape)}; "
+            f"got {tuple(bitmask.shape)}"
+        )
+    flat = bitmask.reshape(-1, bitmask.shape[-1])
+    if len(flat) not in (1, rows):
+        raise ValueError(f"bitmask must have one row, or {rows}; got {len(flat)}")
+    return torch.nn.functional.pad(flat, (0, n_int32 - flat.shape[1]))
 
 
 def allowed_tokens(bitmask: Tensor, vocab: int) -> Tensor:

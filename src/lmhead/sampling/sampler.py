@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmhead.lazy import LazyLogits
-from lmhead.lazy.bitmask import allowed_tokens
+from lmhead.lazy.bitmask import allowed_tokens, padded_bitmask
 from lmhead.sampler_options import ORDERS, Options
 from lmhead.sampling.chain import check_chain
 from lmhead.sampling.dialects import TIES, stages_of
@@ -30,7 +30,7 @@ from lmhead.sampling.stage import Call, Context, Stage, per_row
 from lmhead.scores import Scores
 from lmhead.screen import ScreenedHead, ScreenedSample
 from lmhead.screen.screened_scores import ScreenedScores
-from lmhead.sweep import Source
+from lmhead.sweep import Source, SweptScores
 
 Ids = Tensor | Sequence[Sequence[int]]
 PerRowInt = int | Sequence[int] | Tensor
@@ -180,16 +180,16 @@ class Sampler:
             shape, context, position, prompt_length, context_mask, unconditional, state
         )
         lead, given = shape[:-1], _rows(logits)
-        free = given
-        if allowed is not None and not isinstance(given, ScreenedScores):
-            given = _rows(masked(logits, allowed))
+        screened = given if isinstance(given, ScreenedScores) else None
+        greedy = self.greedy_rows(call)
 
-        def exact() -> Sampled:
-            if allowed is not None and given is free:  # a screened head
-                rows = _rows(masked(logits, allowed))
-            else:
-                rows = given
-            sampled = run_stages(rows, self.stages, call, self.greedy_rows(call))
+        def exact(rows: Tensor | None = None) -> Sampled:
+            """Sample from all logits: all rows in their shape, or some rows."""
+            free = given if allowed is None else _rows(masked(logits, allowed))
+            if rows is not None:
+                some = free.select(rows) if isinstance(free, Scores) else free[rows]
+                return run_stages(some, self.stages, call.select(rows), greedy[rows])
+            sampled = run_stages(free, self.stages, call, greedy)
             return replace(
                 sampled,
                 token=sampled.token.reshape(lead),
@@ -199,31 +199,25 @@ class Sampler:
             )
 
         if (
-            isinstance(given, ScreenedScores)
-            and given.allowed is None
-            and call.surprise is None
-            and call.unconditional is None
+            screened is None
+            or screened.allowed is not None
+            or call.surprise is not None
+            or call.unconditional is not None
         ):
-            screened: Any = given.screen
-            source = screened.serves(given.source)
-            if source is not None:
-                found = sample_rows(
-                    screened,
-                    source,
-                    self.stages,
-                    call,
-                    self.greedy_rows(call),
-                    exact=False,
-                    allowed=None if allowed is None else allowed_tokens(allowed, shape[-1]),
-                ).reshape(lead)
-                ranges = (found.log_prob, found.raw_log_prob)
-                log_prob, raw_log_prob = ((low + high) / 2 for low, high in ranges)
-                error = max(
-                    (float((high - low).max()) / 2 for low, high in ranges if low.numel()),
-                    default=0.0,
-                )
-                return ScreenedSampled(found.token, (log_prob, raw_log_prob), error, exact)
-        return exact()
+            return exact()
+        head: Any = screened.screen
+        source = head.serves(screened.source)
+        if source is None:
+            return exact()
+        bits = None if allowed is None else padded_bitmask(allowed, shape)
+        found = sample_rows(head, source, self.stages, call, greedy, exact, allowed=bits)
+        found = found.reshape(lead)
+        ranges = (found.log_prob, found.raw_log_prob)
+        log_prob, raw_log_prob = ((low + high) / 2 for low, high in ranges)
+        error = max(
+            (float((high - low).max()) / 2 for low, high in ranges if low.numel()), default=0.0
+        )
+        return ScreenedSampled(found.token, (log_prob, raw_log_prob), error, exact)
 
     def sample_screened(
         self,
@@ -243,7 +237,12 @@ class Sampler:
         if call.surprise is not None:
             raise ValueError("mirostat needs its state: call the sampler on head(hidden) instead")
         greedy = self.greedy_rows(call)
-        found = sample_rows(screened, source, self.stages, call, greedy, exact=exact)
+        free = SweptScores(source)
+
+        def dense(rows: Tensor) -> Sampled:
+            return run_stages(free.select(rows), self.stages, call.select(rows), greedy[rows])
+
+        found = sample_rows(screened, source, self.stages, call, greedy, dense, exact=exact)
         return found.reshape(lead)
 
     def process(

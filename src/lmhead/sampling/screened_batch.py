@@ -1,21 +1,33 @@
-"""Sample all rows of a batch: by the bounds where they decide, else by all logits."""
+"""Sample all rows of a batch from a quantized copy of the weight; all logits only where needed.
+
+The compiled core decides a batch in one call: `native/screen_sample.hpp` has the steps. A row that
+the bounds do not decide, or a chain that the core does not support, is sampled as without a copy.
+So the token is always that of `sampler(head(hidden))`.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lmhead.sampling.logit_bounds import Range
-from lmhead.sampling.run_stages import active, run_stages
-from lmhead.sampling.screened_row import Draw, ScreenedRow
-from lmhead.sampling.stage import Call, Stage
-from lmhead.screen.candidates import Candidates
+from lmhead.sampling.run_stages import Sampled, active
+from lmhead.sampling.stage import Call, Edit, Stage, Temperature, per_row
+from lmhead.sampling.truncation_stages import Epsilon, MinP, TopH, TopK, TopP
+from lmhead.screen import screen_kernels
+from lmhead.screen.candidates import Candidates, check_sound
 from lmhead.screen.screened_head import Certificate, Interval, ScreenedHead, ScreenedSample
 from lmhead.screen.states import TOGETHER, usable
-from lmhead.sweep import Questions, Source, row_answers
+from lmhead.sweep import Source, kernels
+
+# In the order of SampleStep in native/screen_sample.hpp.
+_STEPS: tuple[type[Stage], ...] = (Temperature, TopK, TopP, MinP, Epsilon, TopH)
+
+Dense = Callable[[Tensor], Sampled]
+"""Sample some rows, (K,) numbers, from the logits of all tokens."""
 
 
 def sample_rows(
@@ -24,102 +36,197 @@ def sample_rows(
     stages: Sequence[Stage],
     call: Call,
     greedy: Tensor,
+    dense: Dense,
     *,
-    exact: bool,
+    exact: bool = False,
     allowed: Tensor | None = None,
 ) -> ScreenedSample:
     """Sample one token per row of the source, (N,).
 
-    `greedy` rows (N,) take the best token; tokens that are not `allowed`, (N, V), are never scored.
+    `greedy` rows (N,) take the best token; of `allowed`, (N, W) int32, a bit per token, those
+    without a bit are not scored. With `exact`, log-probabilities are those of all logits.
     """
-    batch = _Batch(source, stages, call, greedy, allowed)
-    if screened.fits(source):
+    n = source.rows
+    whole = torch.zeros(3, n, dtype=torch.int64)
+    numbers = torch.zeros(5, n, dtype=torch.float64)
+    read = 0
+    chain = Chain.of(stages, call, greedy)
+    if chain is not None and screened.fits(source) and _supports(source):
         good = usable(screened.copy, source.hiddens[0]).nonzero()[:, 0]
         for some in torch.split(good, TOGETHER) if len(good) else ():
-            part = source if len(some) == source.rows else source.select(some)
-            bias = screened.bias64(source.bias)
-            found = Candidates(screened.copy, part, bias)
-            if allowed is not None:
-                found.forbid(~allowed[some])
-            batch.screen(found, some)
-    batch.dense()
-    answer = batch.answer(exact=exact)
-    screened.report.add(answer.certificate, source.weights[0].nbytes)
-    return answer
+            full = len(some) == n
+            part = source if full else source.select(some)
+            mask = None if allowed is None else allowed.expand(n, -1)[some].contiguous()
+            found = Candidates(screened.copy, part, screened.bias64(source.bias))
+            edits = _edit(stages, part, call if full else call.select(some))
+            if edits is None:
+                break
+            drawn = _sample(found, chain if full else chain.select(some), edits, mask)
+            whole[:, some], numbers[:, some] = drawn
+            read += found.bytes_read + int(drawn[0][1].sum()) * source.weights[0][0].nbytes
+    token, rescored, state = whole
+    check_sound(not bool((state == _UNSOUND).any()))
+    z, log_prob, raw = numbers[0], numbers[1:3], numbers[3:5]
+    raw = (z - raw.flip(0)).clamp_(max=0.0)
+    fell = state != _DECIDED
+    again = torch.arange(n) if exact else fell.nonzero()[:, 0]
+    if len(again):
+        sampled = dense(again)
+        off = torch.zeros(2, len(again), dtype=torch.float64)
+        if not exact:
+            off[1] = _float_error(screened, source.select(again))
+            off[0] = off[1] * _steepness(stages, call)[again]
+        off = torch.stack([-2 * off, 2 * off], 1)  # of the logit, and of the log of all of them
+        token[again] = sampled.token
+        log_prob[:, again] = (sampled.log_prob + off[0]).clamp_(max=0.0)
+        raw[:, again] = (sampled.raw_log_prob + off[1]).clamp_(max=0.0)
+        rescored[fell] = source.vocab
+        read += source.weights[0].nbytes
+    certificate = Certificate(rescored, fell, read)
+    screened.report.add(certificate, source.weights[0].nbytes)
+    return ScreenedSample(token, Interval(*log_prob), Interval(*raw), certificate)
 
 
-class _Batch:
-    """The results so far of every row."""
+_DECIDED, _UNSOUND = 1, 2
 
-    def __init__(
-        self,
-        source: Source,
-        stages: Sequence[Stage],
-        call: Call,
-        greedy: Tensor,
-        allowed: Tensor | None,
-    ) -> None:
-        self.source, self.stages, self.call, self.allowed = source, stages, call, allowed
-        self.greedy = greedy.tolist()
-        self.draws: list[Draw | None] = [None] * source.rows
-        self.fallback = [True] * source.rows
-        self.read = 0
 
-    def screen(self, found: Candidates, rows: Tensor) -> None:
-        """Decide rows by the bounds of one pass over the quantized copy."""
-        alone = found.rows == len(self.draws) == 1
-        self.read += 0 if alone else found.bytes_read
-        for i, row in enumerate(rows.tolist()):
-            one = found if alone else found.row(i)
-            call = self.call if alone else self.call.select(torch.tensor([row]))
-            stages = active(self.stages, greedy=self.greedy[row])
-            self.draws[row] = draw = ScreenedRow(one, stages, call, self.greedy[row]).draw()
-            self.fallback[row] = draw is None
-            self.read += one.bytes_read
+def _float_error(screened: ScreenedHead, source: Source) -> Tensor:
+    """Return how far float32 logits of each row may be from float64 ones: (B,)."""
+    if source.dtype == torch.float64:
+        return torch.zeros(source.rows, dtype=torch.float64)
+    copy, map_ = screened.copy, source.pointwise
+    longest = copy.mean_norm + 2 * copy.n_max
+    error: Tensor = 2.0**-17 * longest * source.hiddens[0].double().norm(dim=1)
+    if source.bias is not None:
+        largest = source.bias.double().abs().masked_fill(source.bias.isinf(), 0.0).max()
+        error = error + 2.0**-21 * largest
+    return error * map_.lipschitz + 2.0**-21 * (abs(map_.shift) + abs(map_.outer) + 1.0)
 
-    def dense(self) -> None:
-        """Decide the remaining rows by float64 logits of all tokens, one row at a time."""
-        for row, draw in enumerate(self.draws):
-            if draw is None:
-                self.draws[row] = found = self._by_all_logits(row)
-                self.read += found.rescored * self.source.weights[0][0].nbytes
 
-    def _by_all_logits(self, row: int) -> Draw:
-        """Sample from the float64 logits of a row, of all allowed tokens."""
-        every = torch.arange(self.source.vocab)
-        if self.allowed is None:
-            z = self.source.pairs(torch.full_like(every, row), every)
-        else:
-            every = every[self.allowed[row]]
-            z = torch.full((self.source.vocab,), -math.inf, dtype=torch.float64)
-            z[every] = self.source.pairs(torch.full_like(every, row), every)
-        one = torch.tensor([row])
-        greedy = torch.tensor([self.greedy[row]])
-        sampled = run_stages(z[None], self.stages, self.call.select(one), greedy)
-        token, log_prob, lse = int(sampled.token), float(sampled.log_prob), float(z.logsumexp(0))
-        return Draw(token, float(z[token]), (log_prob,) * 2, (lse,) * 2, len(every))
+def _steepness(stages: Sequence[Stage], call: Call) -> Tensor:
+    """Return by how much the temperatures of a chain multiply differences of logits: (B,)."""
+    steep = torch.ones(len(call.keys), dtype=torch.float64)
+    for stage in stages:
+        if isinstance(stage, Temperature):
+            steep = steep * _value(stage, call)
+    return steep
 
-    def answer(self, *, exact: bool) -> ScreenedSample:
-        """Return the tokens, with intervals for their log-probabilities, or exact ones."""
-        draws = [draw for draw in self.draws if draw is not None]
-        assert len(draws) == len(self.draws)
-        log_prob = _ends([draw.log_prob for draw in draws])
-        lse = _ends([draw.lse for draw in draws])
-        if exact:
-            answers, _ = row_answers(Questions(self.source))
-            lse = answers.lse.expand(2, -1)
-            for row in (log_prob[0] != log_prob[1]).nonzero()[:, 0].tolist():
-                log_prob[:, row] = self._by_all_logits(row).log_prob[0]
-        z = torch.tensor([draw.z for draw in draws], dtype=torch.float64)
-        raw = Interval((z - lse[1]).clamp(max=0.0), (z - lse[0]).clamp(max=0.0))
-        rescored = torch.tensor([draw.rescored for draw in draws], dtype=torch.int64)
-        certificate = Certificate(
-            rescored, torch.tensor(self.fallback, dtype=torch.bool), self.read
+
+def _supports(source: Source) -> bool:
+    hidden, weight = source.hiddens[0], source.weights[0]
+    return kernels.for_pairs(hidden, weight) is not None and source.row_scale is None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A sampler's stages as the core takes them; S steps, B rows.
+
+    Attributes:
+        kinds: (S,), places in `_STEPS`.
+        least: (S,), tokens that a cut keeps at least.
+        values: (S, B); of a temperature its inverse.
+        flags: (2, B): greedy, and whether float64 sums decide, as they do without a copy.
+        keys: (B, 2).
+    """
+
+    kinds: Tensor
+    least: Tensor
+    values: Tensor
+    flags: Tensor
+    keys: Tensor
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], call: Call, greedy: Tensor) -> Chain | None:
+        """Return the stages after the edits; None if the core does not support them."""
+        edits = next((i for i, s in enumerate(stages) if not isinstance(s, Edit)), len(stages))
+        chain = stages[edits:]
+        if bool(greedy.any()) and len(active(stages, greedy=True)) != edits:
+            return None
+        if any(type(s) not in _STEPS or getattr(s, "ties", "lowest") != "lowest" for s in chain):
+            return None
+        kinds = [_STEPS.index(type(s)) for s in chain]
+        least = [getattr(s, "min_tokens_to_keep", 1) for s in chain]
+        values = [_value(s, call) for s in chain]
+        first = next((s for s in chain if not isinstance(s, Temperature)), None)
+        ranked = isinstance(first, TopK) and bool((torch.as_tensor(first.k) >= 1).all())
+        wide = (greedy | ranked) & (edits == 0)
+        return cls(
+            torch.tensor(kinds, dtype=torch.int64),
+            torch.tensor(least, dtype=torch.int64),
+            torch.stack(values) if values else torch.empty(0, len(greedy), dtype=torch.float64),
+            torch.stack([greedy, wide]).long(),
+            call.keys.contiguous(),
         )
-        token = torch.tensor([draw.token for draw in draws], dtype=torch.int64)
-        return ScreenedSample(token, Interval(*log_prob), raw, certificate)
+
+    def select(self, rows: Tensor) -> Chain:
+        """Return the chain of some rows."""
+        values, flags = self.values[:, rows].contiguous(), self.flags[:, rows].contiguous()
+        return replace(self, values=values, flags=flags, keys=self.keys[rows].contiguous())
 
 
-def _ends(ranges: list[Range]) -> Tensor:
-    """Return the least and the largest numbers, (2, N)."""
-    return torch.tensor(ranges, dtype=torch.float64).view(-1, 2).T
+def _value(stage: Stage, call: Call) -> Tensor:
+    if isinstance(stage, TopK):
+        return stage.wanted(call)
+    if isinstance(stage, Temperature):
+        return 1 / per_row(stage.name, stage.temperature, call)
+    names = {TopP: "p", MinP: "min_p", Epsilon: "epsilon", TopH: "top_h"}
+    return per_row(stage.name, getattr(stage, names[type(stage)]), call)
+
+
+class _Edits(NamedTuple):
+    """Tokens whose logits edits change, row after row: M of them."""
+
+    starts: Tensor  # (B + 1,)
+    ids: Tensor  # (M,)
+    logits: Tensor  # (2, M) float64, before and after
+
+
+def _edit(stages: Sequence[Stage], source: Source, call: Call) -> _Edits | None:
+    """Apply the edits to the tokens they may change; None if that may be all."""
+    edits = [s for s in stages if isinstance(s, Edit)]
+    touched = [s.touches(call) for s in edits]
+    if any(tokens is None for tokens in touched):
+        return None
+    rows = [
+        sorted({t for tokens in touched if tokens for t in tokens[row]})
+        for row in range(source.rows)
+    ]
+    starts = torch.tensor([0, *(len(ids) for ids in rows)]).cumsum(0)
+    ids = torch.tensor([t for tokens in rows for t in tokens], dtype=torch.int64)
+    if len(ids) == 0:
+        return _Edits(starts, ids, torch.empty(2, 0, dtype=torch.float64))
+    row = torch.arange(source.rows).repeat_interleave(starts.diff())
+    every, place = ids.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    bias = None if source.bias is None else source.bias[every]
+    some = replace(source, weights=(source.weights[0][every],), bias=bias)
+    before = some.row_logits()[row, place]
+    # Each token is changed by its own logit alone: what the others are does not matter.
+    z = before.new_zeros(source.rows, call.vocab)
+    z[row, ids] = before
+    for stage in edits:
+        stage.edit(z, call)
+    return _Edits(starts, ids, torch.stack([before, z[row, ids]]).double())
+
+
+def _sample(
+    found: Candidates, chain: Chain, edits: _Edits, allowed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return token, tokens scored and state, (3, B), and five numbers, (5, B), of each row."""
+    source = found.source
+    rows = found.rows
+    if allowed is not None and edits.ids.numel():
+        row = torch.arange(rows).repeat_interleave(edits.starts.diff())
+        bit = allowed[row, edits.ids // 32] >> (edits.ids % 32).int() & 1
+        edits.logits.masked_fill_(bit == 0, float("-inf"))
+    whole = torch.zeros(3, rows, dtype=torch.int64)
+    numbers = torch.empty(5, rows, dtype=torch.float64)
+    screen_kernels.sample(
+        found.copy,
+        found.states,
+        (found.approx, found.block_top),
+        allowed,
+        (source.hiddens[0], source.weights[0], found.bias, source.pointwise),
+        (chain.kinds, chain.least, chain.values, chain.flags, chain.keys, *edits),
+        (whole, numbers),
+    )
+    return whole, numbers

@@ -8,7 +8,6 @@ Every cut works on the distribution of the previous stage, and keeps at least on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -113,16 +112,6 @@ class TopP(_WithMinimum):
             return candidates
         least = candidates.z.masked_fill(candidates.z == -math.inf, math.inf).amin(1)
         return self._above(full, least / full.beta)
-
-    def count(self, z: Sequence[float], total: float, call: Call) -> int:
-        """Return how many tokens of one row are kept, given its best logits and log total mass."""
-        p = float(per_row(self.name, self.p, call)[0])
-        before = 0.0
-        for place, x in enumerate(z):
-            if before >= p and p < 1 and place >= self.min_tokens_to_keep:
-                return place
-            before += math.exp(x - total)
-        return len(z)
 
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
         """Keep a token if the mass before it is below p; p = 1 keeps all."""

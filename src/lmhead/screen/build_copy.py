@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmhead.screen import huge_pages
 from lmhead.screen.copy import BLOCK, KAPPA, SHARE, TINY, Bits, Copy, Rotation, pack
 from lmhead.sweep import kernels
 
@@ -89,7 +90,7 @@ def build(
     basis = leading_directions(weight if calibration is None else calibration, leading)
     rows = max(BLOCK, (1 << 22) // rotation.padded)
     width = rotation.padded if bits == 8 else rotation.padded // 2
-    codes = torch.empty(1 if bits == 8 else 2, vocab, width, dtype=torch.int8)
+    codes = huge_pages.empty(1 if bits == 8 else 2, vocab, width, dtype=torch.int8)
     lead = torch.empty(vocab, leading, dtype=torch.int16)
     scales, lead_scales, e, e_high, n = torch.zeros(5, vocab)
     norms = [16 * math.sqrt(rotation.padded), 1.0]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lmhead.screen import screen_kernels
-from lmhead.screen.copy import BLOCK, Copy, block_largest
+from lmhead.screen.copy import BLOCK, Copy
 from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source
 
@@ -71,10 +71,6 @@ def logit_bounds(p: Pointwise, lower: Tensor, upper: Tensor) -> tuple[Tensor, Te
         lower - slack * (lower.abs().nan_to_num(posinf=0.0) + size) - 2.0**-900,
         upper + slack * (upper.abs().nan_to_num(posinf=0.0) + size) + 2.0**-900,
     )
-
-
-# Tokens this close to the top, in units of the logits, are worth all of their bits.
-_NEAR = 10.0
 
 
 @dataclass
@@ -136,7 +132,7 @@ class Candidates:
         approx: (B, V) float32. Token v's linear value, w_v · h + b_v, and its float64 dot product,
             lie in base + approx ± (e · e_v + n · n_v + |approx| · 2^-22 + 2^-120).
         states: base, e and n, one number per hidden state.
-        forbidden: (B, V) bool, tokens that must not be scored; None for none.
+        block_top: (B, blocks), the largest of each block of approx.
     """
 
     def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
@@ -145,50 +141,8 @@ class Candidates:
         self.pointwise: Pointwise = source.pointwise
         self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())
         self.states = States.of(copy, source.hiddens[0])
-        self.approx, self._top = screen_kernels.products(copy, self.states, bias)
+        self.approx, self.block_top = screen_kernels.products(copy, self.states, bias)
         self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
-        self.forbidden: Tensor | None = None
-
-    def forbid(self, tokens: Tensor) -> None:
-        """Give tokens, (B, V) bool, the logit -inf, as a bias would; they are not scored again."""
-        self.forbidden = tokens
-        self.approx.masked_fill_(tokens, -math.inf)
-        self._top = block_largest(self.approx)
-
-    def row(self, index: int) -> Candidates:
-        """Return the candidates of one hidden state, without reading the copy again."""
-        one = Candidates.__new__(Candidates)
-        one.copy, one.pointwise, one.bias = self.copy, self.pointwise, self.bias
-        some = torch.tensor([index])
-        one.source, one._linear = self.source.select(some), self._linear.select(some)
-        one.states = self.states.row(index)
-        one.approx, one._top = self.approx[index : index + 1], self._top[index : index + 1]
-        one.bytes_read = 0
-        one.forbidden = None if self.forbidden is None else self.forbidden[index : index + 1]
-        return one
-
-    def around(self) -> tuple[Tensor, Tensor]:
-        """Return approximate linear values without the base, and their error: (B, V) float32.
-
-        Of "4+4", tokens near the top are known with all eight bits.
-        """
-        states, copy = self.states, self.copy
-        approx = self.approx
-        radius = copy.first_e * states.e[:, None].float() + copy.n * states.n[:, None].float()
-        if copy.low is not None:
-            approx = approx.clone()
-            near = ~(approx + radius < approx.amax(1, keepdim=True) - _NEAR)
-            pairs = Pairs(near.sum(1), near.nonzero()[:, 1])
-            both, off = self.refined(pairs)
-            approx[pairs.rows, pairs.ids], radius[pairs.rows, pairs.ids] = both.float(), off.float()
-        size = torch.where(approx == -math.inf, 0.0, approx.abs())
-        # Roundings to float32, of approx and radius, here and where they are added.
-        return approx, radius * (1 + 2.0**-20) + size * 2.0**-20 + 2.0**-100
-
-    @property
-    def top(self) -> Tensor:
-        """The largest of approx, (B,)."""
-        return self._top.amax(1)
 
     @property
     def rows(self) -> int:
@@ -198,10 +152,10 @@ class Candidates:
     def best(self, k: int) -> Pairs:
         """Return the k tokens of each row with the largest approximate logits, without a sort."""
         if k == 1:
-            ids = self._top.argmax(1, keepdim=True) * BLOCK + torch.arange(BLOCK)
+            ids = self.block_top.argmax(1, keepdim=True) * BLOCK + torch.arange(BLOCK)
             place = self.approx.gather(1, ids.clamp_(max=self.copy.vocab - 1)).argmax(1)
             return Pairs(torch.ones_like(place), ids.gather(1, place[:, None])[:, 0])
-        ids = screen_kernels.best(self.approx, self._top, k)
+        ids = screen_kernels.best(self.approx, self.block_top, k)
         return Pairs(torch.full((self.rows,), k), ids.view(-1))
 
     def at_once(self, k: int, most: int) -> screen_kernels.Decided | None:
@@ -210,7 +164,7 @@ class Candidates:
         if self.rows > 1 or self.copy.low is not None or not self.pointwise.is_identity:
             return None
         done = screen_kernels.decide(
-            self.copy, states, self.approx, self._top, source.hiddens[0], source.weights[0],
+            self.copy, states, self.approx, self.block_top, source.hiddens[0], source.weights[0],
             self.bias, k, most,
         )  # fmt: skip
         if done is not None:
@@ -235,7 +189,9 @@ class Candidates:
         self.bytes_read += self.copy.n.nbytes * 2
         states = self.states
         return Pairs(
-            *screen_kernels.select(self.copy, self.approx, self._top, states.e, states.n, limit)
+            *screen_kernels.select(
+                self.copy, self.approx, self.block_top, states.e, states.n, limit
+            )
         )
 
     def refined(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -284,7 +240,7 @@ def decide(found: Candidates, k: int) -> Found:
     rows, vocab = found.rows, found.copy.vocab
     most = max(256, 4 * k, vocab // 8)
     if (one := found.at_once(k, most)) is not None:
-        _check_sound(one.sound)
+        check_sound(one.sound)
         decided = torch.tensor([one.decided])
         some = slice(None) if one.decided else slice(0)
         scored = torch.tensor([one.scored])
@@ -304,7 +260,7 @@ def decide(found: Candidates, k: int) -> Found:
         pairs = pairs.keep(decided[pairs.rows])
     if not (bool(decided.all()) and torch.equal(pairs.ids, pivots.ids)):
         x, z = found.exact(pairs)
-    _check_sound(found.holds(pairs, x))
+    check_sound(found.holds(pairs, x))
     rescored = pairs.counts
     if first is not pivots:
         again = torch.isin(first.rows * vocab + first.ids, pairs.rows * vocab + pairs.ids)
@@ -327,7 +283,7 @@ def _second_pass(
     return kept, limit, pivots, x, z
 
 
-def _check_sound(sound: bool) -> None:
+def check_sound(sound: bool) -> None:
     """Raise if a token scored exactly is outside its bounds (a copy of another weight)."""
     if not sound:
         raise RuntimeError(

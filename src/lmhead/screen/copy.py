@@ -161,6 +161,7 @@ class Copy:
     block_e: Tensor = field(init=False)  # (blocks,) of the first pass
     block_n: Tensor = field(init=False)
     n_max: float = field(init=False)
+    mean_norm: float = field(init=False)  # ‖μ‖, or a little more
 
     def __post_init__(self) -> None:
         eye = torch.eye(len(self.basis), dtype=torch.float64)
@@ -171,6 +172,7 @@ class Copy:
         for name, values in (("block_e", self.first_e), ("block_n", self.n)):
             object.__setattr__(self, name, block_largest(values))
         object.__setattr__(self, "n_max", float(self.n.max()))
+        object.__setattr__(self, "mean_norm", float(self.mean.norm()) * (1 + 2.0**-30))
 
     def _per_token(self) -> tuple[Tensor | None, ...]:
         codes = (self.whole, self.high, self.low, self.lead)

@@ -7,23 +7,22 @@ partial sum fits into 32 bits, here because float64 holds them all.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lmhead.screen import prefetch
+from lmhead.screen import memory_reading
 from lmhead.screen.copy import BLOCK, Copy, block_largest, unpack
 from lmhead.screen.states import States
-from lmhead.sweep import kernels
+from lmhead.sweep import Pointwise, kernels
 
 SLACK = 2.0**-22
 """Rounding of an approximate logit to float32 and of its bound, relative to it."""
 FLOOR = 2.0**-120
 """The same where float32 numbers get too small to be rounded relative to themselves."""
 _ROOM = 1024  # ids per row that are expected at most
-_FACTORS = 2  # that the core takes at once
-_SUM_ERROR = 1e-9  # of a sum of exponentials in float64, relative to it, and more
 
 
 def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -37,8 +36,8 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
     rows = len(states.main)
     approx = torch.empty(rows, copy.vocab)
     if kernels.core is not None:
-        if rows == 1 and copy.pass_bytes > prefetch.LARGE:
-            prefetch.choose()
+        if rows == 1 and copy.pass_bytes > memory_reading.LARGE:
+            memory_reading.choose()
         top = torch.empty(rows, -(-copy.vocab // BLOCK))
         kernels.core.screen_products(
             copy.whole,
@@ -225,39 +224,36 @@ def within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool:
     return not bool(off.any())
 
 
-def masses(
-    copy: Copy, approx: Tensor, top: Tensor, states: States, factors: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return bounds of log Σ exp(factor · x) over the unmasked tokens of one row.
-
-    Every x lies in approx ± (e · e_v + n · n_v + |approx| · SLACK + FLOOR).
+def sample(
+    copy: Copy,
+    states: States,
+    approx: tuple[Tensor, Tensor],
+    allowed: Tensor | None,
+    source: tuple[Tensor, Tensor, Tensor | None, Pointwise],
+    chain: Sequence[Tensor],
+    out: tuple[Tensor, Tensor],
+) -> None:
+    """Sample every row in one call into the core, which must be there.
 
     Args:
-        copy: gives e_v of the first pass and n_v.
-        approx: (1, V) float32.
-        top: (1,), the largest of approx before some were masked, or more.
-        states: e and n of one hidden state.
-        factors: (M,) float64, above 0.
-
-    Returns:
-        (M,) and (M,); where all tokens are masked the first is -inf.
+        copy: the copy.
+        states: B hidden states.
+        approx: (B, V) and the largest of each block; changed.
+        allowed: (B, W) int32, a bit per token; None for all.
+        source: hidden states (B, D), weight (V, D), bias (V,) in float64, map.
+        chain: steps and edits: see native/bind_screen_sample.cpp.
+        out: (3, B) and (5, B).
     """
-    if float(top) == -math.inf:
-        none = torch.full_like(factors, -math.inf)
-        return none, none
-    if kernels.core is not None and len(factors) <= _FACTORS:
-        lower, upper = torch.empty(2, 1, len(factors), dtype=torch.float64)
-        given = (approx, copy.first_e, copy.n, states.e, states.n, top, factors)
-        kernels.core.screen_masses(*given, lower, upper, kernels.threads())
-    else:
-        x = approx[0].double()
-        radius = states.e * copy.first_e + states.n * copy.n + x.abs() * SLACK + FLOOR
-        far = x - top.double()
-        spread = torch.where(x == -math.inf, 0.0, radius)
-        each = [
-            [(factor * (far + sign * spread)).exp().sum() for factor in factors]
-            for sign in (-1.0, 1.0)
-        ]
-        lower, upper = torch.tensor(each, dtype=torch.float64)[:, None]
-        lower, upper = lower * (1 - _SUM_ERROR), upper * (1 + _SUM_ERROR)
-    return lower[0].log() + factors * top, upper[0].log() + factors * top
+    hidden, weight, bias, pointwise = source
+    views = kernels.views
+    kernels.compiled().screen_sample(
+        *views(*approx, copy.first_e, copy.n, copy.block_e, copy.block_n),
+        *views(states.e, states.n, states.base),
+        copy.low,
+        *views(copy.e, copy.scales, states.main, states.scales),
+        allowed,
+        *views(hidden.float()),
+        *(weight, bias, kernels.map_tuple(pointwise), copy.mean_norm),
+        *views(*chain, *out),
+        kernels.threads(),
+    )

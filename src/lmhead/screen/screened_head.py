@@ -71,7 +71,7 @@ class Interval(NamedTuple):
 
 
 class ScreenedSample(NamedTuple):
-    """token (...): what the sampler gives for the float64 logits.
+    """token (...): what the sampler gives for `head(hidden)`.
 
     log_prob is of the distribution that the token was drawn from, raw_log_prob of the model's own.
     """
@@ -315,7 +315,9 @@ class ScreenedHead:
         context_mask: Tensor | None = None,
         exact: bool = False,
     ) -> ScreenedSample:
-        """Return the token that `sampler` chooses for the float64 logits of each state (..., D).
+        """Return the token that `sampler` chooses for each hidden state (..., D).
+
+        Equivalent to: sampler(head(hidden)).token
 
         Greedy, temperature, top_k, top_p, min_p, top_h and epsilon_cutoff, with penalties and
         biases, are decided from the bounds nearly always; other chains from the logits of all
@@ -328,7 +330,8 @@ class ScreenedHead:
             position: of the token to come, as in `Sampler`.
             prompt_length: as in `Sampler`.
             context_mask: as in `Sampler`.
-            exact: give log-probabilities exactly, for a sweep over the weight, not as intervals.
+            exact: give the log-probabilities of all logits, for a sweep over the weight, not
+                intervals.
 
         >>> from lmhead import LMHead, Sampler
         >>> head = LMHead(64, 1000)

@@ -128,3 +128,11 @@ print(peaks[1] - peaks[0])
     assert done.returncode == 0, done.stderr
     unit = 1 if sys.platform == "darwin" else 1024
     assert int(done.stdout) * unit < 8 * 2**20
+
+
+def test_keys_and_values_are_not_kept(model: LanguageModel) -> None:
+    """They would take as much memory as the rest of a window."""
+    ids = torch.tensor([[1, 40, 41]])
+    hidden, cache = model.hidden(ids, use_cache=False)
+    assert cache.keys == ()
+    assert torch.equal(hidden, model.hidden(ids)[0])

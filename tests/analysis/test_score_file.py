@@ -2,6 +2,10 @@
 
 import json
 import math
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ from llama2c_files import tiny_model
 
 from lmhead.analysis import score, score_files
 from lmhead.analysis.score import ScoredToken
-from lmhead.models import LanguageModel
+from lmhead.models import LanguageModel, open_model
 
 TEXTS = {"a": "hello ab 你 cab hello\n" * 12, "b": "ab", "empty": "", "c": "cab hello ab " * 9}
 OPTIONS: dict[str, Any] = {"window": 16, "stride": 8, "top_k": 3}
@@ -168,6 +172,30 @@ def test_parquet_has_the_same_rows(
     settings = json.loads(table.schema.metadata[b"lmhead"])
     assert (settings["window"], settings["stride"], settings["top_k"]) == (16, 8, top_k)
     assert len(list(tmp_path.glob("out.*"))) == 2
+
+
+def test_a_killed_command_is_continued(tmp_path: Path) -> None:
+    """kill -9 in the middle; the Parquet file is then that of one run."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text, out = tmp_path / "text.txt", tmp_path / "out.parquet"
+    text.write_text("The cat sat on the mat, and the dog did not. " * 1500)
+    options = ["--window", "64", "--stride", "64"]
+    command = [sys.executable, "-m", "lmhead", "score", "tiny", str(text), *options, "--out"]
+    with subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL) as process:
+        partial = tmp_path / "out.parquet.partial"
+        while process.poll() is None and not (partial.exists() and partial.stat().st_size > 20_000):
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "the text is too short"
+    assert not out.exists()
+    done = subprocess.run([*command, str(out)], capture_output=True, text=True, check=True)
+    assert "Continuing after" in done.stderr, done.stderr
+    tokens: list[ScoredToken] = []
+    score(open_model("tiny"), text.read_text(), window=64, stride=64, on_token=tokens.append)
+    table = parquet.read_table(out)
+    assert table["position"].to_pylist() == [token.position for token in tokens]
+    assert table["id"].to_pylist() == [token.token.piece.id for token in tokens]
+    assert table["log_prob"].to_pylist() == [token.token.log_prob for token in tokens]
 
 
 def test_words_are_counted_across_pieces(model: LanguageModel) -> None:

@@ -92,6 +92,7 @@ def test_score_shows_the_worst(model: str, file: str) -> None:
     [
         (["{model}", "{missing}"], 3, "missing.txt cannot be read: No such file"),
         (["{model}", "{binary}"], 3, "must be text in UTF-8; byte 5 is not"),
+        (["{model}", "/dev/zero"], 3, "/dev/zero must be text; byte 0 is NUL"),
         (["{model}", "{file}", "--text", "a"], 2, "not both"),
         (["{model}", "{file}", "--window", "100"], 2, "--window must be at most 64"),
         (["{model}", "{file}", "--window", "8", "--stride", "9"], 2, "--stride must be at most"),

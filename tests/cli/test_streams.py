@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from cli.run_command import run
+
 LMHEAD = f"{sys.executable} -m lmhead"
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 
 
-def shell(command: str, *, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        ["bash", "-c", command], input=stdin, capture_output=True, timeout=120, check=False
-    )
+def shell(command: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["bash", "-c", command], capture_output=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_a_closed_standard_input_is_code_3(command: str, model: str) -> None:
     ],
 )
 def test_a_closed_standard_error_changes_nothing_else(command: str, code: int, model: str) -> None:
-    line = f"{LMHEAD} {command.format(model=model)}"
-    closed, normal = shell(f"{line} 2>&-"), shell(line)
-    assert (closed.returncode, normal.returncode) == (code, code)
-    assert closed.stdout == normal.stdout
+    line = command.format(model=model)
+    closed, normal = shell(f"{LMHEAD} {line} 2>&-"), run(*line.split(), code=code)
+    assert closed.returncode == code
+    assert closed.stdout == normal.stdout_bytes
     assert (closed.stdout == b"") == (code != 0)
 
 
@@ -70,11 +70,11 @@ def test_a_full_disk(command: str, model: str) -> None:
 def test_a_pipe_given_as_a_file_is_read_once(model: str) -> None:
     piped = shell(f"{LMHEAD} score {model} <(printf 'hello ab cab') --json")
     assert piped.returncode == 0, piped.stderr
-    assert piped.stdout == shell(f"{LMHEAD} score {model} - --json", stdin=b"hello ab cab").stdout
+    assert piped.stdout == run("score", model, "-", "--json", input="hello ab cab").stdout_bytes
 
 
 def test_an_endless_prompt_ends(model: str) -> None:
-    done = shell(f"{LMHEAD} next {model} - </dev/zero")
+    done = shell(f"yes | {LMHEAD} next {model} -")
     assert done.returncode == 3
     assert done.stderr == b"Error: standard input must have at most 16,777,216 characters.\n"
 
@@ -82,12 +82,10 @@ def test_an_endless_prompt_ends(model: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--threads 100000", b"100000 is not in the range 1<=x<=1024"),
-        ("--logit-bias 5=nan", b"the bias must be finite or -inf; got '5=nan'"),
-        ("--logit-bias 5=inf", b"the bias must be finite or -inf; got '5=inf'"),
+        ("--threads 100000", "100000 is not in the range 1<=x<=1024"),
+        ("--logit-bias 5=nan", "the bias must be finite or -inf; got '5=nan'"),
+        ("--logit-bias 5=inf", "the bias must be finite or -inf; got '5=inf'"),
     ],
 )
-def test_values_that_cannot_work_are_usage_errors(options: str, message: bytes, model: str) -> None:
-    done = shell(f"{LMHEAD} next {model} a {options}")
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_values_that_cannot_work_are_usage_errors(options: str, message: str, model: str) -> None:
+    assert message in run("next", model, "a", *options.split(), code=2).stderr

@@ -56,6 +56,24 @@ class TestLlamaCpp:
         assert found.shape == expected.shape
         assert float((found - expected).norm() / expected.norm()) < 0.05
 
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_a_llama_without_its_head_gives_the_same_bits(self, tied: bool, file: Path) -> None:
+        gguf_files.write(file, quantization="Q8_0", tie_word_embeddings=tied)
+        body = open_model(file, engine="llama.cpp").body
+        whole = llama_cpp.LlamaCppBody(file, 10**5, plain_llama=False)
+        assert isinstance(body, llama_cpp.LlamaCppBody)
+        assert body._model.takes_embeddings
+        assert not whole._model.takes_embeddings
+        (found, cache), (expected, other) = body(IDS), whole(IDS)
+        assert torch.equal(found, expected)
+        assert torch.equal(body(IDS[:, :1], cache)[0], whole(IDS[:, :1], other)[0])
+
+    def test_other_families_keep_their_head(self, file: Path) -> None:
+        gguf_files.write(file, arch="qwen2", quantization="Q8_0")
+        body = open_model(file, engine="llama.cpp").body
+        assert isinstance(body, llama_cpp.LlamaCppBody)
+        assert not body._model.takes_embeddings
+
     def test_a_cache_goes_on(self, file: Path) -> None:
         model = open_model(file, engine="llama.cpp")
         every, _ = model.hidden(IDS)

@@ -129,7 +129,7 @@ def test_generation_reads_blocks(
         file.unlink()
     model = open_model(path)
     body: Any = model.body
-    assert {m.type for m in body.step._kept[0]} == {kind}
+    assert body.step.types == {kind}
     with torch.no_grad():
         _, before = model.hidden(IDS[:, :4])
         found, _ = model.hidden(IDS[:, 4:5], before)

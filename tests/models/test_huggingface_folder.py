@@ -249,6 +249,25 @@ def test_a_model_that_attends_to_later_tokens_is_refused(tmp_path: Path) -> None
         load_huggingface(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("recurrent_gemma", {"lru_width": 16, "block_types": ["recurrent", "attention"]},
+         "must return the cache"),
+        ("electra", {"embedding_size": 16, "is_decoder": True}, "must be a linear layer"),
+    ],
+)  # fmt: skip
+def test_an_unsupported_model_is_refused(
+    tmp_path: Path, family: str, changes: dict[str, Any], said: str
+) -> None:
+    made = hf_folders.transformers
+    config = made.AutoConfig.for_model(family, **hf_folders.SMALL | changes)
+    made.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    hf_folders.write_tokenizer(tmp_path)
+    with pytest.raises(ModelError, match=said):
+        open_model(tmp_path)
+
+
 def test_llama_4(tmp_path: Path) -> None:
     changes = {"num_local_experts": 2, "intermediate_size_mlp": 24}
     config = hf_folders.transformers.AutoConfig.for_model(

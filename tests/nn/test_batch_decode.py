@@ -7,9 +7,11 @@ import torch
 
 from lmhead.nn import DecoderBody, DecoderConfig
 from lmhead.nn.batch_decode import BatchDecoder, SequenceCache
+from lmhead.nn.decode_step import attach_step
 
 CONFIGS = {
     "llama": {"norm": "rms", "activation": "swiglu", "num_key_value_heads": 2},
+    "core": {"norm": "rms", "activation": "swiglu", "num_key_value_heads": 2},
     "gpt2": {"position": "learned", "activation": "gelu_tanh", "bias": True},
     "vaswani": {"position": "sinusoidal", "activation": "relu", "norm_first": False, "bias": True},
 }  # fmt: skip
@@ -24,6 +26,8 @@ def body(kind: str, dtype: torch.dtype = torch.float32) -> DecoderBody:
     made = DecoderBody(config).to(dtype).eval().requires_grad_(False)
     for parameter in made.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
+    if kind == "core":
+        attach_step(made)
     return made
 
 
@@ -75,8 +79,37 @@ def test_the_numbers_are_the_bodys(kind: str) -> None:
     assert (states - truth).abs().max() <= 2 * (naive - truth).abs().max() + 1e-6
 
 
-def test_a_copy_continues_in_its_own_way() -> None:
-    decoder = BatchDecoder(body("llama"))
+@torch.no_grad()
+def test_the_core_gives_the_numbers_of_one_sequence() -> None:
+    """Those that `generate` gets, from the same call into the core."""
+    made = body("core")
+    if made.step is None:
+        pytest.skip("this test needs the compiled core")
+    decoder, ids = BatchDecoder(made), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    _, other = decoder.start([7, 7])
+    hidden, sequence = decoder.start(ids[:3])
+    alone, cache = made(torch.tensor([ids[:3]]))
+    assert torch.equal(hidden, alone[0, -1])
+    for id in ids[3:]:
+        alone, cache = made(torch.tensor([[id]]), cache)
+        assert torch.equal(
+            decoder.step([8, id, 9], [other.copy(), sequence, other])[1], alone[0, 0]
+        )
+
+
+@torch.no_grad()
+def test_a_changed_weight_is_left_to_torch() -> None:
+    made = body("core")
+    decoder = BatchDecoder(made)
+    made.blocks[0].feed_forward.down.weight.mul_(2.0)  # type: ignore[operator, union-attr]
+    states = torch.stack(alone(decoder, [3, 1, 4], [1, 5]))
+    assert decoder._core is None
+    torch.testing.assert_close(states, made(torch.tensor([[3, 1, 4, 1, 5]]))[0][0, 2:])
+
+
+@pytest.mark.parametrize("kind", ["llama", "core"])
+def test_a_copy_continues_in_its_own_way(kind: str) -> None:
+    decoder = BatchDecoder(body(kind))
     _, cache = decoder.start([1, 2, 3])
     other = cache.copy()
     decoder.step([4], [cache])

@@ -94,11 +94,31 @@ def test_blocks_are_the_numbers_that_gguf_reads(type: str) -> None:
     packed = gguf.quants.quantize(weight.numpy(), kind)
     expected = torch.from_numpy(gguf.quants.dequantize(packed, kind))
     core = kernels.compiled()
-    out, product, x = torch.empty(70, 96), torch.empty(70), torch.randn(96)
+    out, product, x = torch.empty(70, 96), torch.empty(1, 70), torch.randn(1, 96)
     core.dequantize(torch.from_numpy(packed), type, out, 1)
     assert torch.equal(out, expected)
     core.stored_product(torch.from_numpy(packed), type, x, product, 1)
-    assert_close(product, expected @ x, atol=1e-5, rtol=1e-5)
+    assert_close(product, x @ expected.T, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("type", ["F32", *BLOCK_TYPES])
+def test_a_product_has_the_same_bits_beside_others(type: str) -> None:
+    torch.manual_seed(1)
+    weight, x = torch.randn(71, 96), torch.randn(23, 96)
+    if type == "F32":
+        weight, x = weight[:, :75].contiguous(), x[:, :75].contiguous()
+    else:
+        gguf = pytest.importorskip("gguf")
+        kind = gguf.GGMLQuantizationType[type]
+        weight = torch.from_numpy(gguf.quants.quantize(weight.numpy(), kind))
+    core, alone = kernels.compiled(), torch.empty(1, 71)
+    for count in (2, 3, 5, 8, 23):
+        out = torch.full((count, 71), torch.nan)
+        core.stored_product(weight, type, x[:count].contiguous(), out, 1)
+        for row in range(count):
+            core.stored_product(weight, type, x[row : row + 1].contiguous(), alone, 1)
+            assert torch.equal(out[row], alone[0]), (count, row)
 
 
 def test_a_body_with_blocks_gives_the_hidden_states_of_their_numbers() -> None:

@@ -46,7 +46,7 @@ def prompt_ids(model: LanguageModel, prompt: Text, name: str = "prompt") -> list
 @torch.no_grad()
 def hidden_states(model: LanguageModel, ids: Sequence[int]) -> Tensor:
     """Return the hidden states of ids, (T, D)."""
-    hidden, _ = model.hidden(torch.tensor([list(ids)]))
+    hidden, _ = model.hidden(torch.tensor([list(ids)]), use_cache=False)
     return hidden[0]
 
 

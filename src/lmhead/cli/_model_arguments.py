@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 16
 _MOST_PROMPT = 1 << 24  # characters of a prompt, so that an endless input ends
+_LOOKED_AT = 8000  # bytes: a NUL among them means that this is no text
 MAX_THREADS = 1024  # OpenMP crashes if it cannot start all threads
 NAMED = ("smollm2", "tiny")  # as in lmhead.models.bundled, not imported to keep start-up fast
 
@@ -185,6 +186,8 @@ def _decode(file: BinaryIO, name: str) -> Iterator[str]:
     done = 0
     while True:
         block = file.read(_BLOCK)
+        if not done and b"\0" in block[:_LOOKED_AT]:
+            raise FileError(f"{name} must be text; byte {block.index(0):,} is NUL.")
         pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(block, final=not block)

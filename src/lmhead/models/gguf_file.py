@@ -79,14 +79,20 @@ class GgufFile:
         # A field has at least a name (8 bytes), a type (4) and a value (1); a tensor 32 bytes.
         self._check_count("metadata fields", fields, 13)
         found: dict[str, Any] = {}
+        self._fields: dict[str, slice] = {}
         for _ in range(fields):
-            name = self._string()
+            begin, name = self._offset, self._string()
             if name in found:
                 raise self._corrupt(f"the field {name!r} occurs twice")
             found[name] = self._value(self._number("I"))
+            self._fields[name] = slice(begin, self._offset)
         self.metadata = Fields(self.path, found)
         self._check_count("tensors", tensors, 32)
         self.tensors = self._read_tensors(tensors)
+
+    def field_bytes(self, name: str) -> bytes:
+        """Return a field of the header as it is stored: name, type and value."""
+        return bytes(self._map[self._fields[name]])
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """Return a tensor as it is stored."""
@@ -97,13 +103,23 @@ class GgufFile:
 
     def read(self, name: str) -> NDArray[np.float32]:
         """Return a tensor as float32."""
-        data = self.bytes_of(name)
+        return self._numbers(name, self.bytes_of(name), self.tensors[name].shape)
+
+    def read_rows(self, name: str, rows: list[int]) -> NDArray[np.float32]:
+        """Return some rows of a matrix as float32."""
+        data = self.bytes_of(name).reshape(self.tensors[name].shape[0], -1)[rows]
+        return self._numbers(name, data.reshape(-1), (len(rows), self.tensors[name].shape[1]))
+
+    def _numbers(
+        self, name: str, data: NDArray[np.uint8], shape: tuple[int, ...]
+    ) -> NDArray[np.float32]:
+        """Return the numbers that some bytes of a tensor stand for."""
         tensor = self.tensors[name]
         if tensor.kind.name in _PLAIN:
-            numbers = data.view(_PLAIN[tensor.kind.name]).reshape(tensor.shape)
+            numbers = data.view(_PLAIN[tensor.kind.name]).reshape(shape)
             with np.errstate(all="ignore"):  # of float64 beyond float32
                 return numbers.astype(np.float32)
-        rows = data.reshape(*tensor.shape[:-1], -1)
+        rows = data.reshape(*shape[:-1], -1)
         try:
             with np.errstate(all="ignore"):  # damaged scales may be infinite
                 made: NDArray[np.float32] = self._gguf().quants.dequantize(rows, tensor.kind)
@@ -112,7 +128,7 @@ class GgufFile:
                 f"{self.path}: {name} must have a type that the package gguf converts; got "
                 f"{tensor.kind.name}. Take a file with another quantization"
             ) from None
-        return made.reshape(tensor.shape)
+        return made.reshape(shape)
 
     def _read_tensors(self, count: int) -> dict[str, GgufTensor]:
         found: dict[str, tuple[tuple[int, ...], int, int]] = {}

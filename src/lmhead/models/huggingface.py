@@ -11,6 +11,7 @@ head and model must agree. A model that does something else to them is refused.
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -300,6 +301,13 @@ def _compare(model: Any, base: nn.Module, head: LMHead, folder: Path) -> LayerSt
         theirs = model(input_ids=ids, use_cache=True).logits[0, -1]
     finally:
         hook.remove()
+    takes_cache = "past_key_values" in inspect.signature(base.forward).parameters
+    if takes_cache and not hasattr(kept[-1], "past_key_values"):
+        raise ModelError(
+            f"{type(model).__name__} in {folder} must return the cache that it is asked for; it "
+            "keeps the state of one sequence in its modules, and sequences would mix. Use "
+            "transformers.generate for it"
+        )
     if not bool(theirs.isfinite().all()):
         raise ModelError(f"the weights in {folder} must give finite logits; got NaN or infinity")
     with warnings.catch_warnings():
@@ -308,7 +316,9 @@ def _compare(model: Any, base: nn.Module, head: LMHead, folder: Path) -> LayerSt
     if not close_logits(ours, theirs):
         raise ModelError(
             f"the head of {type(model).__name__} in {folder} must be a linear layer with bias, "
-            "scale and soft-capping; it does more, and lmhead would not give its logits"
+            "scale and soft-capping; it does more, and lmhead would not give its logits. "
+            "Compute the input of its last linear layer with transformers and give it to "
+            "lmhead.query"
         )
     return find_layers(base, lambda: base(input_ids=ids, use_cache=False, return_dict=True))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from lmhead.head import LMHead
 from lmhead.models.chat import Chat
 from lmhead.models.llama_cpp import LlamaCppBody
+from lmhead.nn import DecoderBody
 from lmhead.sampling.model import Body, Tokenizer
 
 Engine = Literal["core", "torch", "llama.cpp"]
@@ -77,12 +78,16 @@ class LanguageModel:
             return "llama.cpp"
         return "torch" if getattr(self.body, "step", None) is None else "core"
 
-    def hidden(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def hidden(
+        self, ids: Tensor, cache: Any = None, *, use_cache: bool = True
+    ) -> tuple[Tensor, Any]:
         """Process ids without padding.
 
         Args:
             ids: (B, T) int64, the new ids.
             cache: the result of the last call; None at the start.
+            use_cache: False if no ids follow: a body of `lmhead.nn` then keeps no keys and values,
+                and the cache that is returned must not be used.
 
         Returns:
             Hidden states (B, T, D) after the final norm, for `head`; and the cache of all ids so
@@ -90,7 +95,10 @@ class LanguageModel:
         """
         before = 0 if cache is None else int(cache.length)
         shape = (ids.shape[0], before + ids.shape[-1])
-        return self.body(ids, cache, torch.ones(shape, dtype=torch.bool, device=ids.device))
+        mask = torch.ones(shape, dtype=torch.bool, device=ids.device)
+        if not use_cache and isinstance(self.body, DecoderBody):
+            return self.body(ids, cache, mask, use_cache=False)  # type: ignore[no-any-return]
+        return self.body(ids, cache, mask)
 
     def layers(self, ids: Tensor) -> list[Tensor]:
         """Return the input of the head after each layer, for a logit lens.

@@ -6,6 +6,7 @@ Out: hidden states after the final norm, from llama.cpp's own computation.
 The library is that inside the package `xllamacpp`, which exports llama.cpp's C interface; it is
 called through ctypes. Parameters go by value there, in structures that grow from version to
 version: of those only the first fields are touched, after a check that they are where expected.
+Of a Llama, llama.cpp gets a copy without the head, and embeddings instead of ids (`gguf_body`).
 llama.cpp rounds activations to 8 bits and keys and values to 16, so hidden states differ from those
 of the float32 body by a few percent; head, log-probabilities and samplers are exact for them.
 """
@@ -13,17 +14,21 @@ of the float32 body by a few percent; head, log-probabilities and samplers are e
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmhead.errors import ModelError
+from lmhead.models.gguf_body import EMBEDDING, is_worthwhile, write_body
+from lmhead.models.gguf_file import GgufFile
 
 _ROOM = 1024  # positions of a context at first; doubled when it is full
 _MOST = 512  # tokens of one call
@@ -149,7 +154,11 @@ class _Context:
 
     def _decode(self, ids: list[int]) -> Tensor:
         tokens = (ctypes.c_int32 * len(ids))(*ids)
-        failed = self._lib.decode(self._at, self._lib.batch(ctypes.addressof(tokens), len(ids)))
+        batch = self._lib.batch(ctypes.addressof(tokens), len(ids))
+        if self._model.takes_embeddings:
+            embedded = self._model.embed(ids)
+            batch.tokens, batch.others[0] = None, embedded.data_ptr()
+        failed = self._lib.decode(self._at, batch)
         if failed:
             self._ids, self._room = [], 0
             raise RuntimeError(f"llama.cpp could not decode {len(ids)} tokens: code {failed}")
@@ -162,13 +171,33 @@ class _Context:
 class _LlamaCppModel:
     """A GGUF file opened by llama.cpp."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, plain_llama: bool) -> None:
         self.library = _library()
-        params = self.library.model_params()
-        self.address = self.library.load(str(path).encode(), params)
+        self._file = GgufFile(path)
+        separate = plain_llama and is_worthwhile(self._file)
+        self.address = self._open_body() if separate else None
+        self.takes_embeddings = self.address is not None
+        if self.address is None:
+            self.address = self._open(path)
         if not self.address:
             raise ModelError(f"llama.cpp cannot open {path}")
         self.size = int(self.library.size(self.address))
+
+    def _open(self, path: Path) -> int | None:
+        found: int | None = self.library.load(str(path).encode(), self.library.model_params())
+        return found
+
+    def _open_body(self) -> int | None:
+        """Open a copy of the body; None if there is no room for it."""
+        with suppress(OSError), TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            copy = Path(folder) / "body.gguf"
+            write_body(self._file, copy)
+            return self._open(copy)  # mapped: the file may go
+        return None
+
+    def embed(self, ids: list[int]) -> Tensor:
+        """Return the embeddings of ids, (T, D)."""
+        return torch.from_numpy(self._file.read_rows(EMBEDDING, ids))
 
     def __del__(self) -> None:
         if getattr(self, "address", None):
@@ -198,10 +227,11 @@ class LlamaCppBody:
     Args:
         path: the file.
         vocab_size: V, for checks.
+        plain_llama: whether it is a Llama with the usual tensors: it can then do without its head.
     """
 
-    def __init__(self, path: Path, vocab_size: int) -> None:
-        self._model, self._vocab_size = _LlamaCppModel(path), vocab_size
+    def __init__(self, path: Path, vocab_size: int, *, plain_llama: bool) -> None:
+        self._model, self._vocab_size = _LlamaCppModel(path, plain_llama), vocab_size
         self._contexts: list[_Context] = []
 
     def __call__(

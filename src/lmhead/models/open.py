@@ -21,7 +21,8 @@ from lmhead.errors import ModelError
 from lmhead.models import bundled
 from lmhead.models.checkpoint import is_checkpoint, load_checkpoint
 from lmhead.models.gguf import load_gguf
-from lmhead.models.gguf_file import MAGIC
+from lmhead.models.gguf_file import MAGIC, GgufFile
+from lmhead.models.gguf_llama import is_plain_llama
 from lmhead.models.huggingface import load_huggingface
 from lmhead.models.language_model import ENGINES, Engine, LanguageModel
 from lmhead.models.llama2c import load_llama2c
@@ -98,7 +99,9 @@ def _with_engine(model: LanguageModel, path: Path, engine: Engine | None) -> Lan
         files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
         if len(files) != 1 or not _is_gguf(files[0]):
             raise ModelError(f"engine 'llama.cpp' opens GGUF files; {path} is of another format")
-        return replace(model, body=LlamaCppBody(files[0], model.head.vocab_size))
+        plain = is_plain_llama(GgufFile(files[0]))
+        body = LlamaCppBody(files[0], model.head.vocab_size, plain_llama=plain)
+        return replace(model, body=body)
     elif engine is not None and model.engine != engine:
         raise ModelError(f"{path} cannot be computed by the engine {engine!r}, only by torch")
     return model

@@ -7,8 +7,10 @@ A plain matrix product rounds differently for different numbers of rows, and att
 rows for different amounts of padding. Here every row of a linear layer is summed in one fixed
 order (the weight is read once per step, whatever the number of rows), activations and
 rotary angles are computed row by row, and attention reads each sequence's own keys and values,
-without padding. Prompts are processed one at a time, in parts of a fixed size, so that the steps of
-other sequences can come between two parts.
+without padding. A Llama's steps are one call into the compiled core each (`DecodeStep`), which
+gives the numbers that `generate` gets from it; other bodies run through torch, layer by layer.
+Prompts are processed one at a time, in parts of a fixed size, so that the steps of other sequences
+can come between two parts.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmhead.nn.decode_step import DecodeStep
 from lmhead.nn.multi_head_attention import AttentionMask, KeyValue, RotaryAngles
 from lmhead.nn.transformer import Block, DecoderBody, FeedForward
 from lmhead.sweep.kernels import row_logits
@@ -73,10 +76,15 @@ class SequenceCache:
         other._keys, other._values = self._keys.clone(), self._values.clone()
         return other
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
-        """Add the token after the last one, (1, G, 1, d) each; return all: (1, G, S, d) each."""
+    def with_room(self) -> tuple[Tensor, Tensor]:
+        """Return the memory of keys and values, (L, G, room, d), with room for one more token."""
         if self.length == self._keys.shape[2]:
             self._keys, self._values = self._with_room(self._keys), self._with_room(self._values)
+        return self._keys, self._values
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
+        """Add the token after the last one, (1, G, 1, d) each; return all: (1, G, S, d) each."""
+        self.with_room()
         end = self.length + 1
         self._keys[layer, :, self.length] = key[0, :, 0]
         self._values[layer, :, self.length] = value[0, :, 0]
@@ -106,7 +114,8 @@ class BatchDecoder:
         self.body = body
         tensors = [*body.parameters(), *body.buffers()]
         shared: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-        shared[id(body.step)] = None  # it has a copy of the weights, and is not used here
+        shared[id(body.step)] = None
+        self._core = body.step if isinstance(body.step, DecodeStep) else None
         self._rows: DecoderBody = deepcopy(body, shared).eval()
         for module in self._rows.modules():
             if type(module) is nn.Linear:
@@ -120,6 +129,8 @@ class BatchDecoder:
 
     def start_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Tensor, SequenceCache] | None]:
         """Yield None after each part of a prompt but the last, and then what `start` returns."""
+        if self._core is not None and not self._core.is_current():
+            self._core = None  # the weights were changed, which are shared with `_rows`
         cache: Any = None
         for first in range(0, len(ids), PART):
             if first:
@@ -149,6 +160,17 @@ class BatchDecoder:
     @torch.no_grad()
     def step(self, tokens: Sequence[int], sequences: Sequence[SequenceCache]) -> Tensor:
         """Process one more token of each sequence; return the hidden states (B, D)."""
+        if self._core is not None:
+            memory = [sequence.with_room() for sequence in sequences]
+            hidden = self._core.rows(tokens, memory, [sequence.length for sequence in sequences])
+        else:
+            hidden = self._step_layers(tokens, sequences)
+        for sequence in sequences:
+            sequence.length += 1
+        return hidden
+
+    def _step_layers(self, tokens: Sequence[int], sequences: Sequence[SequenceCache]) -> Tensor:
+        """Run `step` with torch, layer by layer."""
         x, rotary = self._embed(tokens, sequences)
         for layer, module in enumerate(self._rows.blocks):
             block = cast(Block, module)
@@ -167,7 +189,5 @@ class BatchDecoder:
             x = block._add(block.attention_norm, x, attention.output(torch.cat(attended)))
             change = block.feed_forward(block._before(block.feed_forward_norm, x))
             x = block._add(block.feed_forward_norm, x, change)
-        for sequence in sequences:
-            sequence.length += 1
         hidden: Tensor = self._rows.norm(x)[:, 0]
         return hidden

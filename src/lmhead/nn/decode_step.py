@@ -1,17 +1,17 @@
-"""One token at a time through a Llama, in the compiled core.
+"""One token at a time through a Llama, of one sequence or several, in the compiled core.
 
-In:  the id of the next token, and the cache of the tokens before it.
+In:  the id of the next token of each sequence, and the cache of the tokens before it.
 Out: its hidden state after the final norm, and the cache with it.
 
 In a small model torch takes as long for the many small operations of a layer as for its products;
 the core does all layers in one call. A matrix that a GGUF file stores in blocks is read as blocks:
 their entries are the same float32 numbers, from an eighth to a quarter of the bytes. Sums are in
-float32, as torch's are, in another order.
+float32, as torch's are, in another order, which does not depend on the other sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any, NamedTuple, cast
 
@@ -103,11 +103,14 @@ class GrowingCache(KeyValueCache):
 
 
 class DecodeStep:
-    """Processes one token of one sequence.
+    """Processes one token of one sequence, or of each of several.
 
     Args:
         body: for which `is_supported` holds. Its weights are shared, not copied.
         blocks: matrices of GGUF files by the name of the parameter; the others are read as float32.
+
+    Attributes:
+        types: how matrices are stored: "F32" or some of `BLOCK_TYPES`.
     """
 
     def __init__(self, body: DecoderBody, blocks: Mapping[str, StoredBlocks] | None = None) -> None:
@@ -124,7 +127,7 @@ class DecodeStep:
         norms.append(weights["norm.weight"].detach())
         sizes = body.sizes
         first = cast(Block, body.blocks[0]).attention
-        self._kept = (matrices, norms)  # the core holds their addresses
+        self.types = {m.type for m in matrices}
         self._model = kernels.compiled().decode_model(
             [m.data for m in matrices],
             [m.type for m in matrices],
@@ -156,20 +159,41 @@ class DecodeStep:
             room = cache.with_room()
         else:
             room = _Room(torch.cat(cache.keys), torch.cat(cache.values)).after(before)
-        scale = self._body.sizes.embedding_scale
-        x = self._body.embedding.weight[int(ids)].detach()
-        x = x.clone() if scale == 1.0 else x * scale
-        cos, sin = self._rotary(before)
-        kernels.compiled().decode_step(
-            self._model, x, cos, sin, room.keys, room.values, before, kernels.threads()
-        )
-        return x[None, None], GrowingCache(room, before + 1)
+        hidden = self.rows(ids[0].tolist(), [(room.keys, room.values)], [before])
+        return hidden[None], GrowingCache(room, before + 1)
 
-    def _rotary(self, position: int) -> tuple[Tensor, Tensor]:
-        known = len(self._angles[0])
-        if position >= known:
+    @torch.no_grad()
+    def rows(
+        self, tokens: Sequence[int], memory: Sequence[tuple[Tensor, Tensor]], used: Sequence[int]
+    ) -> Tensor:
+        """Process one token of each of several sequences; return the hidden states (B, D).
+
+        Args:
+            tokens: the ids, which must be in the vocabulary.
+            memory: keys and values of each sequence, (L, G, room, d), of which the first `used` are
+                taken; those of the token are written after them.
+            used: number of tokens before, per sequence.
+        """
+        scale = self._body.sizes.embedding_scale
+        x = self._body.embedding.weight[torch.tensor(tokens)]
+        if scale != 1.0:
+            x = x * scale
+        cos, sin = self._rotary(used)
+        keys, values = zip(*memory, strict=True)
+        kernels.compiled().decode_step(
+            self._model, x, cos, sin, keys, values, used, kernels.threads()
+        )
+        return x
+
+    def is_current(self) -> bool:
+        """Return whether the body's weights are those that this was made of."""
+        return _weights(self._body) == self._state[:-1]
+
+    def _rotary(self, used: Sequence[int]) -> tuple[Tensor, Tensor]:
+        known, last = len(self._angles[0]), max(used)
+        if last >= known:
             sizes = self._body.sizes
-            positions = torch.arange(max(2 * known, position + _ANGLES))
+            positions = torch.arange(max(2 * known, last + _ANGLES))
             found = rotary_angles(
                 positions[None],
                 sizes.head_size,
@@ -178,7 +202,8 @@ class DecodeStep:
                 sizes.rope_factors,
             )
             self._angles = (found[0][0, :, 0].contiguous(), found[1][0, :, 0].contiguous())
-        return self._angles[0][position], self._angles[1][position]
+        index = torch.tensor(used)
+        return self._angles[0][index], self._angles[1][index]
 
 
 def attach_step(body: DecoderBody, blocks: Mapping[str, StoredBlocks] | None = None) -> None:
@@ -203,9 +228,13 @@ def is_supported(body: DecoderBody) -> bool:
 
 def _state(body: nn.Module) -> list[tuple[int, int]]:
     """Return what changes when a weight or a module is replaced, or a hook is added."""
-    found = [
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in body.modules())
+    return [*_weights(body), (len(list(body.modules())), hooks)]
+
+
+def _weights(body: nn.Module) -> list[tuple[int, int]]:
+    """Return what changes when a weight is replaced or written to."""
+    return [
         (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
         for tensor in body.parameters()
     ]
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in body.modules())
-    return [*found, (len(list(body.modules())), hooks)]

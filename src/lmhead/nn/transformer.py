@@ -323,6 +323,7 @@ class DecoderBody(TransformerStack):
         *,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        use_cache: bool = True,
     ) -> tuple[Tensor, KeyValueCache]:
         """Process new tokens.
 
@@ -333,14 +334,17 @@ class DecoderBody(TransformerStack):
             memory: (B, U, D), the encoder's output; needed with the first tokens, and kept in the
                 cache from then on.
             memory_mask: (B, U) bool, False for padding of the source; None for no padding.
+            use_cache: whether to keep keys and values for the tokens that follow.
 
         Returns:
-            hidden (B, T, D) after the final norm, undefined at padding; the cache of all S tokens.
+            hidden (B, T, D) after the final norm, undefined at padding; the cache of all S tokens,
+            or an empty one without `use_cache`.
         """
         if self.step is not None and cache is not None and self.step.takes(ids, cache, mask):
             self.check(ids, cache.length, mask)
             return self.step(ids, cache)
-        states, cache = self._run(ids, cache, mask, self._memory(ids, cache, memory, memory_mask))
+        source = self._memory(ids, cache, memory, memory_mask)
+        states, cache = self._run(ids, cache, mask, source, use_cache=use_cache)
         return self.norm(states[-1]), cache
 
     def layers(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
@@ -361,6 +365,7 @@ class DecoderBody(TransformerStack):
         memory: Memory | None,
         *,
         keep: bool = False,
+        use_cache: bool = True,
     ) -> tuple[list[Tensor], KeyValueCache]:
         """Return the states before the final norm: of the last block, or of all if `keep`."""
         before = 0 if cache is None else cache.length
@@ -374,8 +379,10 @@ class DecoderBody(TransformerStack):
             past = None if cache is None else cache.layer(i)
             x, (key, value) = block(x, attention_mask, past, _of_layer(memory, i))
             states = [*states, x] if keep else [x]
-            keys.append(key)
-            values.append(value)
+            if use_cache:
+                keys.append(key)
+                values.append(value)
+            del key, value
         return states, KeyValueCache(tuple(keys), tuple(values), memory)
 
     def _memory(

@@ -1,5 +1,6 @@
 """`LMHeadLM` and `lmhead eval`: what the harness's own `hf` and `local-completions` answer."""
 
+import functools
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ from lmhead.integrations.lm_eval import LMHeadLM, bytes_per_token, score_batch
 from lmhead.models import LanguageModel, bundled, open_model
 from lmhead.server import create_api_app
 
+gguf: Any = pytest.importorskip("gguf")
 huggingface: Any = pytest.importorskip("lm_eval.models.huggingface")
 instance: Any = pytest.importorskip("lm_eval.api.instance")
 completions: Any = pytest.importorskip("lm_eval.models.openai_completions")
@@ -42,7 +44,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def hf(folder: Path, **options: Any) -> Any:
     options = {"batch_size": 8, "device": "cpu", **options}
-    return huggingface.HFLM(pretrained=str(folder), **options)
+    with pytest.MonkeyPatch.context() as patch:  # transformers parses a GGUF file four times
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+        return huggingface.HFLM(pretrained=str(folder), **options)
 
 
 def assert_backends_agree(model: LanguageModel, theirs: Any, length: int, **options: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_watch
 from compare import assert_close
 from torch import nn
 from torch_watch import no_tensor_of
@@ -108,6 +109,33 @@ def test_log_probs(
         for mine, yours in zip([*found, *ours], [*expected, *gradients], strict=True):
             if yours is not None:
                 assert_close(mine, yours, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("weighting", "first", "later"), [("equal", 3, 3), ("rows", 6, 4)])
+def test_products_of_summed_and_weighted_log_probs(weighting: str, first: int, later: int) -> None:
+    """Gradients are made ahead, until a step has shown that rows are weighted."""
+    from trl.kernels import ChunkedLogProbFunction
+
+    hidden, weight, _, targets = problem(128, bias=False)
+    by = torch.rand(128) if weighting == "rows" else torch.ones(128)
+    layer = nn.Linear(1, 1)
+    found: list[Any] = []
+
+    def step(function: Any) -> None:
+        out = function.apply(hidden, weight, None, targets, 1.0, 100, None, 1.0, OUTPUTS)
+        found[:] = [*out, *torch.autograd.grad((out[0] * by).sum() / 7, [hidden, weight])]
+
+    step(ChunkedLogProbFunction)
+    expected = list(found)
+    with patched_trl.patch():
+        ours: Any = trl.trainer.utils._ChunkedLogProbFunction
+        before = patched_trl._layer.set(layer)
+        for products in (first, later):
+            made = torch_watch.count_products(lambda: step(ours), 128, 16, 301)
+            assert made == pytest.approx(products, rel=0.05)
+            for mine, yours in zip(found, expected, strict=True):
+                assert_close(mine, yours, rtol=1e-5, atol=2e-5)
+        patched_trl._layer.reset(before)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])

@@ -262,17 +262,55 @@ def test_tokens_of_probability_zero_are_legal() -> None:
     assert not torch.isin(samples, torch.tensor([0, 5])).any()
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda z: z.logsumexp(-1).sum(),
-        lambda z: z.log_softmax(-1)[..., 3].sum(),
-        lambda z: F.cross_entropy(z.flatten(0, 1), torch.arange(B * T)),
-        lambda z: z.topk(2, -1).values.sum(),
-        lambda z: (z.tanh() * 2).sum(),
-        lambda z: z.gather(-1, torch.ones(B, T, 1, dtype=torch.long)).sum(),
-    ],
-)
+ASKS: list[Callable[..., Any]] = [
+    lambda z: z.logsumexp(-1).sum(),
+    lambda z: z.log_softmax(-1)[..., 3].sum(),
+    lambda z: F.cross_entropy(z.flatten(0, 1), torch.arange(B * T)),
+    lambda z: z.topk(2, -1).values.sum(),
+    lambda z: (z.tanh() * 2).sum(),
+    lambda z: z.gather(-1, torch.ones(B, T, 1, dtype=torch.long)).sum(),
+]
+
+
+@pytest.mark.parametrize("way", ["retained", "clipped in a hook"])
+@pytest.mark.parametrize("change", [lambda z: z, lambda z: z * 0.3, lambda z: z.flip(0), torch.sin])
+@pytest.mark.parametrize("ask", ASKS)
+def test_the_gradient_of_the_logits_themselves(
+    ask: Callable[..., Any], change: Callable[..., Any], way: str
+) -> None:
+    """It is built where code looks at its entries."""
+    case, found = twins(B, T), []
+    for logits in (case.dense, case.lazy):
+        z = change(logits)
+        if way == "retained":
+            z.retain_grad()
+        else:
+            z.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        total = ask(z)
+        wanted = [*case.leaves, z] if way == "retained" else case.leaves
+        grads = [*torch.autograd.grad(total, wanted, retain_graph=True)]
+        if way == "retained":
+            total.backward()
+            grads.append(z.grad)
+        found.append([grad.sum(0) for grad in grads])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_autograd_grad_of_logits_that_answers_pass_by() -> None:
+    logits = twins(B, T).lazy
+    with pytest.raises(RuntimeError, match=r"needs logits.retain_grad\(\) before"):
+        torch.autograd.grad(logits.logsumexp(-1).sum(), logits, allow_unused=True)
+    case = twins(B, T)
+    given = torch.randn(case.dense.shape, dtype=case.dense.dtype)
+    expected = torch.autograd.grad(case.dense, case.leaves, given)
+    for ours, theirs in zip(
+        torch.autograd.grad(case.lazy, case.leaves, given), expected, strict=True
+    ):
+        assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("ask", ASKS)
 def test_a_hook_on_the_logits_leaves_the_gradients_as_they_are(ask: Callable[..., Any]) -> None:
     """FSDP2 hooks the output of each group of modules, `retain_grad` likewise."""
     case = twins(B, T)

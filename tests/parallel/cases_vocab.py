@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import parallelize_module
 
 import lmhead
 from lmhead import LMHead
+from lmhead.parallel import VocabParallel
 from parallel.ranks import case
 
 WORLDS = (1, 2, 3, 4)
@@ -261,6 +264,48 @@ def recorded_programs() -> None:
                 found.append(values)
             for key, theirs in found[1].items():
                 assert_close(found[0][key], theirs, (vocab, name, key), rtol=1e-9)
+
+
+@case(2, 3)
+def a_low_rank_delta() -> None:
+    """Of the head itself, and PEFT's LoRA around it, before and after the head is split."""
+    made, found = problem(37), []
+    for way in ("whole", "own", "split, then PEFT", "PEFT, then split"):
+        model = nn.ModuleDict({"lm_head": LMHead(6, 37, dtype=torch.float64)})
+        head: Any = model["lm_head"]
+        random = torch.Generator().manual_seed(1)
+        weight, a, b = (
+            torch.randn(*shape, generator=random, dtype=torch.float64)
+            for shape in ((37, 6), (2, 6), (37, 2))
+        )
+        head.weight.data = weight
+        if way in ("whole", "own"):
+            head.add_low_rank(2)
+        elif way == "split, then PEFT":
+            parallelize_module(model, mesh(), {"lm_head": VocabParallel()})
+        if "PEFT" in way:
+            config = peft.LoraConfig(target_modules=["lm_head"], r=2, lora_alpha=2)
+            peft.inject_adapter_in_model(config, model)
+            with pytest.raises(TypeError, match=r"lm_head\.base_layer"):
+                parallelize_module(model, mesh(), {"lm_head": VocabParallel()})
+            lora: Any = model["lm_head"]
+            factors = (lora.lora_A["default"].weight, lora.lora_B["default"].weight)
+        else:
+            factors = (head.low_rank_a, head.low_rank_b)
+        with torch.no_grad():
+            for factor, value in zip(factors, (a, b), strict=True):
+                factor.copy_(value)
+        if way == "PEFT, then split":
+            parallelize_module(model, mesh(), {"lm_head.base_layer": VocabParallel()})
+        elif way == "own":
+            parallelize_module(model, mesh(), {"lm_head": VocabParallel()})
+            factors = (head.low_rank_a, head.low_rank_b)
+        hidden = made.hidden.clone().requires_grad_()
+        loss = F.cross_entropy(model["lm_head"](hidden), made.ids)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append([loss.detach(), hidden.grad, *(f.grad for f in factors)])
+        for ours, theirs in zip(found[-1], found[0], strict=True):
+            assert_close(ours, full(theirs), way, rtol=1e-9)
 
 
 @case(2, 4)

@@ -12,7 +12,7 @@ from torch_watch import no_tensor_of
 
 import lmhead
 from lmhead import reference
-from lmhead.sweep import divergence_terms
+from lmhead.sweep import Pointwise, divergence_terms, linear_scores
 
 KINDS = ("kl", "reverse_kl", "jsd", "tvd")
 CASES = 1000
@@ -228,6 +228,29 @@ def test_a_side_without_gradient_costs_none() -> None:
     with Products() as products:
         lmhead.divergence((h_p, w_p), (h_q, w_q), kind="jsd").mean().backward()  # type: ignore[no-untyped-call]
     assert products.flops == one * (8 + 3 * 5)
+
+
+@pytest.mark.parametrize("kind", ["kl", "jsd"])
+def test_unequal_rows_beyond_memory(kind: str) -> None:
+    """dD/dz of all rows does not fit: only the gradient of the weight is made again."""
+    from torch_watch import Products
+
+    h_p, w_p, h_q, w_q = heads(256, 500, torch.float32)
+    h_q.requires_grad_(), w_q.requires_grad_()
+    rows = torch.rand(256, generator=torch.Generator().manual_seed(0))
+    p, q = (
+        linear_scores(h, w, None, Pointwise(), max_bytes=1_920_000)
+        for h, w in ((h_p, w_p), (h_q, w_q))
+    )
+    with Products() as products:
+        values = p.divergence(q, kind)
+        (values * rows).sum().backward()  # type: ignore[no-untyped-call]
+    one = 2 * 256 * 500  # of width 1
+    assert products.flops == one * (8 + 3 * 5 + 8 + 2 * 5)
+    z_p, z_q = h_p.double() @ w_p.double().T, h_q.detach().double() @ w_q.detach().double().T
+    dz = reference.divergence_backward(rows.double().numpy(), z_p.numpy(), z_q.numpy(), kind)[1]
+    assert_close(h_q.grad, dz @ w_q.detach().double().numpy(), rtol=1e-4, atol=1e-5)
+    assert_close(w_q.grad, dz.T @ h_q.detach().double().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_second_derivatives() -> None:

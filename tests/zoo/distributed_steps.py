@@ -1,8 +1,9 @@
 """A few SGD steps on two ranks under DDP: do both ranks end with the right weights?
 
-Arguments: a folder, and dense or lazy. Every mode of DDP is tried with the loss inside and outside
-of the wrapped module; rank0.json and rank1.json say what is wrong. The right weights are those of
-one process that averages the gradients of both batches on an `nn.Linear`.
+Argument: a folder. Every mode of DDP is tried with the loss inside and outside of the wrapped
+module, on a dense and on a lazy head; dense0.json to lazy1.json say what is wrong on each rank.
+The right weights are those of one process that averages the gradients of both batches on an
+`nn.Linear`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from lmhead import LMHead
@@ -93,7 +94,7 @@ def work(rank: int, folder: str, kind: str, steps: int) -> None:
             name = f"{mode} {'inside' if inside else 'outside'}"
             dist.init_process_group(
                 "gloo",
-                init_method=f"file://{folder}/{name.replace(' ', '-')}",
+                init_method=f"file://{folder}/{kind}-{name.replace(' ', '-')}",
                 rank=rank,
                 world_size=2,
                 timeout=timedelta(seconds=60),
@@ -103,12 +104,12 @@ def work(rank: int, folder: str, kind: str, steps: int) -> None:
             except RuntimeError as error:
                 found[name] = f"rank {rank}: {error}"
             dist.destroy_process_group()
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+    Path(folder, f"{kind}{rank}.json").write_text(json.dumps(found))
 
 
 def main() -> None:
-    folder, kind = sys.argv[1:]
-    spawn(work, (folder, kind, 3), nprocs=2)  # type: ignore[no-untyped-call]
+    for kind in ("dense", "lazy"):  # forked, so that torch is loaded once
+        start_processes(work, (sys.argv[1], kind, 3), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

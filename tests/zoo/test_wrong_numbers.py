@@ -6,7 +6,6 @@ Each test says what went wrong before. `make` gives logits: `F.linear` for "dens
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
+from made_once import made_once
 from torch import Tensor, nn
 
 from lmhead import LMHead
@@ -453,21 +453,19 @@ def test_w3_backward_after_a_change_raises(kind: str, ids: Tensor) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, str]]]:
     """What is wrong after training on two ranks, by mode, for each rank."""
 
-    @functools.cache
-    def run(kind: str) -> list[dict[str, str]]:
-        folder = tmp_path_factory.mktemp(kind)
+    def train(folder: Path) -> None:
         script = Path(__file__).with_name("distributed_steps.py")
         done = subprocess.run(
-            [sys.executable, str(script), str(folder), kind],
+            [sys.executable, str(script), str(folder)],
             capture_output=True,
             text=True,
             timeout=500,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        return [json.loads((folder / f"rank{r}.json").read_text()) for r in (0, 1)]
 
-    return run
+    folder = made_once(tmp_path_factory, "w4-ranks", train)
+    return lambda kind: [json.loads((folder / f"{kind}{r}.json").read_text()) for r in (0, 1)]
 
 
 @pytest.mark.parametrize("mode", ["plain", "static_graph", "find_unused_parameters"])

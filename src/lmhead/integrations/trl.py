@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import MethodType, TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import trl
@@ -40,6 +41,7 @@ from lmhead.integrations.transformers import replace_head
 from lmhead.lazy import LazyLogits
 from lmhead.linear_divergence import divergence
 from lmhead.sweep import (
+    EqualRows,
     GradFilter,
     Pointwise,
     SweptScores,
@@ -209,9 +211,14 @@ def _leave_out_ignored(device: torch.device) -> bool:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class _LogProbs:
-    """Replaces TRL's `ChunkedLogProbFunction`."""
+    """Replaces TRL's `ChunkedLogProbFunction`.
+
+    SFT sums the log-probabilities, so their gradients are made with them; for a layer whose rows
+    turn out to be weighted (DPO, GRPO, DFT) that ends with its first step.
+    """
 
     options: _Options
+    summed: WeakKeyDictionary[nn.Module, EqualRows] = field(default_factory=WeakKeyDictionary)
     respects_heads = True
 
     @eager
@@ -228,7 +235,9 @@ class _LogProbs:
         outputs: tuple[str, ...] = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1"),
     ) -> tuple[Tensor | None, ...]:
         """Return log-probability, entropy, log Σp², mean logit and argmax hits: (N,) each."""
-        z = _logits(_layer.get(), hidden, weight, bias, self.options)
+        layer = _layer.get()
+        guess = None if layer is None else self.summed.setdefault(layer, EqualRows())
+        z = _logits(layer, hidden, weight, bias, self.options, guess)
         z = _mapped(z, final_logit_softcapping, logit_scale, temperature)
         answers = z.ask(
             log_prob=targets,
@@ -243,7 +252,12 @@ class _LogProbs:
 
 
 def _logits(
-    layer: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options
+    layer: Any,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    options: _Options,
+    guess: EqualRows | None = None,
 ) -> LazyLogits:
     """Return lazy logits of rows (N, D) in float32; by the layer, if it is more than a weight."""
     layer = _active(layer)
@@ -252,13 +266,15 @@ def _logits(
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     hidden = hidden.to(dtype)
     if layer is None:
-        return _lazy(linear_scores(hidden, weight.to(dtype), bias, Pointwise(), **vars(options)))
+        plain = linear_scores(hidden, weight.to(dtype), bias, Pointwise(), **vars(options))
+        return _lazy(replace(plain, equal_rows=guess))
     scores = layer.scores(hidden) if isinstance(layer, LMHead | LoraHead) else None
     if not isinstance(scores, SweptScores):
         logits: LazyLogits = layer(hidden).to(accumulation_dtype(dtype))
         return logits
     grad_filter = options.grad_filter or scores.grad_filter
-    return _lazy(SweptScores(scores.source, grad_filter, options.max_bytes or scores.max_bytes))
+    max_bytes = options.max_bytes or scores.max_bytes
+    return _lazy(SweptScores(scores.source, grad_filter, max_bytes, equal_rows=guess))
 
 
 def _active(layer: Any) -> Any:

@@ -87,7 +87,7 @@ class _Job:
         for part in node.walk():
             if isinstance(part, Leaf):
                 behind = part.root.node
-                if behind is not None:
+                if behind is not None and env.stand_in(part.root) is None:
                     self._find(behind, env.scope(part.root))
                     continue
                 self.leaves.setdefault(_product(part, env), (part, env, part.bound(env)))

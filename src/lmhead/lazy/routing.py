@@ -11,8 +11,8 @@ inside a `LazyGradient`, through whatever the logits passed on their way.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -371,7 +371,8 @@ class LazyGradient(Tensor):
     def materialize(self) -> Tensor:
         """Return the gradient as a tensor."""
         if self._dense is None:
-            self._dense = self._build().reshape(self.shape).to(self.dtype)
+            with _autograd():
+                self._dense = self._build().reshape(self.shape).to(self.dtype)
         return self._dense
 
     @classmethod
@@ -403,6 +404,16 @@ class LazyGradient(Tensor):
             return x.materialize() if isinstance(x, LazyGradient) else x
 
         return func(*tree_map(build, args), **tree_map(build, kwargs or {}))
+
+
+@contextmanager
+def _autograd() -> Iterator[None]:
+    """Let autograd record operations here: within `__torch_dispatch__` it does not."""
+    keys = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradOther", "AutogradFunctionality", "ADInplaceOrView"):
+        keys = keys.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):
+        yield
 
 
 def _is_scalar(value: Any) -> bool:

@@ -152,6 +152,18 @@ def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return func(*args, **kwargs)
 
 
+def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run `torch.autograd.grad`; answers must pass through lazy inputs, not by them."""
+    for z in [inputs] if isinstance(inputs, Tensor) else inputs:
+        if isinstance(z, LazyLogits) and routing.passes_by(z):
+            raise RuntimeError(
+                "torch.autograd.grad with respect to lazy logits needs logits.retain_grad() before "
+                "the loss is computed, or dense logits: logits.materialize()"
+            )
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.autograd.grad(outputs, inputs, *args, **kwargs)
+
+
 def _into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function with `out=`."""
     out = kwargs.pop("out")
@@ -579,6 +591,7 @@ HANDLERS[torch.where] = _where
 HANDLERS[torch.equal] = HANDLERS[Tensor.equal] = _equal
 HANDLERS[torch.allclose] = HANDLERS[Tensor.allclose] = _allclose
 HANDLERS[torch.broadcast_tensors] = _broadcast_tensors
+HANDLERS[torch.autograd.grad] = _grad
 for _name in ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
               "empty_like"):  # fmt: skip
     _add(_like(_name), _name, modules=(torch,))

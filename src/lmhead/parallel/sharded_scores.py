@@ -19,9 +19,10 @@ from typing_extensions import Self
 from lmhead.parallel.vocab_shard import VocabShard
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.protocol import Tile, kl_by_rows
-from lmhead.scores.row_loss import CrossEntropy, RowSums
+from lmhead.scores.row_loss import CrossEntropy, RowLoss, RowSums
 from lmhead.sweep import SweptScores, run_sweep
 from lmhead.sweep.questions import Decisions, Questions
+from lmhead.sweep.swept_scores import cut_masked, picks_masked
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class ShardedScores(Scores):
         shard: which tokens, and the ranks that have the others.
         owners: the parameters that `local` is made from, in the order of `tensors()`: in-place
             changes of a `DTensor` are counted there.
+        masked: the tokens of `mask`, (V,) bool: see `SweptScores`.
     """
 
     local: SweptScores
     shard: VocabShard
     owners: tuple[Tensor, ...] = ()
+    masked: Tensor | None = None
 
     @property
     def max_bytes(self) -> int | None:  # type: ignore[override]
@@ -143,7 +146,7 @@ class ShardedScores(Scores):
         return RowAnswers(
             sums.lse,
             entropy=sums.entropy,
-            picked=sums.picked,
+            picked=cut_masked(sums, picked, self.masked).picked,
             kl=kl,
             log_sum_sq=sums.log_sum_sq,
             mean_logit=sums.mixed,
@@ -181,10 +184,21 @@ class ShardedScores(Scores):
             max_bytes=self.max_bytes,
             shard=shard,
         )
+        ids = None if weighted.ids is None else weighted.ids[:, None]
+
+        def rows(weights: RowLoss) -> Tensor:
+            sums = run_sweep.row_answers(questions)[0]
+            return weights.rows(cut_masked(sums, ids, self.masked))
+
+        def total(weights: RowLoss) -> Tensor:
+            if picks_masked(ids, self.masked):
+                return rows(weights).sum()
+            return run_sweep.total_loss(questions, weights)
+
         return loss.reduced(
             weighted,
-            rows=lambda weights: weights.rows(run_sweep.row_answers(questions)[0]),
-            total=lambda weights: run_sweep.total_loss(questions, weights),
+            rows=rows,
+            total=total,
             log_probs=lambda: self.dense().detach().double().log_softmax(1),
         )
 
@@ -288,9 +302,11 @@ class ShardedScores(Scores):
     def mask(self, mask: Tensor) -> Self | None:
         """Return the scores with -inf at the tokens of a mask (V,)."""
         whole = mask.expand(self.vocab_size)
-        return self._on(
-            self.local.mask(whole[self.shard.start : self.shard.start + self.shard.size])
-        )
+        part = whole[self.shard.start : self.shard.start + self.shard.size]
+        found = self._on(self.local.mask(part))
+        if found is None:
+            return None
+        return replace(found, masked=whole if self.masked is None else self.masked | whole)
 
 
 class _ShardedTile(Tile):

@@ -37,6 +37,11 @@ class VocabParallel(ParallelStyle):
         self.input_layouts = input_layouts or Replicate()
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if isinstance(getattr(module, "base_layer", None), nn.Module):
+            raise TypeError(
+                "VocabParallel must be applied to an LMHead; got an adapter of PEFT around it. "
+                'Name the layer itself: {"lm_head.base_layer": VocabParallel()}'
+            )
         if not hasattr(module, "scores"):
             raise TypeError(
                 f"VocabParallel must be applied to an LMHead; got {type(module).__name__}. Put one "

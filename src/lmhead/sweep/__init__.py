@@ -9,6 +9,7 @@ Read in this order: `kernels`, `source`, `questions`, `exact_decisions`, `chunk`
 """
 
 from lmhead.scores.row_loss import RowLoss
+from lmhead.sweep.equal_rows import EqualRows
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import (
     DEFAULT_MAX_BYTES,
@@ -26,6 +27,7 @@ from lmhead.sweep.swept_scores import SweptScores, autocast, linear_scores
 __all__ = [
     "DEFAULT_MAX_BYTES",
     "Decisions",
+    "EqualRows",
     "FilterReport",
     "GradFilter",
     "Plan",

@@ -16,7 +16,8 @@ The logits of a chunk are kept in between if memory allows; else they are made a
 
 A weight's gradient is Σ_n g_n (dD_n/dz) h_n with g_n from the backward pass. If dD/dz of all rows
 of the one side that needs it fits into `max_bytes`, it is kept until then: two products more,
-whatever g. If not, gradients are made in the forward pass for g_n = 1, and again if the g_n differ.
+whatever g. If not, gradients are made in the forward pass for g_n = 1; if the g_n differ, those of
+the hidden states are multiplied by them, and those of the weights are made again.
 
 In:  two sources of one shape. Out: D of each row, differentiable in both.
 """
@@ -167,8 +168,7 @@ class _Divergence(torch.autograd.Function):
     """Two products; with gradients two more for each side that needs them.
 
     Gradients that were made in the forward pass are right if the gradient of D is the same in every
-    row, as after a sum or a mean; if not, and a weight or a bias needs a gradient, they are made
-    again.
+    row, as after a sum or a mean; if not, those of weight and bias are made again.
     """
 
     @staticmethod
@@ -206,14 +206,13 @@ class _Divergence(torch.autograd.Function):
                 parts = None  # that of their sum
             else:
                 kept = gradients = None
-        rows_alone = not any(_of_weights(s, fs) for s, fs in _sides(p, q, flags))
         even = grad.numel() == 0 or bool((grad == grad[0]).all())
         if kept is not None:
             source, own = _sides(p, q, flags)[kept.side]
             found = kept.gradients(source, Needs.of(source, own), grad)
             empty = (None,) * (len(flags) - len(own))
             gradients = found + empty if kept.side == 0 else empty + found
-        elif gradients is None or not (even or rows_alone):
+        elif gradients is None:
             sweep = _Sweep(p, q, form.kind, form.max_bytes)
             _, gradients = sweep.run(flags, upstream=grad, parts=parts)
         elif even:
@@ -221,14 +220,33 @@ class _Divergence(torch.autograd.Function):
                 if g is not None and grad.numel():
                     g.mul_(grad[0].to(g.dtype))
         else:
-            for g in gradients:
-                if g is not None:
-                    g.mul_(grad[:, None].to(g.dtype))
+            of_rows = _of_rows(p, q)
+            gradients = tuple(g if o else None for g, o in zip(gradients, of_rows, strict=True))
+            gradients = _weighted(gradients, p, q, form, flags, grad)
         given = (
             None if g is None or t is None else typed(g, t)
             for g, t in zip(gradients, tensors, strict=True)
         )
         return (None, None, *given)
+
+
+def _weighted(
+    gradients: Tensors, p: Source, q: Source, form: _Form, flags: tuple[bool, ...], by: Tensor
+) -> Tensors:
+    """Return gradients for weights `by` (N,) of the rows, from those of hidden states for 1."""
+    for g in gradients:
+        if g is not None:
+            g.mul_(by[:, None].to(g.dtype))
+    summed = tuple(f and not own for f, own in zip(flags, _of_rows(p, q), strict=True))
+    if not any(summed):
+        return gradients
+    _, again = _Sweep(p, q, form.kind, form.max_bytes).run(summed, upstream=by)
+    return tuple(new if g is None else g for g, new in zip(gradients, again or (), strict=True))
+
+
+def _of_rows(p: Source, q: Source) -> list[bool]:
+    """Return which of the tensors of two sources have a gradient per row: the hidden states."""
+    return [i < len(s.hiddens) for s in (p, q) for i in range(2 * len(s.hiddens) + 1)]
 
 
 class _Sweep:

@@ -25,7 +25,7 @@ from lmhead.sweep.source import Source
 _MOST_ROWS = 16
 _MOST = 1024  # of k
 _MOST_CANDIDATES = 4096  # per row; more than that only where many logits agree
-_TILE = 1 << 18  # logits that exist at a time: a megabyte
+_TILE = 1 << 19  # logits that exist at a time: two megabytes
 _LARGE = 1e30  # logits that float32 might not hold, on the way
 # What a sum of float32 products errs by, relative to |w| |h|: see native/float_logits.cpp.
 _ERROR = 2.0**-17

@@ -60,11 +60,12 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor) and not readable(value):
-                raise TypeError(
-                    f"the compiled core reads plain CPU tensors; got {type(value).__name__}, "
-                    f"layout {value.layout}, device {value.device}"
-                )
+            for t in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(t, Tensor) and not readable(t):
+                    raise TypeError(
+                        f"the compiled core reads plain CPU tensors; got {type(t).__name__}, "
+                        f"layout {t.layout}, device {t.device}"
+                    )
         return function(*args, **kwargs)
 
     return call

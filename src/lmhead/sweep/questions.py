@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.scores.row_loss import RowSums
+from lmhead.sweep.equal_rows import EqualRows
 from lmhead.sweep.source import Source
 
 DEFAULT_MAX_BYTES = 128 * 2**20
@@ -322,6 +323,7 @@ class Questions:
     rank_values: Tensor | None = None  # (N, K), float64 logits at `rank_ids`, if known
     active: Tensor | None = None  # (N,) bool
     shard: Shard | None = None
+    equal_rows: EqualRows | None = None  # see there
 
     @property
     def rows(self) -> int:

@@ -1,6 +1,7 @@
 """Run a sweep, as operations that autograd, `torch.func` and `vmap` understand.
 
     answer                      questions -> answers, decisions            1 product
+    the same, gradients ahead   see `equal_rows`                           3 products, retained
     answer_and_differentiate    questions, loss -> value, gradients        3 products, retained
     differentiate               questions, answers, their gradients        3 products more
 
@@ -21,6 +22,7 @@ from lmhead.scores import Rows
 from lmhead.scores.row_loss import RowLoss, RowSums
 from lmhead.sweep import exact_decisions, filter, kernels, wide_gradients
 from lmhead.sweep.chunk import Buffers, Chunk, Gradients, Needs
+from lmhead.sweep.equal_rows import GradientsAhead, upstream_ahead
 from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.few_rows import answer_few_rows
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Plan, Questions, make_small_plan
@@ -36,8 +38,22 @@ def row_answers(questions: Questions) -> tuple[RowSums, Decisions]:
         return one
     if (few := answer_few_rows(questions)) is not None:
         return few
-    outputs = _Answer.apply(questions.without_tensors(), *questions.tensors())  # type: ignore[no-untyped-call]
+    form, ahead = questions.without_tensors(), _gradients_ahead(questions)
+    outputs = _Answer.apply(form, ahead, *questions.tensors())  # type: ignore[no-untyped-call]
     return _unpack(questions, outputs)
+
+
+def _gradients_ahead(q: Questions) -> GradientsAhead | None:
+    """Return where to keep gradients of a sum of log-probabilities, if they pay in the forward."""
+    if q.equal_rows is None or not q.equal_rows.expected or not torch.is_grad_enabled():
+        return None
+    if q.ids is None or q.ids.shape[1] != 1 or q.other is not None or q.shard is not None:
+        return None
+    if _transformed() or not q.plan(retain=True, filtered=True).retained:
+        return None
+    differentiable = q.tensors()[: q.n_differentiable]
+    flags = tuple(t is not None and t.requires_grad for t in differentiable)
+    return GradientsAhead(q.equal_rows, flags) if any(flags) else None
 
 
 def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
@@ -57,16 +73,18 @@ def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
 
 
 class _Answer(torch.autograd.Function):
-    """Questions to answers: one product. Backward makes the logits again."""
+    """Questions to answers: one product. Backward makes the logits again, but with `ahead`."""
 
     @staticmethod
-    def forward(form: Questions, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        answers, decisions = answer(form.with_tensors(tensors))
+    def forward(
+        form: Questions, ahead: GradientsAhead | None, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        answers, decisions = answer(form.with_tensors(tensors), ahead)
         return tuple(a for a in (*answers, *decisions) if a is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.form, *tensors = inputs
+        ctx.form, ctx.ahead, *tensors = inputs
         answers, decisions = _unpack(ctx.form.with_tensors(tuple(tensors)), output)
         ctx.shape = tuple(a is not None for a in answers)
         ctx.n_outputs = len(output)
@@ -83,15 +101,18 @@ class _Answer(torch.autograd.Function):
         tensors, answers = saved[:n], saved[n:]
         given = iter(grads)
         upstream = tuple(next(given) if present else None for present in ctx.shape)
-        flags = ctx.needs_input_grad[1 : 1 + form.n_differentiable]
-        if wide_gradients.wanted():
+        flags = ctx.needs_input_grad[2 : 2 + form.n_differentiable]
+        made = None if ctx.ahead is None else ctx.ahead.take(RowSums(*upstream))
+        if made is not None:
+            out = _typed(made, tensors)
+        elif wide_gradients.wanted():
             asked = RowSums(*upstream)
             grads = differentiate(form.with_tensors(tensors), RowSums(*answers), asked, flags)
             out = _typed(grads, tensors)
         else:
             apply: Any = _AnswerBackward.apply
             out = apply(form, flags, *upstream, *answers, *tensors)
-        return (None, *_fill(flags, out), *(None,) * (n - len(flags)))
+        return (None, None, *_fill(flags, out), *(None,) * (n - len(flags)))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -289,11 +310,13 @@ def in_own_precision(
 
 
 @in_own_precision
-def answer(questions: Questions) -> tuple[RowSums, Decisions]:
-    """Return all answers, (N, ...) each."""
+def answer(questions: Questions, ahead: GradientsAhead | None = None) -> tuple[RowSums, Decisions]:
+    """Return all answers, (N, ...) each; with `ahead`, make its gradients too."""
     answers = _Collected(questions.source.rows)
     decisions = _Collected(questions.source.rows)
-    for rows, chunk in chunks(questions):
+    retain = ahead is not None
+    into = None if ahead is None else _gradients(questions, ahead.flags)
+    for rows, chunk in chunks(questions, retain=retain, filtered=retain):
         numbers = _numbers(rows, questions.source.device)
         top, rank = _decision_trackers(questions, rows, numbers, chunk)
         given = exact_decisions.mend_infinite(questions, numbers, chunk.forward(top, rank))
@@ -303,6 +326,10 @@ def answer(questions: Questions) -> tuple[RowSums, Decisions]:
         values, ids = (None, None) if top is None else top.answer(lse)
         ranks = None if rank is None else rank.answer(lse)
         decisions.put(rows, Decisions(values, ids, ranks))
+        if into is not None:
+            _backward(chunk, given, upstream_ahead(given), *into)
+    if ahead is not None and into is not None:
+        ahead.gradients = _results(questions, *into)
     if not answers.parts:
         return _empty_answers(questions), _empty_decisions(questions)
     found = RowSums(*answers.parts), Decisions(*decisions.parts)

@@ -14,9 +14,10 @@ from typing_extensions import Self
 from lmhead import checks
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.protocol import Tile, kl_by_rows
-from lmhead.scores.row_loss import CrossEntropy, RowLoss
+from lmhead.scores.row_loss import CrossEntropy, RowLoss, RowSums
 from lmhead.sweep import run_sweep
 from lmhead.sweep.divergence_terms import Kind, swept_divergence, swept_jsd_parts
+from lmhead.sweep.equal_rows import EqualRows
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import GradFilter, Plan, Questions
 from lmhead.sweep.source import Source, without_autocast
@@ -32,12 +33,17 @@ class SweptScores(Scores):
         max_bytes: bound on temporary memory; None for 128 MiB.
         allowed: ascending ids of the tokens that `mask` left, if they are few: without gradients,
             nothing else is read. None for all.
+        equal_rows: given where log-probabilities will be summed; see `EqualRows`.
+        masked: the tokens of `mask`, (V,) bool. Their logits are constants: a target among them has
+            no gradient of its own, unlike one that the bias of the head gives -inf.
     """
 
     source: Source
     grad_filter: GradFilter | None = None
     max_bytes: int | None = None
     allowed: Tensor | None = None
+    equal_rows: EqualRows | None = None
+    masked: Tensor | None = None
 
     # With at most this share of the vocabulary allowed, copying those rows of the weight pays.
     few_allowed: ClassVar[float] = 0.25
@@ -132,6 +138,7 @@ class SweptScores(Scores):
             rank_ids=rank,
             grad_filter=self.grad_filter,
             max_bytes=self.max_bytes,
+            equal_rows=self.equal_rows,
         )
         sums_asked = logsumexp or entropy or log_sum_sq or mean_logit
         smooth = sums_asked or picked is not None or kl_to is not None
@@ -141,7 +148,7 @@ class SweptScores(Scores):
         return RowAnswers(
             sums.lse,
             entropy=sums.entropy,
-            picked=sums.picked,
+            picked=cut_masked(sums, picked, self.masked).picked,
             kl=kl,
             log_sum_sq=sums.log_sum_sq,
             mean_logit=sums.mixed,
@@ -202,10 +209,11 @@ class SweptScores(Scores):
         )
 
         def rows(weights: RowLoss) -> Tensor:
-            return weights.rows(run_sweep.row_answers(questions)[0])
+            sums = run_sweep.row_answers(questions)[0]
+            return weights.rows(cut_masked(sums, questions.ids, self.masked))
 
         def total(weights: RowLoss) -> Tensor:
-            if keep_gradients:
+            if keep_gradients and not picks_masked(questions.ids, self.masked):
                 return run_sweep.total_loss(questions, weights)
             return rows(weights).sum()
 
@@ -346,14 +354,30 @@ class SweptScores(Scores):
         if not torch._C._are_functorch_transforms_active() and bias.device.type == "cpu":
             left = (bias.detach() != -math.inf).nonzero()[:, 0]
         few = left is not None and 0 < len(left) <= self.few_allowed * self.vocab_size
-        return replace(self._on(bias=bias), allowed=left if few else None)
+        masked = mask if self.masked is None else self.masked | mask
+        return replace(self._on(bias=bias), allowed=left if few else None, masked=masked)
 
     def token_range(self, tokens: slice) -> Self | None:
         """Return the scores of a range of the vocabulary, on those rows of the weight."""
         s = self.source
         bias = None if s.bias is None else s.bias[tokens]
         part = self._on(weights=tuple(w[tokens] for w in s.weights), bias=bias)
-        return replace(part, allowed=None)
+        masked = None if self.masked is None else self.masked[tokens]
+        return replace(part, allowed=None, masked=masked)
+
+
+def picks_masked(ids: Tensor | None, masked: Tensor | None) -> bool:
+    """Return whether some ids are masked tokens; within `vmap`, whether any could be."""
+    if masked is None or ids is None:
+        return False
+    return torch._C._are_functorch_transforms_active() or bool(masked[ids].any())
+
+
+def cut_masked(sums: RowSums, ids: Tensor | None, masked: Tensor | None) -> RowSums:
+    """Return the sums without gradients of those picked tokens (N, K) that are masked."""
+    if masked is None or ids is None:
+        return sums
+    return sums._replace(picked=sums.picked.masked_fill(masked[ids], -math.inf))
 
 
 class _Few(NamedTuple):

@@ -17,18 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import report
 from benchmarks.report import Document
-from benchmarks.runner import Run, benchmark
+from benchmarks.runner import Run, benchmark, rounds
 from lmhead import Sampler, generate, open_model
 from lmhead.models import LanguageModel, bundled
 
-TOKENS = 16
+TOKENS = 32
 COUNTS = (1, 4, 16)
 PROMPTS = ["The capital of France is", "Once upon a time there was", "Water boils at", "In 1900"]
 LOOP, OURS, THEIRS = "loop of generate", "lmhead serve", "transformers serve"
@@ -117,15 +118,25 @@ def loop(model: LanguageModel, count: int) -> list[str]:
     ]
 
 
-def measure(texts: Callable[[int], list[str]]) -> dict[int, tuple[float, list[str]]]:
-    """Return {count: (tokens per second, texts)}, after one request that is not timed."""
-    texts(1)
-    found = {}
-    for count in COUNTS:
-        start = time.perf_counter()
-        made = texts(count)
-        found[count] = count * TOKENS / (time.perf_counter() - start), made
-    return found
+def measure(run: Run, ways: dict[str, Callable[[int], list[str]]], rounds: int) -> None:
+    """Add the rates of each way to the document, round by round; one request is not timed."""
+    for texts in ways.values():
+        texts(1)
+    results: list[dict[str, Any]] = [
+        {"count": count, "rates": {name: [] for name in ways}, "same": True} for count in COUNTS
+    ]
+    run.document["results"] = results
+    for number in range(rounds):
+        for result in results:
+            made = {}
+            for name, texts in ways.items():
+                run.progress(f"round {number + 1} of {rounds}: {name}, {result['count']} at once")
+                start = time.perf_counter()
+                made[name] = texts(result["count"])
+                rate = result["count"] * TOKENS / (time.perf_counter() - start)
+                result["rates"][name].append(rate)
+            result["same"] = result["same"] and made[OURS] == made[LOOP]
+        run.save()  # whole rounds are kept if the run is stopped
 
 
 def asking(address: str, model: str, extra: dict[str, Any]) -> Callable[[int], list[str]]:
@@ -133,23 +144,29 @@ def asking(address: str, model: str, extra: dict[str, Any]) -> Callable[[int], l
     return lambda count: asyncio.run(ask(address, model, count, extra))
 
 
+def ratio(result: dict[str, Any], name: str) -> float:
+    """Return the median over the rounds of our rate divided by another."""
+    pairs = zip(result["rates"][OURS], result["rates"][name], strict=False)
+    return float(median(ours / other for ours, other in pairs))
+
+
 def lines(document: Document, width: int) -> list[str]:
     """Return the table."""
     rows = document["results"]
     columns = [("requests at once", [str(r["count"]) for r in rows])]
     columns += [
-        (f"{name}, tokens/s", [f"{r['rates'][name]:.1f}" for r in rows])
+        (f"{name}, tokens/s", [f"{median(r['rates'][name]):.1f}" for r in rows])
         for name in document["names"]
     ]
     for name in document["names"][:-1]:
-        ratios = [f"{r['rates'][OURS] / r['rates'][name]:.2f}" for r in rows]
-        columns.append((f"/ {name}", ratios))
+        columns.append((f"/ {name}", [f"{ratio(r, name):.2f}" for r in rows]))
     columns.append(("texts", ["same" if r["same"] else "DIFFERENT" for r in rows]))
     return report.table(columns, width)
 
 
 @benchmark("serve-throughput", "requests to lmhead serve at once, smollm2", lines)
-def command(run: Run) -> None:
+@rounds(2)
+def command(run: Run, rounds: int) -> None:
     """Time requests at once against a loop of generate and transformers serve.
 
     Ends with 1 if a text differs from that of the loop or the goal is missed.
@@ -160,32 +177,23 @@ def command(run: Run) -> None:
     if file is None:
         raise ValueError("smollm2 must be installed: lmhead models add smollm2")
     threads = torch.get_num_threads()
-    found: dict[str, dict[int, tuple[float, list[str]]]] = {}
-    run.progress(LOOP)
     model = open_model("smollm2")
-    found[LOOP] = measure(lambda count: loop(model, count))
-    if find_spec("fastapi") is not None:
-        run.progress(THEIRS)
-        lengths = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS}
-        options = {**lengths, "do_sample": True, "top_k": 0}
-        extra = {"generation_config": json.dumps(options)}
-        with tempfile.TemporaryDirectory() as place:
+    ways: dict[str, Callable[[int], list[str]]] = {LOOP: lambda count: loop(model, count)}
+    with ExitStack() as stack:
+        if find_spec("fastapi") is not None:
+            run.progress(f"starting {THEIRS}")
+            lengths = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS}
+            options = {**lengths, "do_sample": True, "top_k": 0}
+            place = stack.enter_context(tempfile.TemporaryDirectory())
             convert(file, place)
             command = ["transformers.cli.transformers", "serve", place, "--device", "cpu"]
-            with served([*command, "--dtype", "float32"], free_port(), threads) as address:
-                found[THEIRS] = measure(asking(address, place, extra))
-    run.progress(OURS)
-    with served(["lmhead", "serve", "smollm2"], free_port(), threads) as address:
-        found[OURS] = measure(asking(address, "smollm2", {"ignore_eos": True}))
-    results: list[dict[str, Any]] = [
-        {
-            "count": count,
-            "rates": {name: rates[count][0] for name, rates in found.items()},
-            "same": found[OURS][count][1] == found[LOOP][count][1],
-        }
-        for count in COUNTS
-    ]
-    run.document |= {"results": results, "names": list(found), "tokens": TOKENS, "goal": GOAL}
-    most = results[-1]["rates"]
-    met = all(most[OURS] >= GOAL * rate for name, rate in most.items() if name != OURS)
+            server = served([*command, "--dtype", "float32"], free_port(), threads)
+            extra = {"generation_config": json.dumps(options)}
+            ways[THEIRS] = asking(stack.enter_context(server), place, extra)
+        server = served(["lmhead", "serve", "smollm2"], free_port(), threads)
+        ways[OURS] = asking(stack.enter_context(server), "smollm2", {"ignore_eos": True})
+        run.document |= {"names": list(ways), "tokens": TOKENS, "goal": GOAL}
+        measure(run, ways, rounds)
+    results = run.document["results"]
+    met = all(ratio(results[-1], name) >= GOAL for name in ways if name != OURS)
     run.wrong = not all(r["same"] for r in results) or not met

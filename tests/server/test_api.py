@@ -170,7 +170,7 @@ def test_a_mistake_of_ours_tells_nothing(page: Path, model: LanguageModel) -> No
         max_length, tokenizer, eos_token_ids, name = None, None, (), "secret name"
         head, body = model.head, model.body
 
-        def hidden(self, _: torch.Tensor) -> None:
+        def hidden(self, _: torch.Tensor, **_options: bool) -> None:
             raise RuntimeError("secret reason")
 
     app = make_app(page, models={"broken": Broken()})  # type: ignore[dict-item]

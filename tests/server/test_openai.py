@@ -467,6 +467,38 @@ def test_stream_options_need_a_stream(client: OpenAI) -> None:
         client.completions.create(model="tiny", prompt="a", stream_options={"include_usage": True})
 
 
+def test_new_tokens_must_fit_the_context(client: OpenAI) -> None:
+    given: dict[str, Any] = {"model": "tiny", "extra_body": {"ignore_eos": True}}
+    fits = client.completions.create(prompt=[5] * 60, max_tokens=4, **given)
+    assert fits.usage is not None
+    assert fits.usage.completion_tokens == 4
+    with pytest.raises(openai.BadRequestError, match="prompt has 60, and max_tokens asks") as error:
+        client.completions.create(prompt=[5] * 60, max_tokens=5, **given)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "max_tokens")
+    # The harness asks for one token after a prompt of any length, and drops it.
+    full = client.completions.create(prompt=[5] * 64, max_tokens=1, echo=True, logprobs=1, **given)
+    assert full.choices[0].logprobs is not None
+    assert len(full.choices[0].logprobs.token_logprobs or ()) == 64
+
+
+def test_a_prompt_can_be_truncated(client: OpenAI) -> None:
+    ids = [5 + i % 40 for i in range(90)]
+
+    def asked(prompt: list[int], **more: int) -> Any:
+        found = client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=4, temperature=0, extra_body=more
+        )
+        return found.choices[0].text, found.usage
+
+    assert asked(ids, truncate_prompt_tokens=7) == asked(ids[-7:])
+    assert asked(ids, truncate_prompt_tokens=-1) == asked(ids[-60:])
+    for wrong in (0, -2):
+        with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens must be"):
+            asked(ids, truncate_prompt_tokens=wrong)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 64"):
+        asked(ids, truncate_prompt_tokens=80)
+
+
 def test_errors_are_the_clients_exceptions(client: OpenAI, port: int) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 64") as error:
         client.completions.create(model="tiny", prompt=[5] * 65)

@@ -81,7 +81,7 @@ class Slow:
         self.go = threading.Event()
         self.go.set()
 
-    def hidden(self, ids: torch.Tensor) -> Any:
+    def hidden(self, ids: torch.Tensor, **_options: bool) -> Any:
         self.go.wait(20)
         time.sleep(self.seconds)
         self.windows += 1

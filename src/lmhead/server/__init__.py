@@ -9,6 +9,9 @@ Out: files of the page, JSON, one row of logits as binary float32.
     static_files     the built page, read once
     api_context      what endpoints use: models, worker, validation of fields
     endpoints        API of the page, one file per page
+    request_fields   validation of single fields
+    openai_prompts   prompts and conversations as token ids
+    openai_sampling  sampler and grammar of a request
     openai_requests  validation of OpenAI's requests
     batch_engine     continuous batching: one token per step of all requests to a model
     openai_responses token events to OpenAI's responses

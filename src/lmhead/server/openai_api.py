@@ -38,15 +38,8 @@ from lmhead.server.api_context import (
 )
 from lmhead.server.batch_engine import BatchEngine
 from lmhead.server.metrics import Metrics
-from lmhead.server.openai_requests import (
-    check_ids,
-    encode_chat,
-    encode_prompt,
-    field_error,
-    is_utf8,
-    parse_chat,
-    parse_completion,
-)
+from lmhead.server.openai_prompts import encode_chat, encode_prompt
+from lmhead.server.openai_requests import parse_chat, parse_completion
 from lmhead.server.openai_responses import (
     ChatResponse,
     CompletionResponse,
@@ -54,6 +47,7 @@ from lmhead.server.openai_responses import (
     score_prompt,
     token_string,
 )
+from lmhead.server.request_fields import check_ids, field_error, is_utf8
 from lmhead.server.worker import Cancellation
 
 __all__ = ["openai_routes"]
@@ -198,7 +192,17 @@ def _job(
 
     def steps(cancellation: Cancellation) -> Iterator[Prepared | list[TokenEvent]]:
         request = (parse_chat if chat else parse_completion)(body, model, api.limits)
-        prompts = [encode_prompt(model, prompt, api.limits) for prompt in request.prompts]
+        prompts = [
+            encode_prompt(
+                model,
+                prompt,
+                api.limits,
+                new=request.max_tokens or 0,
+                last=request.last,
+                echo=request.echo,
+            )
+            for prompt in request.prompts
+        ]
         if request.certified and screened is None:
             message = "certified needs a server that was started with --screen"
             raise field_error("certified", message)

@@ -1,0 +1,110 @@
+"""Prompts and conversations of OpenAI's requests as token ids.
+
+In:  `prompt` or `messages`, and the model.
+Out: ids within the vocabulary and the model's context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmhead.models import LanguageModel
+from lmhead.server.request_fields import all_text, check_ids, field_error, is_utf8
+from lmhead.server.request_limits import Limits
+
+__all__ = ["encode_chat", "encode_prompt", "parse_prompts"]
+
+
+def parse_prompts(prompt: object, most: int) -> tuple[str | list[int], ...]:
+    """Return texts or ids, one per prompt, at most `most`."""
+    message = "prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
+    parts: list[Any]
+    if isinstance(prompt, str):
+        parts = [prompt]
+    elif isinstance(prompt, list) and prompt:
+        parts = [prompt] if type(prompt[0]) is int else prompt
+    else:
+        raise field_error("prompt", message)
+    for part in parts:
+        if not isinstance(part, str):
+            if not isinstance(part, list) or not all(type(id) is int for id in part):
+                raise field_error("prompt", message)
+        elif not is_utf8(part):
+            raise field_error("prompt", "prompt must be text in UTF-8")
+    if len(parts) > most:
+        raise field_error("prompt", f"at most {most} prompts in one request; got {len(parts)}")
+    return tuple(parts)
+
+
+def encode_chat(messages: object, model: LanguageModel) -> list[int]:
+    """Return the ids of a conversation, by the model's chat template. Runs in the worker."""
+    if model.chat is None:
+        message = f"the model {model.name!r} has no chat template; use /v1/completions"
+        raise field_error("messages", message, code="no_chat_template")
+    if not isinstance(messages, list) or not messages:
+        raise field_error("messages", "messages must be a list of at least one message")
+    found = []
+    for number, message in enumerate(messages):
+        name = f"messages[{number}]"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise field_error(name, f"{name} must be an object with role and content")
+        content = message.get("content")
+        if isinstance(content, list):  # parts, of which only texts are supported
+            texts = [p.get("text") if isinstance(p, Mapping) else None for p in content]
+            content = "".join(map(str, texts)) if all_text(texts) else None
+        if not isinstance(content, str) or not is_utf8(content):
+            raise field_error(name, f"{name}.content must be text")
+        found.append({"role": message["role"], "content": content})
+    try:
+        return model.chat.encode(found)
+    except ValueError as error:
+        raise field_error("messages", str(error)) from None
+
+
+def encode_prompt(
+    model: LanguageModel,
+    prompt: str | list[int],
+    limits: Limits,
+    *,
+    new: int,
+    last: int | None = None,
+    echo: bool = False,
+) -> list[int]:
+    """Return the ids of a prompt, within the vocabulary and the context. Runs in the worker.
+
+    Args:
+        model: whose context the prompt and `new` tokens must fit into.
+        prompt: text or ids.
+        limits: of the server.
+        new: number of tokens that may be generated.
+        last: how many tokens to keep, from the end; -1 for those that fit; None for all.
+        echo: whether the prompt is returned, too: it may then fill the context.
+    """
+    if isinstance(prompt, str):
+        if model.tokenizer is None:
+            raise field_error("prompt", "prompt must be token ids: the model has no tokenizer")
+        ids = list(model.tokenizer.encode(prompt))
+        if not ids and model.tokenizer.bos_token_id is not None:
+            ids = [model.tokenizer.bos_token_id]
+    else:
+        ids = prompt
+        check_ids("prompt", ids, model.head.vocab_size)
+    context = model.max_length
+    most = limits.prompt_tokens if context is None else min(limits.prompt_tokens, context)
+    if last is not None:
+        room = most if context is None else min(most, context - new)
+        ids = ids[-max(room if last == -1 else last, 1) :]
+    if not ids:
+        raise field_error("prompt", "prompt must have at least one token")
+    counted = f"the prompt has {len(ids)}"
+    if len(ids) > most:
+        message = f"the model's maximum context length is {most} tokens; {counted}"
+        raise field_error("prompt", message, code="context_length_exceeded")
+    if context is not None and len(ids) + new > context and not echo:
+        message = (
+            f"the model's maximum context length is {context} tokens; {counted}, "
+            f"and max_tokens asks for {new} more"
+        )
+        raise field_error("max_tokens", message, code="context_length_exceeded")
+    return ids

@@ -3,7 +3,7 @@
 Slider: a model with V = 262,144. Every slider of the sampler is moved twenty times, alone and with
 all other stages on; the time is from the event to the next frame. The numbers that the page then
 shows are compared with the library's. First chart: from opening the address to ranked tokens on the
-screen, in a new context of the browser, with `tiny`. Goals: 50 ms and 1.5 s.
+screen, in a new context of the browser, with `tiny`. Goals: medians of 50 ms and 1.5 s.
 
 Needs Chromium, Playwright, uvicorn and the built page (`make explorer`).
 """
@@ -162,9 +162,10 @@ def is_right(page: Page, model: LanguageModel) -> bool:
 
 
 def result(name: str, times: list[float], goal: float, right: bool) -> dict[str, Any]:
-    """Return a result: milliseconds, the goal for the worst, and whether numbers were right."""
-    worst = {"worst": max(times), "goal": goal, "met": max(times) <= goal, "wrong": not right}
-    return {"name": name, "median": summary(times).median, **worst, "milliseconds": times}
+    """Return a result: milliseconds, the goal for their median, and whether numbers were right."""
+    median = summary(times).median
+    times_and_goal = {"median": median, "worst": max(times), "goal": goal, "met": median <= goal}
+    return {"name": name, **times_and_goal, "wrong": not right, "milliseconds": times}
 
 
 def measure_sliders(browser: Browser, progress: Progress) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,8 @@ import "./style/drawings.css";
 import "./style/steps.css";
 import "./style/cards.css";
 import "./style/learn.css";
+import "./style/flow.css";
+import "./style/continue.css";
 import "./style/next.css";
 import "./style/text.css";
 import "./style/heat.css";

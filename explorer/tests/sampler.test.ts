@@ -2,7 +2,6 @@
 import { expect, test } from "vitest";
 import { gumbels, uniform } from "../src/math/philox";
 import { entropy, softmax } from "../src/math/softmax";
-import { Candidates } from "../src/sampler/candidates";
 import { commandOptions, pythonSampler, translated } from "../src/sampler/code";
 import {
   activeStages,
@@ -41,7 +40,7 @@ test("every stage leaves what the library's stage leaves, and the draw is the li
     const found = processed(row, want.settings, order, { ...context, counting, seed: 7 });
     const which = JSON.stringify([want.row, want.settings, want.order]);
     expect(
-      [...found.left.ids].sort((a, b) => a - b),
+      found.ids().sort((a, b) => a - b),
       which,
     ).toEqual(want.kept);
     expectClose(
@@ -50,7 +49,7 @@ test("every stage leaves what the library's stage leaves, and the draw is the li
       1e-10,
     );
     const position = context.prompt.length + context.output.length;
-    expect(row.ids[found.draw(gumbels(7, position, row.ids.length))], which).toBe(want.token);
+    expect(row.ids[found.drawAt(7, position)], which).toBe(want.token);
     const [, ...steps] = want.steps;
     expect(
       found.steps.map(({ name, left, best }) => [name, left, best]),
@@ -82,7 +81,7 @@ test("every filter of the textbook", () => {
     const row = new Row(Float64Array.from(z));
     const found = new Processed(row, [{ name, options: { ...NEUTRAL, [name]: value } }]);
     expectClose([...found.probability], softmax(out));
-    expect([...found.left.ids].sort((a, b) => a - b)).toEqual([...out.keys()].filter((id) => out[id] !== -Infinity));
+    expect(found.ids().sort((a, b) => a - b)).toEqual([...out.keys()].filter((id) => out[id] !== -Infinity));
   }
 });
 
@@ -109,7 +108,7 @@ test("chains of the textbook: what is left, and each token is removed once", () 
 test("of equally typical tokens the lowest ids stay, though others are nearer in the ranking", () => {
   const row = new Row(Float32Array.from([2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0])); // the mean is nearer to 2
   const found = processed(row, { typical_p: 0.3 });
-  expect([...found.left.ids]).toEqual([0, 1]);
+  expect(found.ids()).toEqual([0, 1]);
   expect([1, 2].map((rank) => found.removedAt(rank)?.name)).toEqual([undefined, "typical_p"]);
 });
 
@@ -120,23 +119,68 @@ test("a penalty changes tokens of the context only; masked tokens stay masked", 
   const again = processed(row, { repetition_penalty: 1.5, top_k: 3 }, ORDERS.hf, context);
   expect(first.kept).toBe(50);
   expect(again.best(3)).toEqual(first.best(3));
-  expect([...processed(row, { repetition_penalty: 1.5 }).left.ids]).toEqual([...row.ids]);
+  expect(processed(row, { repetition_penalty: 1.5 }).ids()).toEqual([...row.ids]);
   const counted = processed(row, { frequency_penalty: 100 }, ORDERS.hf, context);
-  expect([...counted.left.ids.slice(-2)]).toEqual([11, 9]); // Hugging Face counts generated tokens
+  expect(counted.ids().slice(-2)).toEqual([11, 9]); // Hugging Face counts generated tokens
   const masked = new Row(Float32Array.from([1, -Infinity, 2]));
   expect(processed(masked, { repetition_penalty: 2 }, ORDERS.hf, { prompt: [1, 2], output: [] }).kept).toBe(2);
 });
 
 test("edited logits are sorted again, equal ones by id", () => {
-  const c = new Candidates(Uint32Array.from([2, 0, 1, 3]), Float64Array.from([5, 4, 3, 2]));
+  const c = new Row(Float64Array.from([4, 3, 5, 2])).candidates; // by rank: ids 2, 0, 1, 3
   const edits = new Map([
-    [2, () => 3],
+    [0, () => 3],
     [3, (z: number) => z + 9],
     [7, () => 100],
   ]);
   const found = c.edited(edits);
-  expect([...found.ids]).toEqual([3, 0, 1, 2]);
+  expect([0, 1, 2, 3].map((at) => found.id(at))).toEqual([3, 0, 1, 2]);
   expect([...found.z]).toEqual([11, 4, 3, 3]);
+});
+
+test("edits by any amount give the order, sums and entropy of a row that had these logits from the start", () => {
+  for (let round = 0; round < 60; round++) {
+    const z = Float64Array.from(logits(40, round), (x) => Math.round(x)); // with equal ones
+    const row = new Row(z);
+    const [changed, edits] = [z.slice(), new Map<number, () => number>()];
+    for (let k = 0; k < round % 41; k++) {
+      const id = Math.floor(40 * uniform(round, 1, k));
+      const value = Math.round((k % 3 ? 10 : 900) * (uniform(round, 2, k) - 0.5));
+      changed[id] = value;
+      edits.set(row.rankOf(id), () => value);
+    }
+    const [found, want] = [row.candidates.edited(edits), new Row(changed)];
+    expect([...found.z.keys()].map((at) => found.id(at))).toEqual([...want.ids]);
+    expectClose([found.total, found.entropy], [want.candidates.total, want.entropy], 1e-10);
+    expectClose(
+      [...found.z.keys()].map((at) => found.p(at)),
+      [...want.ids.keys()].map((at) => want.p(at)),
+      1e-12,
+    );
+  }
+});
+
+test("stages that are not computed again leave what a new row's stages leave", () => {
+  const z = logits(400, 8);
+  const row = new Row(z);
+  const context = { prompt: [4, 9, 4], output: [9, 11] };
+  const values: Partial<Options>[] = [
+    { temperature: 1.3, repetition_penalty: 1.2, frequency_penalty: 0.4, top_p: 0.97, typical_p: 0.9 },
+    { temperature: 1.3, repetition_penalty: 1.2, frequency_penalty: 0.4, top_p: 0.9, typical_p: 0.9 },
+    { temperature: 0.6, repetition_penalty: 1.2, frequency_penalty: 0.4, top_p: 0.9, typical_p: 0.9 },
+    { temperature: 0.6, repetition_penalty: 1.2, top_p: 0.9, typical_p: 0.9 },
+    { temperature: 0.6, repetition_penalty: 1.9, top_p: 0.9, typical_p: 0.9 },
+    { temperature: 0.6, repetition_penalty: 1.9, top_p: 0.9, typical_p: 0.9, top_k: 5 },
+    { temperature: 0.6, xtc_probability: 0.5, xtc_threshold: 0.01 },
+    {},
+  ];
+  for (const [at, options] of values.entries())
+    for (const situation of [context, { ...context, output: [1, 2] }, { ...context, seed: at + 2 }]) {
+      const [found, want] = [row, new Row(z)].map((one) => processed(one, options, ORDERS.hf, situation));
+      expect(found?.steps).toEqual(want?.steps);
+      expect(found?.probability).toEqual(want?.probability);
+      for (let rank = 0; rank < 400; rank++) expect(found?.removedAt(rank)).toEqual(want?.removedAt(rank));
+    }
 });
 
 test("the token drawn has the largest sum of logit and noise", () => {
@@ -145,7 +189,8 @@ test("the token drawn has the largest sum of logit and noise", () => {
     const found = processed(row, options);
     const noise = gumbels(3, position, row.ids.length);
     const sums = Array.from(row.ids, (id, rank) => Math.log(found.p(rank)) + (noise[id] ?? NaN));
-    expect(found.draw(noise)).toBe(sums.indexOf(Math.max(...sums)));
+    const want = sums.indexOf(Math.max(...sums));
+    expect([found.drawAt(3, position), found.draw(row.noise(3, position))]).toEqual([want, want]);
   }
 });
 

@@ -1,6 +1,6 @@
 // The pure parts of the page of a text: how tokens are shown, levels, windows, what is kept where.
 import { visible } from "../src/ui/tokenText";
-import { excerpt, greatestSurprises } from "../src/text/surprises";
+import { excerpt, greatestSurprises, lettersAfter } from "../src/text/surprises";
 import { expect, test } from "vitest";
 import type { Token } from "../src/api";
 import { scoreLines } from "../src/text/textExport";
@@ -118,7 +118,11 @@ test("lines for a text, a long text and a file", () => {
   expect(note).toBe("beside it");
 });
 
-test("surprises leave out what is no surprise, and excerpts start with a whole word", () => {
+test("surprises leave out what is no surprise, and excerpts have whole words", () => {
+  expect(lettersAfter(" creat", "ed the heaven")).toBe("ed");
+  expect(lettersAfter(" don", "’t")).toBe("’t");
+  expect(lettersAfter("几时", "有，把酒")).toBe("");
+  expect(lettersAfter(",", "and")).toBe("");
   expect(excerpt("once upon a time there was", 12)).toBe("there was");
   expect(excerpt("short", 12)).toBe("short");
   expect(visible("👩‍🚀🇩🇪👍🏽 a")).toBe("👩‍🚀🇩🇪👍🏽␣a");

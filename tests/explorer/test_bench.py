@@ -1,16 +1,20 @@
 """The sampler bench: cards in any order, typed values, scales, the cut, draws, and copies."""
 
+import ast
 import json
+import shlex
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from playwright.sync_api import Page, expect
 
 import lmhead
 from explorer.read_page import opened
 from lmhead.analysis.token_text import hidden_states, prompt_ids
+from lmhead.cli import main
 from lmhead.models import LanguageModel
 from lmhead.sampling import Temperature, TopK, TopP
 
@@ -50,6 +54,34 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("miro", "2", {"mirostat": 2}),
     ("dry", "0.8", {"dry_multiplier": 0.8}),
 ]
+
+
+# Of `llama-cli --help`.
+LLAMA_FLAGS = {
+    f"--{name}"
+    for name in [
+        "samplers",
+        "seed",
+        "temp",
+        "top-k",
+        "top-p",
+        "min-p",
+        "top-nsigma",
+        "typical",
+        "xtc-probability",
+        "xtc-threshold",
+        "repeat-last-n",
+        "repeat-penalty",
+        "presence-penalty",
+        "frequency-penalty",
+        "dry-multiplier",
+        "dry-base",
+        "dry-allowed-length",
+        "dry-sequence-breaker",
+        "dynatemp-range",
+        "dynatemp-exp",
+    ]
+}
 
 
 @pytest.mark.parametrize(("name", "value", "options"), OPTIONS)
@@ -187,6 +219,40 @@ def test_the_sampler_is_copied_for_other_programs(here: Page, address: str) -> N
     assert command.startswith("lmhead generate tiny ")
     assert "--xtc-probability 0.5" in command
     assert command.endswith(" hello")
+    ran = CliRunner().invoke(main, [*shlex.split(command)[1:], "-n", "3"])  # the bundled model
+    assert ran.exit_code == 0, ran.output
+    assert ran.output.strip()
+
+
+def test_copies_of_all_stages_have_parameters_that_the_programs_know(
+    here: Page, address: str
+) -> None:
+    query = "t=0.7&k=40&p=0.9&m=0.05&toph=0.4&typ=0.9&epsilon=0.0009&eta=0.002&rep=1.2&freq=0.5"
+    opened(here, f"{address}/next?prompt=hello&{query}&pres=0.5&sigma=1&xtc=0.5&dry=0.8&dyn=0.3")
+    here.locator('[data-chart="copy"] summary').click()
+    copies = {
+        program: here.locator(f'[data-program="{program}"] code').inner_text()
+        for program in ("huggingface", "vllm", "llama.cpp")
+    }
+    scope: dict[str, Any] = {}
+    exec(copies["huggingface"], scope)
+    config = scope["config"]
+    config.validate()
+    known = "top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty"
+    want = [40, 0.9, 0.05, 0.4, 0.9, 0.0009, 0.002, 1.2]
+    assert [getattr(config, name) for name in known.split()] == want
+    call = ast.parse(copies["vllm"].splitlines()[-1]).body[0]
+    assert isinstance(call, ast.Assign)
+    assert isinstance(call.value, ast.Call)
+    fields = "temperature top_k top_p min_p repetition_penalty frequency_penalty presence_penalty"
+    assert [option.arg for option in call.value.keywords] == [*fields.split(), "seed"]
+    words = shlex.split(copies["llama.cpp"])
+    flags, values = words[::2], words[1::2]
+    assert set(flags) <= LLAMA_FLAGS
+    assert len(flags) == len(values) == len(set(flags))
+    named = values[flags.index("--samplers")].split(";")
+    expected = "penalties dry temperature top_n_sigma top_k top_p min_p typ_p xtc"
+    assert named == expected.split()
 
 
 def test_an_order_of_one_s_own_goes_to_the_server(here: Page, address: str) -> None:

@@ -6,20 +6,20 @@ import json
 import re
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 from playwright.sync_api import Page, expect
 from server.serve_tiny import running
 
 from explorer.sites import FORMULA, HOSTILE, saved, site_models
 from explorer.test_python import run
 from lmhead.analysis import NextTokens
-from lmhead.cli import _json
+from lmhead.cli import _json, main
 from lmhead.explorer import page_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -164,12 +164,22 @@ def page_words(page: Page) -> list[tuple[int, Any]]:
 
 
 def shell(line: str) -> str:
-    """What a line prints, with this package's own command."""
-    command = f'lmhead() {{ {sys.executable} -c "from lmhead.cli import main; main()" "$@"; }}'
-    ran = subprocess.run(
-        ["bash", "-c", f"{command}\n{line}"], capture_output=True, text=True, timeout=120
+    """What a line prints: bash takes it apart, then the command runs in this process."""
+    taken = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"lmhead() {{ printf '%s\\0' \"$@\"; [ ! -p /dev/stdin ] || cat; }}\n{line}",
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert ran.returncode == 0, ran.stderr
+    assert taken.returncode == 0, taken.stderr
+    *arguments, piped = taken.stdout.split("\0")
+    ran = CliRunner().invoke(main, arguments, input=piped)
+    assert ran.exit_code == 0, ran.output
     return ran.stdout
 
 

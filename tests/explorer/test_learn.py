@@ -142,6 +142,20 @@ def test_more_controls(page: Page, act: Act, changes: str) -> None:
     assert set(changes.split()) <= {name for name in MORE if after[name] != before[name]}
 
 
+def test_the_scale_of_initial_logits_does_not_depend_on_the_width(page: Page) -> None:
+    spread = {}
+    for width in (16, 1024):
+        page.goto(f"/learn?width={width}")
+        lines = page.locator('[data-chart="initial"] tbody tr').evaluate_all(
+            "rows => rows.map(row => [row.dataset.line, Number(row.dataset.value)])"
+        )
+        spread[width] = dict(lines)
+        assert spread[width]["bound"] == pytest.approx(width**-0.5)
+        assert spread[width]["weight"] == pytest.approx((3 * width) ** -0.5, rel=0.02)
+        assert spread[width]["logit"] == pytest.approx(3**-0.5, rel=0.1)
+    assert spread[1024]["unscaled"] > 5 * spread[16]["unscaled"]
+
+
 def test_what_the_tries_say_is_true(page: Page) -> None:
     """A bias of 6 makes "taxes" win, 4 does not; the target's row of W moves towards h."""
     winners = []

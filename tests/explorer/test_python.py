@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page
 
-STEPS = 17
+STEPS = 18
 OFF = "temperature:0.5:off,top_k:5:off,top_p:0.8:off,min_p:0.1:off,typical_p:0.9:off"
 SETTINGS = [
     "draws=1",
@@ -20,6 +20,8 @@ SETTINGS = [
     "big=90&chain=top_k:4,temperature:1.5,min_p:0.2,typical_p:0.9:off,top_p:0.9&draws=100",
     "chain=top_k:3,typical_p:0.9,top_p:0.7,min_p:0.3,temperature:0.7&seed=9007199254740991",
     "gamma=2&beta=-1&f=1.5&bias=3&batch=3&positions=5&changed=4&low=-120&steps=2&eps=0.1&target=3",
+    "width=1024&initseed=4294967295",
+    "width=4&initseed=7",
     f"big=20&format=fp16&chain={OFF}&seed=7&x=-2,0.5,4",
 ]
 
@@ -74,9 +76,11 @@ def test_copied_python_prints_its_results_as_a_file_and_at_the_prompt(
     page.goto("/learn?steps=2")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     parts = []
-    for step in ("hidden", "linear", "loss"):
-        page.locator(f"#{step} figure.python button").click()
+    buttons = page.locator("figure.python button")
+    for at in range(buttons.count()):
+        buttons.nth(at).click()
         parts.append(page.evaluate("() => navigator.clipboard.readText()"))
+    assert len(parts) == STEPS
     code = "".join(parts)
     file = tmp_path / "copied.py"
     file.write_text(code)
@@ -85,5 +89,5 @@ def test_copied_python_prints_its_results_as_a_file_and_at_the_prompt(
         [sys.executable, "-i"], input=code + "\n", capture_output=True, text=True, check=True
     )
     assert "Error" not in typed.stderr
-    assert len(told.stdout.splitlines()) >= 4
+    assert len(told.stdout.splitlines()) >= 2 * STEPS
     assert typed.stdout == told.stdout

@@ -190,6 +190,22 @@ def test_the_header_is_one_line_on_a_phone(here: Page, address: str) -> None:
     expect(here.locator("html")).to_have_attribute("lang", "zh-Hans")
 
 
+def test_temperature_and_bars_are_on_the_first_screen_of_a_phone(here: Page, address: str) -> None:
+    here.set_viewport_size({"width": 390, "height": 844})
+    opened(here, f"{address}/next")
+    for part in ("#prompt", "[name=quick-t]", "[name=quick-p]", ".ranked tbody tr:nth-child(5)"):
+        box = here.locator(part).bounding_box()
+        assert box is not None, part
+        assert box["y"] + box["height"] <= 844, part
+    bars = here.locator('[data-chart="ranked"] tbody tr')
+    before = bars.first.get_attribute("data-processed")
+    here.locator("[name=quick-t]").fill("0.5")
+    expect(here.locator('input[name="t"]')).to_have_value("0.5")
+    assert bars.first.get_attribute("data-processed") != before
+    here.set_viewport_size({"width": 1280, "height": 800})
+    expect(here.locator("[name=quick-t]")).to_be_hidden()
+
+
 def test_branches_with_the_same_end_are_distinguished(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&more=263&branches=263.*.263")
     names = here.locator('[data-chart="branches"] .open').all_inner_texts()

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ import pytest
 from playwright.sync_api import Page
 
 from explorer.sites import saved
+from explorer.test_python import STEPS, assert_same
 from explorer.test_python import run as values_of
 from explorer.test_train import begin, figures, here, opened, run
 from lmhead import reference as ref
@@ -57,22 +59,26 @@ def test_the_story_is_the_library_s(page: Page, lang: str) -> None:
 
 def test_the_story_s_lines_are_one_program(page: Page) -> None:
     page.goto(f"/learn?{SET}{CHAIN}")
-    story = document(page)
+    steps = document(page)["steps"]
+    titles = page.locator(".contents a").all_inner_texts()
+    assert [step["title"] for step in steps] == titles
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     code = page.locator('[data-line="python"]').text_content() or ""
     values = values_of(code, {})
-    np.testing.assert_allclose(values[1], story["logits"], atol=1e-12)
-    np.testing.assert_allclose(values[2], story["softmax"]["p"], atol=1e-12)
-    assert sorted(values[4].tolist()) == story["sampler"]["kept"]
-    assert values[5] == np.argmax(story["logits"])
-    assert values[6].tolist() == story["drawn"]["tokens"][: len(values[6])]
-    assert values[7].sum() == len(story["drawn"]["tokens"]) == 100
-    assert values[8] == pytest.approx(story["loss"]["value"])
+    listed = [(step, value) for step in steps for value in step["values"]]
+    assert len(values) == len(listed) > STEPS
+    for value, (step, want) in zip(values, listed, strict=True):
+        assert_same(value, want, step["python"])
 
 
 def test_the_story_as_picture_and_report(page: Page) -> None:
     page.goto("/learn?lang=zh")
     drawn = "".join(ElementTree.fromstring(saved(page, "svg").read_text()).itertext())
-    assert "交税" in drawn
+    today = datetime.now(UTC).date().isoformat()
+    titles = page.locator(".contents a").all_inner_texts()
+    for part in ["交税", "模型：", "提示词：我爱", "设置：h = (2.0, 1.0, −1.0)", today, *titles]:
+        assert part in drawn
+    assert len(titles) == STEPS
     report = saved(page, "html").read_text()
     assert "<script" not in report
     assert "交税" in report

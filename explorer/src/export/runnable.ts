@@ -1,6 +1,6 @@
 // Python code that prints its results, as a file and at the prompt.
 
-const STATEMENT = /^(import |from |for |if |with |def |class |print\(|#|[\w, ]+ = |loss\.backward\(\))/;
+const STATEMENT = /^(import |from |for |if |with |def |class |print\(|#|[\w, [\]]+ = |loss\.backward\(\))/;
 
 /** The code with every bare expression printed, and an empty line after each indented block, which the prompt needs. */
 export function runnable(code: string): string {

@@ -6,10 +6,11 @@ import { sigmoid, sum } from "../math/linear";
 import { normalize, softmax } from "../math/softmax";
 import { Bars, Figure } from "../ui/bars";
 import { Slider } from "../ui/controls";
-import { fixed, pyList } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, frac, gap, i, n, o, over, row, sub, sup } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
+import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 const [LOW, HIGH] = [-5, 5];
@@ -46,12 +47,7 @@ export function Compare({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={
-        <Python
-          code={`x = np.array(${pyList(x)})\nref.normalize(x)\nref.softmax(x)\nref.sigmoid(x)\nref.relu(x)`}
-          values={ways.map(([, , values]) => values)}
-        />
-      }
+      python={<Python {...STEP_CODE.compare(learn)} />}
     >
       <div class="controls">
         {x.map((value, d) => (

@@ -2,24 +2,19 @@
 
 import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
-import { dot, type Matrix } from "../math/linear";
 import { softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
-import { fixed, pyList } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, frac, i, o, row, sqrt, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
+import { attentionScores, STEP_CODE } from "./learnPython";
+import { KEYS } from "./toyModel";
 import type { Learn } from "./useLearn";
-
-const KEYS: Matrix = [
-  [0.9, 0.1, -0.3],
-  [-0.4, 1.2, 0.5],
-  [0.2, -0.6, 1.1],
-];
 
 export function Attention({ learn }: { learn: Learn }): JSX.Element {
   const { attention: s, common } = useStrings();
-  const scores = KEYS.map((key) => dot(key, learn.hidden) / Math.sqrt(learn.hidden.length));
+  const scores = attentionScores(learn);
   const shares = softmax(scores);
   return (
     <Step
@@ -32,12 +27,7 @@ export function Attention({ learn }: { learn: Learn }): JSX.Element {
           {row(i("softmax"), row(o("("), frac([i("q"), sup(i("K"), i("⊤"))], sqrt(i("d"))), o(")")))}
         </Formula>
       }
-      python={
-        <Python
-          code={`K = np.array([${KEYS.map(pyList).join(", ")}])\nref.attention_weights(h[None], K)[0]`}
-          values={[shares]}
-        />
-      }
+      python={<Python {...STEP_CODE.attention(learn)} />}
     >
       <Bars
         name="attention"

@@ -2,26 +2,23 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
-import { crossEntropyGradient } from "../math/softmax";
 import { Bars } from "../ui/bars";
 import { fixed, signed } from "../ui/format";
 import { Formula, frac, gap, i, o, row, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
-import { descend, MOST_STEPS } from "./lossStep";
+import { descend } from "./descent";
+import { gradients, STEP_CODE } from "./learnPython";
+import { MOST_STEPS } from "./lossStep";
 import { WEIGHT } from "./toyModel";
-import { lossOptions } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 export function Backward({ learn }: { learn: Learn }): JSX.Element {
   const { backward: s, common, loss, words } = useStrings();
-  const { hidden, logits, target, smoothing, steps } = learn;
-  const gradient = crossEntropyGradient(logits, target, smoothing);
-  const weightGradient = gradient.map((g) => hidden.map((h) => g * h));
-  const hiddenGradient = hidden.map((_, d) => gradient.reduce((sum, g, v) => sum + g * (WEIGHT[v]?.[d] ?? 0), 0));
+  const { hidden, target, steps } = learn;
+  const { weight: weightGradient, bias: gradient, hidden: hiddenGradient } = gradients(learn);
   const { weight } = descend(learn);
   const widest = Math.max(2, ...weight.flat().map(Math.abs));
-  const options = lossOptions(learn);
   return (
     <Step
       id="backward"
@@ -42,18 +39,7 @@ export function Backward({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={
-        <Python
-          code={[
-            `grads = ref.linear_cross_entropy_backward(h, W, ${target}, bias=np.zeros(${words.length})${options})`,
-            "grads.weight",
-            "grads.bias",
-            "grads.x",
-            "trained",
-          ].join("\n")}
-          values={[weightGradient, gradient, hiddenGradient, weight]}
-        />
-      }
+      python={<Python {...STEP_CODE.backward(learn)} />}
     >
       <div class="controls buttons">
         <button

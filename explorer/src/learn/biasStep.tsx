@@ -1,22 +1,21 @@
-// The bias, the initial weights of nn.Linear, and the shapes of a batch.
+// The bias, and the shapes of a batch.
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { Bars } from "../ui/bars";
 import { Slider } from "../ui/controls";
-import { fixed, py, pyList } from "../ui/format";
-import { Formula, frac, i, n, o, row, sqrt, sub, sup } from "../ui/formula";
+import { fixed } from "../ui/format";
+import { Formula, i, o, row, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
+import { biased, STEP_CODE } from "./learnPython";
+import { BIASED } from "./toyModel";
 import type { Learn } from "./useLearn";
-
-const BIASED = 5; // "taxes"
 
 export function Bias({ learn }: { learn: Learn }): JSX.Element {
   const { bias: s, common, words } = useStrings();
-  const { logits, bias, batch, positions } = learn;
-  const biases = words.map((_, v) => (v === BIASED ? bias : 0));
-  const scores = logits.map((z, v) => z + (biases[v] ?? 0));
+  const { bias, batch, positions } = learn;
+  const { biases, scores } = biased(learn);
   const widest = Math.max(5, ...scores.map(Math.abs));
   const [size, width] = [words.length, learn.hidden.length];
   return (
@@ -26,27 +25,11 @@ export function Bias({ learn }: { learn: Learn }): JSX.Element {
       text={s.text}
       tryThis={s.try}
       formula={
-        <>
-          <Formula label="z is h times W transposed plus b">
-            {row(i("z"), o("="), i("h"), sup(i("W"), i("⊤")), o("+"), i("b"))}
-          </Formula>
-          <Formula label="initial weights are uniform between minus and plus one over the root of D">
-            {row(o("|"), sub(i("W"), [i("v"), i("d")]), o("|"), o("≤"))}
-            {frac(n(1), sqrt(i("D")))}
-          </Formula>
-        </>
+        <Formula label="z is h times W transposed plus b">
+          {row(i("z"), o("="), i("h"), sup(i("W"), i("⊤")), o("+"), i("b"))}
+        </Formula>
       }
-      python={
-        <Python
-          code={[
-            `b = np.array(${pyList(biases)})`,
-            "ref.linear(h, W, b)",
-            "1 / np.sqrt(W.shape[1])  # bound of nn.Linear's initial weights",
-            `ref.linear(np.zeros((${batch}, ${positions}, ${width})), W, b).shape`,
-          ].join("\n")}
-          values={[scores, 1 / Math.sqrt(width), [batch, positions, size]]}
-        />
-      }
+      python={<Python {...STEP_CODE.bias(learn)} />}
     >
       <div class="controls">
         <Slider
@@ -96,7 +79,6 @@ export function Bias({ learn }: { learn: Learn }): JSX.Element {
           logits: `(${batch}, ${positions}, ${size})`,
         })}
       </p>
-      <p class="note">{fill(s.bound, { x: py(Math.round(1e4 / Math.sqrt(width)) / 1e4) })}</p>
     </Step>
   );
 }

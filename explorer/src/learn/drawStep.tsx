@@ -2,23 +2,14 @@
 
 import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
-import { gumbels } from "../math/philox";
 import { Bars } from "../ui/bars";
 import { Choice, NumberField } from "../ui/controls";
 import { fixed } from "../ui/format";
 import { Formula, gap, i, log, n, o, over, row, sub } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
-import { SHOWN, drawCode } from "./learnPython";
+import { drawnTokens, SHOWN, STEP_CODE } from "./learnPython";
 import { DRAW_COUNTS, SEEDS, type Learn } from "./useLearn";
-
-/** The words drawn at the first positions. */
-export function drawnTokens({ row, left, seed, draws }: Learn): number[] {
-  return Array.from(
-    { length: Number(draws) },
-    (_, position) => row.ids[left.draw(gumbels(seed, position, row.ids.length))] ?? 0,
-  );
-}
 
 export function Draw({ learn }: { learn: Learn }): JSX.Element {
   const { draw: s, common, words } = useStrings();
@@ -52,7 +43,7 @@ export function Draw({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python code={drawCode(learn)} values={[learn.row.ids[0], tokens.slice(0, SHOWN), times]} />}
+      python={<Python {...STEP_CODE.draw(learn)} />}
     >
       <div class="controls pair">
         <NumberField

@@ -10,7 +10,7 @@ import { fixed } from "../ui/format";
 import { Formula, frac, gap, i, n, o, row, sqrt } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
-import { hiddenCode } from "./learnPython";
+import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 export function Hidden({ learn }: { learn: Learn }): JSX.Element {
@@ -35,7 +35,7 @@ export function Hidden({ learn }: { learn: Learn }): JSX.Element {
           {row(gap(), i("ε"), o("="), n("0.00001"))}
         </Formula>
       }
-      python={<Python code={hiddenCode(learn)} values={[normed]} />}
+      python={<Python {...STEP_CODE.hidden(learn)} />}
     >
       <div class="controls">
         {learn.h.map((x, d) => (

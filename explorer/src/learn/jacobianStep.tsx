@@ -5,10 +5,11 @@ import { useStrings } from "../i18n/strings";
 import { softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
 import { Choice } from "../ui/controls";
-import { signed } from "../ui/format";
+import { fixed, signed } from "../ui/format";
 import { Formula, frac, i, o, row, sub } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
+import { jacobian, STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 const SMALL = 1e-6;
@@ -17,8 +18,7 @@ export function Jacobian({ learn }: { learn: Learn }): JSX.Element {
   const { jacobian: s, common, words } = useStrings();
   const { logits, changed } = learn;
   const p = softmax(logits);
-  const matrix = p.map((a, v) => p.map((b, u) => a * ((v === u ? 1 : 0) - b)));
-  const column = matrix.map((entries) => entries[changed] ?? NaN);
+  const column = jacobian(p).map((entries) => entries[changed] ?? NaN);
   const after = softmax(logits.map((z, v) => (v === changed ? z + SMALL : z)));
   const measured = after.map((x, v) => (x - (p[v] ?? NaN)) / SMALL);
   const wrong = p.map((a) => a * (1 - (p[changed] ?? NaN)) * (p[changed] ?? NaN));
@@ -34,7 +34,7 @@ export function Jacobian({ learn }: { learn: Learn }): JSX.Element {
           {row(o("="), sub(i("p"), i("i")), o("("), sub(i("δ"), [i("i"), i("j")]), o("−"), sub(i("p"), i("j")), o(")"))}
         </Formula>
       }
-      python={<Python code={"p = ref.softmax(z)\nnp.diag(p) - np.outer(p, p)"} values={[matrix]} />}
+      python={<Python {...STEP_CODE.jacobian(learn)} />}
     >
       <div class="controls">
         <Choice
@@ -58,7 +58,7 @@ export function Jacobian({ learn }: { learn: Learn }): JSX.Element {
         }))}
         footHead={common.sum}
         foot={[
-          signed(0, 4),
+          fixed(0, 4),
           "",
           signed(
             wrong.reduce((sum, x) => sum + x, 0),

@@ -6,7 +6,7 @@ import { ExportPanel } from "../ui/exportPanel";
 import { Chain } from "./samplerStep";
 import { Compare } from "./alternativesStep";
 import { Draw } from "./drawStep";
-import { learnDocument, learnLines, learnTables } from "./learnExport";
+import { learnAbout, learnDocument, learnLines, learnTables } from "./learnExport";
 import { Hidden } from "./hiddenStep";
 import { Linear } from "./linearStep";
 import { Logits } from "./logitsStep";
@@ -19,30 +19,36 @@ import { Bias } from "./biasStep";
 import { Jacobian } from "./jacobianStep";
 import { Norms } from "./normsStep";
 import { Translation } from "./translationStep";
-import { useLearn } from "./useLearn";
+import { Initial } from "./initialStep";
+import { STEP_IDS, type StepId } from "./learnPython";
+import { useLearn, type Learn } from "./useLearn";
 import { WhyLogits } from "./whyLogitsStep";
 import { Temperature } from "./temperatureStep";
 import { TreeStep } from "./treeStep";
 
-const STEPS = [
-  ["hidden", Hidden],
-  ["norms", Norms],
-  ["linear", Linear],
-  ["bias", Bias],
-  ["logits", Logits],
-  ["stable", Stable],
-  ["temperature", Temperature],
-  ["chain", Chain],
-  ["draw", Draw],
-  ["loss", Loss],
-  ["backward", Backward],
-  ["jacobian", Jacobian],
-  ["whylogits", WhyLogits],
-  ["compare", Compare],
-  ["attention", Attention],
-  ["tree", TreeStep],
-  ["translation", Translation],
-] as const;
+const STEPS: Readonly<Record<StepId, (props: { learn: Learn }) => JSX.Element>> = {
+  hidden: Hidden,
+  norms: Norms,
+  linear: Linear,
+  bias: Bias,
+  initial: Initial,
+  logits: Logits,
+  stable: Stable,
+  temperature: Temperature,
+  chain: Chain,
+  draw: Draw,
+  loss: Loss,
+  backward: Backward,
+  jacobian: Jacobian,
+  whylogits: WhyLogits,
+  compare: Compare,
+  attention: Attention,
+  tree: TreeStep,
+  translation: Translation,
+};
+
+/** The charts of all steps under their titles, but for tables that are folded. */
+const CHARTS = ".step > .text-column > h2, .step .play :is(table, svg):not(details *)";
 
 export function LearnPage(): JSX.Element {
   const learn = useLearn();
@@ -57,24 +63,28 @@ export function LearnPage(): JSX.Element {
       </header>
       <nav class="contents" aria-label={strings.frame.contents}>
         <ol>
-          {STEPS.map(([id]) => (
+          {STEP_IDS.map((id) => (
             <li key={id}>
               <a href={`#${id}`}>{strings[id].title}</a>
             </li>
           ))}
         </ol>
       </nav>
-      {STEPS.map(([id, StepView], at) => (
-        <StepNumber.Provider key={id} value={at + 1}>
-          <StepView learn={learn} />
-        </StepNumber.Provider>
-      ))}
+      {STEP_IDS.map((id, at) => {
+        const StepView = STEPS[id];
+        return (
+          <StepNumber.Provider key={id} value={at + 1}>
+            <StepView learn={learn} />
+          </StepNumber.Provider>
+        );
+      })}
       <ExportPanel
         name="learn"
         title={strings.intro.title}
-        document={() => learnDocument(learn, strings.words)}
+        document={() => learnDocument(learn, strings)}
         tables={() => learnTables(learn, strings)}
-        charts="table.bars"
+        charts={CHARTS}
+        about={learnAbout(learn, strings)}
         lines={() => learnLines(learn)}
       />
     </>

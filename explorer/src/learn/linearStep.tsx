@@ -8,7 +8,7 @@ import { fixed, percent, grouped } from "../ui/format";
 import { Formula, gap, i, o, over, sub, sup } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
-import { linearCode } from "./learnPython";
+import { STEP_CODE } from "./learnPython";
 import { MODELS, type Learn, type ModelName } from "./useLearn";
 import { WEIGHT } from "./toyModel";
 
@@ -43,7 +43,7 @@ export function Linear({ learn }: { learn: Learn }): JSX.Element {
           {sup(i("W"), i("⊤"))}
         </Formula>
       }
-      python={<Python code={linearCode()} values={[learn.logits]} />}
+      python={<Python {...STEP_CODE.linear(learn)} />}
     >
       <table class="dots" data-chart="dots">
         <thead>

@@ -5,10 +5,11 @@ import { fill, useStrings } from "../i18n/strings";
 import { softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
 import { Slider } from "../ui/controls";
-import { fixed, py, signed } from "../ui/format";
+import { fixed, signed } from "../ui/format";
 import { Formula, frac, i, o, over, sub, sup } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
+import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 export function Logits({ learn }: { learn: Learn }): JSX.Element {
@@ -36,7 +37,7 @@ export function Logits({ learn }: { learn: Learn }): JSX.Element {
           )}
         </Formula>
       }
-      python={<Python code={`ref.softmax(z + ${py(learn.shift)})`} values={[p]} />}
+      python={<Python {...STEP_CODE.logits(learn)} />}
     >
       <div class="controls">
         <Slider

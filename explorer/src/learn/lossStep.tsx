@@ -2,33 +2,19 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
-import { linear, sum, type Matrix } from "../math/linear";
-import { crossEntropy, crossEntropyGradient, smoothedTruth, softmax, stepDown } from "../math/softmax";
+import { sum } from "../math/linear";
+import { crossEntropyGradient, smoothedTruth, softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
 import { Choice, Slider } from "../ui/controls";
 import { fixed, signed } from "../ui/format";
 import { Formula, frac, gap, i, log, o, over, row, sub } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
-import { lossCode } from "./learnPython";
+import { descend } from "./descent";
+import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
-import { WEIGHT } from "./toyModel";
 
 export const MOST_STEPS = 50;
-
-/** The weight and logits after the steps, and the loss after 0, 1, ... steps. */
-export function descend(learn: Learn): { weight: Matrix; logits: number[]; losses: number[] } {
-  const { hidden, target, smoothing, rate, steps } = learn;
-  let weight: Matrix = WEIGHT;
-  let logits = learn.logits;
-  const losses = [crossEntropy(logits, target, smoothing)];
-  for (let k = 0; k < steps; k++) {
-    weight = stepDown(weight, hidden, crossEntropyGradient(logits, target, smoothing), rate);
-    logits = linear(hidden, weight);
-    losses.push(crossEntropy(logits, target, smoothing));
-  }
-  return { weight, logits, losses };
-}
 
 export function Loss({ learn }: { learn: Learn }): JSX.Element {
   const { loss: s, common, words } = useStrings();
@@ -51,12 +37,7 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
           {row(o("="), i("p"), o("−"), i("y"))}
         </Formula>
       }
-      python={
-        <Python
-          code={lossCode(learn)}
-          values={[losses[0], crossEntropyGradient(learn.logits, target, smoothing), loss]}
-        />
-      }
+      python={<Python {...STEP_CODE.loss(learn)} />}
     >
       <div class="controls">
         <Choice

@@ -2,33 +2,25 @@
 
 import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
-import { layerNorm, mean, type Vector } from "../math/linear";
+
 import { Bars } from "../ui/bars";
 import { Slider } from "../ui/controls";
-import { fixed, py, pyList } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, frac, i, n, o, row, sqrt, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
+import { norms, STEP_CODE } from "./learnPython";
+import { SUBLAYER } from "./toyModel";
 import type { Learn } from "./useLearn";
-
-const EPS = 1e-5;
-// The direction of the sublayer's output. Its numbers differ, because LayerNorm removes what all have in common.
-const SUBLAYER: Vector = [1, -1, 2];
-
-export function rmsNorm(x: Vector, gamma: number): number[] {
-  const rms = Math.sqrt(mean(x.map((value) => value * value)) + EPS);
-  return x.map((value) => (gamma * value) / rms);
-}
 
 export function Norms({ learn }: { learn: Learn }): JSX.Element {
   const { norms: s, common } = useStrings();
-  const { gamma, beta, sublayer, given } = learn;
-  const f = SUBLAYER.map((x) => x * sublayer);
-  const affine = (x: Vector): number[] => layerNorm(x).map((value) => gamma * value + beta);
+  const { gamma, beta, sublayer } = learn;
+  const { f, layer, rms, add } = norms(learn);
   const columns = [
-    ["layer", s.layer, affine(given)],
-    ["rms", s.rms, rmsNorm(given, gamma)],
-    ["add", s.add, affine(given.map((x, d) => x + (f[d] ?? 0)))],
+    ["layer", s.layer, layer],
+    ["rms", s.rms, rms],
+    ["add", s.add, add],
   ] as const;
   return (
     <Step
@@ -52,18 +44,7 @@ export function Norms({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={
-        <Python
-          code={[
-            `x, gamma, beta = np.array(${pyList(given)}), ${py(gamma)}, ${py(beta)}`,
-            `f = ${py(sublayer)} * np.array(${pyList(SUBLAYER)})`,
-            "ref.layer_norm(x, gamma, beta)",
-            "gamma * x / np.sqrt(np.mean(x**2) + 1e-5)  # RMSNorm",
-            "ref.layer_norm(x + f, gamma, beta)  # Add & Norm",
-          ].join("\n")}
-          values={columns.map(([, , values]) => values)}
-        />
-      }
+      python={<Python {...STEP_CODE.norms(learn)} />}
     >
       <div class="controls">
         {(

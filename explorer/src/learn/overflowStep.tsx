@@ -2,14 +2,14 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
-import { LIMIT, naive, round, stable } from "../math/floatFormats";
-import { softmax } from "../math/softmax";
+import { LIMIT, naive, stable } from "../math/floatFormats";
 import { Figure } from "../ui/bars";
 import { Choice, Slider } from "../ui/controls";
-import { fixed, py, short } from "../ui/format";
+import { fixed, short } from "../ui/format";
 import { Formula, frac, gap, i, o, over, row, sub, sup } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
+import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 export function Stable({ learn }: { learn: Learn }): JSX.Element {
@@ -19,7 +19,6 @@ export function Stable({ learn }: { learn: Learn }): JSX.Element {
   const shifted = stable(z, learn.format);
   const wrong = unshifted.p.map((p, v) => !(Math.abs(p - (shifted.p[v] ?? NaN)) < 1e-3));
   const count = wrong.filter(Boolean).length;
-  const dtype = learn.format === "fp32" ? "np.float32" : "np.float16";
   return (
     <Step
       id="stable"
@@ -37,17 +36,7 @@ export function Stable({ learn }: { learn: Learn }): JSX.Element {
           {row(gap(), i("m"), o("="), over("max", i("j")), sub(i("z"), i("j")))}
         </Formula>
       }
-      python={
-        <Python
-          code={[
-            `low = z.astype(${dtype})`,
-            `low[0] = ${py(learn.big)}`,
-            "np.exp(low) / np.exp(low).sum()  # without the shift",
-            "ref.softmax(low)",
-          ].join("\n")}
-          values={[unshifted.p, softmax(z.map((value) => round(value, learn.format)))]}
-        />
-      }
+      python={<Python {...STEP_CODE.stable(learn)} />}
     >
       <div class="controls">
         <Slider

@@ -9,15 +9,14 @@ import { fixed, percent } from "../ui/format";
 import { Formula, i, o, row, sub, sup } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
-import { samplerCode } from "./learnPython";
+import { STEP_CODE } from "./learnPython";
 import { EXAMPLE, inOrder, ORDERS, orderOf, RANGES, stagesOf, type Card, type Learn, type Order } from "./useLearn";
 
 export function Chain({ learn }: { learn: Learn }): JSX.Element {
   const { chain: s, common, words } = useStrings();
   const { cards, left } = learn;
-  const leaves = (of: readonly Card[], order: Order): number[] => [
-    ...new Processed(learn.row, stagesOf(inOrder(of, order))).left.ids,
-  ];
+  const leaves = (of: readonly Card[], order: Order): number[] =>
+    new Processed(learn.row, stagesOf(inOrder(of, order))).ids();
   const edit = (card: Card, drag: boolean): void =>
     learn.setCards(
       cards.map((old) => (old.name === card.name ? card : old)),
@@ -40,7 +39,7 @@ export function Chain({ learn }: { learn: Learn }): JSX.Element {
           {row(sup(i("e"), [o("−"), i("∞")]), o("="), i("0"))}
         </Formula>
       }
-      python={<Python code={samplerCode(learn)} values={[[...left.left.ids].sort((a, b) => a - b)]} />}
+      python={<Python {...STEP_CODE.chain(learn)} />}
     >
       <div class="controls buttons">
         {(["hf", "llama.cpp"] as const).map((order) => (

@@ -12,7 +12,7 @@ import { fixed } from "../ui/format";
 import { Formula, frac, i, log, o, over, sub, sup } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
-import { temperatureCode } from "./learnPython";
+import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 export function Temperature({ learn }: { learn: Learn }): JSX.Element {
@@ -47,7 +47,7 @@ export function Temperature({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python code={temperatureCode(learn)} values={[p, nats]} />}
+      python={<Python {...STEP_CODE.temperature(learn)} />}
     >
       <div class="controls">
         <Slider

@@ -12,6 +12,16 @@ export const WEIGHT: Matrix = [
   [0.1, -0.4, -0.2],
   [-0.6, -0.3, 0.5],
 ];
+/** The word that step "bias" gives a bias: "taxes". */
+export const BIASED = 5;
+/** The direction of a sublayer's output. Its numbers differ, because LayerNorm removes what all have in common. */
+export const SUBLAYER: Vector = [1, -1, 2];
+/** The keys of three earlier positions. */
+export const KEYS: Matrix = [
+  [0.9, 0.1, -0.3],
+  [-0.4, 1.2, 0.5],
+  [0.2, -0.6, 1.1],
+];
 export const COUNTS: Vector = [50, 30, 20, 12, 6, 2];
 export const FORKS: Matrix = [
   [0.5, -0.2, 0.3],

@@ -3,12 +3,13 @@
 import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
 import { linear } from "../math/linear";
-import { fixed, pyList } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, i, o, row, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
 import { WEIGHT } from "./toyModel";
 import { TrainedTranslator, useTranslationRun } from "./trainedTranslator";
+import { decoderStates, STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 const [BOX, TALL] = [170, 38];
@@ -16,9 +17,8 @@ const [BOX, TALL] = [170, 38];
 export function Translation({ learn }: { learn: Learn }): JSX.Element {
   const { translation: s, common, words } = useStrings();
   const run = useTranslationRun();
-  // Two positions of a decoder: the head gives one row of logits for each.
-  const states = [learn.hidden, learn.hidden.map((x) => -x)];
-  const rows = states.map((state) => linear(state, WEIGHT));
+  // The head gives one row of logits for each position.
+  const rows = decoderStates(learn).map((state) => linear(state, WEIGHT));
   return (
     <Step
       id="translation"
@@ -30,12 +30,7 @@ export function Translation({ learn }: { learn: Learn }): JSX.Element {
           {row(i("Z"), o("="), i("H"), sup(i("W"), i("⊤")))}
         </Formula>
       }
-      python={
-        <Python
-          code={`H = np.array([${states.map((state) => pyList(state)).join(", ")}])  # two positions of the decoder\nref.linear(H, W)`}
-          values={[rows]}
-        />
-      }
+      python={<Python {...STEP_CODE.translation(learn)} />}
     >
       <svg class="tree" viewBox="0 0 520 232" role="img" aria-label={s.title}>
         <Box x={10} y={186} text={s.source} />

@@ -6,10 +6,11 @@ import { fill, useStrings } from "../i18n/strings";
 import { sum } from "../math/linear";
 import { huffman, leafProbability, paths, turnProbability, type Node, type Turn } from "../math/huffman";
 import { Choice } from "../ui/controls";
-import { fixed, pyList } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, i, o, over, row, sub } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
+import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 import { COUNTS, FORKS } from "./toyModel";
 
@@ -38,16 +39,7 @@ export function TreeStep({ learn }: { learn: Learn }): JSX.Element {
           {row(i("σ"), o("("), o("±"), sub(i("w"), i("f")), o("·"), i("h"), o(")"))}
         </Formula>
       }
-      python={
-        <Python
-          code={[
-            `tree = ref.huffman_tree(${JSON.stringify(COUNTS).replaceAll(",", ", ")})`,
-            `forks = np.array([${FORKS.map(pyList).join(", ")}])`,
-            "ref.leaf_probabilities(h, forks, tree)",
-          ].join("\n")}
-          values={[p]}
-        />
-      }
+      python={<Python {...STEP_CODE.tree(learn)} />}
     >
       <div class="controls">
         <Choice

@@ -6,6 +6,7 @@ import { flag, integer, number, numbers, oneOf, useParam, type Codec } from "../
 import { NEUTRAL, type Stage } from "../sampler/options";
 import { Processed } from "../sampler/process";
 import { Row } from "../sampler/row";
+import { WIDTHS, type Width } from "./initialWeights";
 import { HIDDEN, WEIGHT } from "./toyModel";
 
 /** The stages that this page shows. */
@@ -117,6 +118,8 @@ export function useLearn() {
   const [positions, setPositions] = useParam("positions", integer(4, 1, 16));
   const [changed, setChanged] = useParam("changed", integer(0, 0, 5));
   const [low, setLow] = useParam("low", number(-20, -150, 5));
+  const [width, setWidth] = useParam("width", oneOf<Width>("64", WIDTHS));
+  const [initialSeed, setInitialSeed] = useParam("initseed", integer(0, 0, 2 ** 32 - 1));
   const [leaf, setLeaf] = useParam("leaf", number(1, 0, 5));
 
   const given: Vector = h.map((x) => x * stretch);
@@ -177,6 +180,10 @@ export function useLearn() {
     setChanged,
     low,
     setLow,
+    width,
+    setWidth,
+    initialSeed,
+    setInitialSeed,
     given,
     hidden,
     logits,

@@ -2,23 +2,20 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
-import { stable } from "../math/floatFormats";
-import { logSoftmax, softmax } from "../math/softmax";
+import { softmax } from "../math/softmax";
 import { Figure } from "../ui/bars";
 import { Slider } from "../ui/controls";
-import { fixed, py } from "../ui/format";
+import { fixed } from "../ui/format";
 import { Formula, i, log, o, over, row, space, sub, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
+import { argmax, loweredTarget, STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
   const { whylogits: s, words } = useStrings();
   const { target, low } = learn;
-  const z = learn.logits.map((x, v) => (v === target ? low : x));
-  const exact = -(logSoftmax(z)[target] ?? NaN);
-  const naive = Math.fround(-Math.log(stable(z, "fp32").p[target] ?? NaN));
-  const best = (x: readonly number[]): number => x.indexOf(Math.max(...x));
+  const { z, naive, exact } = loweredTarget(learn);
   return (
     <Step
       id="whylogits"
@@ -36,19 +33,7 @@ export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={
-        <Python
-          code={[
-            `low = z.copy()\nlow[${target}] = ${py(low)}`,
-            "e = np.exp((low - low.max()).astype(np.float32))",
-            `-np.log(e[${target}] / e.sum())  # inf once p underflows to 0`,
-            `np.logaddexp.reduce(low) - low[${target}]`,
-            `ref.cross_entropy(low, ${target})`,
-            "int(np.argmax(low)), int(np.argmax(ref.softmax(low)))",
-          ].join("\n")}
-          values={[naive, exact, exact, [best(z), best(softmax(z))]]}
-        />
-      }
+      python={<Python {...STEP_CODE.whylogits(learn)} />}
     >
       <div class="controls">
         <Slider
@@ -76,7 +61,7 @@ export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
           </tr>
         </tbody>
       </table>
-      <p class="note">{fill(s.argmax, { a: words[best(z)] ?? "", b: words[best(softmax(z))] ?? "" })}</p>
+      <p class="note">{fill(s.argmax, { a: words[argmax(z)] ?? "", b: words[argmax(softmax(z))] ?? "" })}</p>
     </Step>
   );
 }

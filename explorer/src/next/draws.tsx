@@ -3,7 +3,6 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { fill, useStrings } from "../i18n/strings";
-import { gumbels } from "../math/philox";
 import type { Processed } from "../sampler/process";
 import type { Row } from "../sampler/row";
 import { fixed, grouped } from "../ui/format";
@@ -35,7 +34,7 @@ export function Draws({ row, processed, seed, position, say }: DrawsProps): JSX.
     const slice = (): void => {
       const end = performance.now() + SLICE_MS;
       while (at < DRAWS && performance.now() < end) {
-        const rank = processed.draw(gumbels(seed, position + at++, row.ids.length));
+        const rank = processed.drawAt(seed, position + at++);
         const id = row.ids[rank] ?? 0;
         found.set(id, (found.get(id) ?? 0) + 1);
       }

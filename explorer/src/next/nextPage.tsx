@@ -5,7 +5,6 @@ import { useContext, useMemo } from "preact/hooks";
 import type { Model } from "../api";
 import { fill, useStrings } from "../i18n/strings";
 import { Models } from "../models";
-import { gumbels } from "../math/philox";
 import { Choice } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { fixed, grouped } from "../ui/format";
@@ -23,7 +22,7 @@ import { Paths } from "./continuations";
 import { CopySampler } from "./copySampler";
 import { Draws } from "./draws";
 import { Ranked, shownRanks, type BarScale } from "./rankedTokens";
-import { SamplerControls } from "./samplerControls";
+import { QuickControls, SamplerControls } from "./samplerControls";
 import { Stages } from "./stageTable";
 import { TokenText } from "../ui/tokenText";
 import { useNext, type Reading } from "./useNext";
@@ -83,7 +82,7 @@ export function NextPage(): JSX.Element {
       <Status asked={asked} waiting={s.waiting} />
       {texts.error ? <Status asked={texts} waiting="" /> : null}
       {reading && read ? (
-        <div class={asked.current && !draft.edited ? "" : "stale"}>
+        <div class={asked.current && !draft.edited ? "prediction" : "prediction stale"}>
           <Prediction
             model={read}
             reading={reading}
@@ -122,7 +121,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
   const processed = useMemo(() => new Processed(row, stages, { ...context, counting, seed }), [reading, settings]);
   const position = reading.prompt.length;
   const size = row.ids.length;
-  const noise = useMemo(() => gumbels(seed, position, size), [seed, position, size]);
+  const noise = useMemo(() => row.noise(seed, position), [row, seed, position]);
   const drawn = useMemo(() => processed.draw(noise), [processed, noise]);
   const ranks = useMemo(() => shownRanks(row, processed, top), [row, processed, top]);
   const mass = ranks.reduce((sum, rank) => sum + row.p(rank), 0);
@@ -170,6 +169,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
           <FindToken row={row} processed={processed} texts={texts} onTake={take} />
         </div>
         <div class="play ranks">
+          <QuickControls sampler={sampler} />
           <div class="ranked-head">
             <Choice
               name="scale"

@@ -36,7 +36,7 @@ export function RankCurve({ row, processed, say }: CurveProps): JSX.Element {
   const tens = [1, 10, 100, 1000, 10_000, 100_000].filter((rank) => rank <= last);
   const removed = processed.kept < row.candidates.size;
   // The lowest rank of the model that is left; with XTC or typical-p, higher ranks may be gone too.
-  const cut = removed ? processed.left.ids.reduce((most, id) => Math.max(most, row.rankOf(id) + 1), 0) : undefined;
+  const cut = removed ? processed.lastRank + 1 : undefined;
   const point = (event: PointerEvent & { currentTarget: SVGSVGElement }): void => {
     const box = event.currentTarget.getBoundingClientRect();
     const rank = Math.round(x.invert(((event.clientX - box.left) / box.width) * WIDTH));

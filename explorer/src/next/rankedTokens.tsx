@@ -62,7 +62,7 @@ export function Ranked({ row, processed, ranks, scale, say, onTake }: RankedProp
           <th scope="col" class="figure id">
             {s.id}
           </th>
-          <th scope="col" class="figure">
+          <th scope="col" class="figure logit">
             {common.logit}
           </th>
           <th scope="col" class="figure">
@@ -101,7 +101,7 @@ export function Ranked({ row, processed, ranks, scale, say, onTake }: RankedProp
                 </button>
               </th>
               <td class="figure id">{id}</td>
-              <td class="figure">{fixed(row.logits[id] ?? NaN, 3)}</td>
+              <td class="figure logit">{fixed(row.logits[id] ?? NaN, 3)}</td>
               <td class="figure">{chance(raw)}</td>
               <td class="figure">
                 {cut ? <small title={fill(s.cut_by, { stage: t.stages[cut] })}>{t.stages[cut]}</small> : chance(left)}

@@ -14,7 +14,7 @@ import {
 } from "../sampler/options";
 import type { Processed } from "../sampler/process";
 import type { SamplerState } from "../sampler/useSampler";
-import { Choice, NumberField } from "../ui/controls";
+import { Choice, NumberField, Slider } from "../ui/controls";
 import { percent, grouped } from "../ui/format";
 
 interface ControlsProps {
@@ -84,5 +84,26 @@ export function SamplerControls({ sampler, processed }: ControlsProps): JSX.Elem
         onSet={(x) => sampler.setSeed(x, true)}
       />
     </>
+  );
+}
+
+const QUICK = ["temperature", "top_p"] as const;
+
+/** Temperature and top-p above the bars, where the cards are far below them: on narrow screens only. */
+export function QuickControls({ sampler }: { readonly sampler: SamplerState }): JSX.Element {
+  const { sampler: t } = useStrings();
+  return (
+    <div class="quick">
+      {QUICK.map((name) => (
+        <Slider
+          key={name}
+          {...OPTIONS[name]}
+          name={`quick-${OPTIONS[name].param}`}
+          label={t.stages[name]}
+          value={sampler.options[name]}
+          onMove={(value) => sampler.set(name, value, true)}
+        />
+      ))}
+    </div>
   );
 }

@@ -5,9 +5,9 @@ import { firstIndex, type Candidates } from "./candidates";
 /** The best tokens until their probabilities reach p: one stays if those before it have less. */
 export function topP(c: Candidates, p: number): Candidates {
   if (p >= 1) return c;
-  const limit = p * c.total;
+  const [limit, e] = [p * c.sum, c.e];
   let [before, n] = [0, 0];
-  for (; n < c.size && before < limit; n++) before += Math.exp((c.z[n] as number) - (c.z[0] as number));
+  for (; n < c.size && before < limit; n++) before += e[n] as number;
   return c.best(n);
 }
 
@@ -52,7 +52,7 @@ export function typicalP(c: Candidates, share: number): Candidates {
   const x = (at: number): number => (c.z[at] as number) - best;
   // Surprisal less entropy is mean - x, where mean = Σ p x.
   const mean = Math.log(c.total) - c.entropy;
-  const limit = share * c.total;
+  const [limit, e] = [share * c.sum, c.e];
   // Distances grow on both sides of the centre: two pointers move apart.
   let up = firstIndex(c.size, (at) => x(at) < mean);
   let down = up;
@@ -64,10 +64,10 @@ export function typicalP(c: Candidates, share: number): Candidates {
       let start = up - 1;
       while (start > 0 && c.z[start - 1] === level) start--;
       let end = start;
-      while (end < up && mass < limit) mass += Math.exp(x(end++));
+      while (end < up && mass < limit) mass += e[end++] as number;
       if (end < up) return c.without(start, end, up, down);
       up = start;
-    } else mass += Math.exp(x(down++));
+    } else mass += e[down++] as number;
   }
   return down > up ? c.slice(up, down) : c.best(1);
 }

@@ -1,6 +1,6 @@
 // A row after a sampler: every stage in turn, what each leaves, and the token that is drawn.
 
-import { uniform } from "../math/philox";
+import { gumbel, uniform } from "../math/philox";
 import type { Candidates } from "./candidates";
 import {
   epsilonCutoff,
@@ -14,7 +14,16 @@ import {
   topP,
   typicalP,
 } from "./filters";
-import { activeStages, legalStages, NEUTRAL, ORDERS, type Options, type Stage, type StageName } from "./options";
+import {
+  activeStages,
+  legalStages,
+  NEUTRAL,
+  ORDERS,
+  STAGE_OPTIONS,
+  type Options,
+  type Stage,
+  type StageName,
+} from "./options";
 import {
   countedIds,
   countPenalty,
@@ -23,6 +32,7 @@ import {
   repetitionPenalty,
   type Context,
   type Counting,
+  type Edit,
 } from "./penalties";
 import type { Row } from "./row";
 
@@ -55,29 +65,32 @@ const NOTHING: Situation = { prompt: [], output: [] };
 export class Processed {
   readonly steps: readonly Step[];
   readonly left: Candidates;
-  /** By token id, the number of the step (from 1) that removed it; 0 for none. */
-  private readonly removedBy: Uint8Array;
-  /** By token id; 0 for those that were removed. */
-  readonly probability: Float64Array;
+  /** The last rank of the model (from 0) that is left. */
+  readonly lastRank: number;
+  /** By the model's rank: index among those left, plus 1; or minus the number of the step that removed it. */
+  private readonly where: Int32Array;
+  private byId: Float64Array | undefined;
 
   constructor(
     private readonly row: Row,
     stages: readonly Stage[],
     situation: Situation = NOTHING,
   ) {
-    this.removedBy = new Uint8Array(row.ids.length);
-    const steps: Step[] = [];
-    let now = row.candidates;
-    for (const stage of legalStages(stages)) {
-      const before = now;
-      now = applyStage(stage, before, row.logits.length, situation);
-      if (now.size < before.size) this.mark(before, now, steps.length + 1);
-      steps.push(describe(stage, before, now, row));
+    this.where = new Int32Array(row.ids.length);
+    const applied = appliedStages(row, legalStages(stages), situation);
+    applied.forEach(({ before, after }, at) => {
+      if (after.size < before.size) this.mark(before.ranks, after.ranks, -1 - at);
+    });
+    this.steps = applied.map(({ step }) => step);
+    this.left = applied.at(-1)?.after ?? row.candidates;
+    const { ranks } = this.left;
+    let last = 0;
+    for (let at = 0; at < ranks.length; at++) {
+      const rank = ranks[at] as number;
+      this.where[rank] = at + 1;
+      if (rank > last) last = rank;
     }
-    this.steps = steps;
-    this.left = now;
-    this.probability = new Float64Array(row.ids.length);
-    for (let at = 0; at < now.size; at++) this.probability[now.ids[at] as number] = now.p(at);
+    this.lastRank = last;
   }
 
   /** How many tokens are left. */
@@ -89,41 +102,110 @@ export class Processed {
     return this.left.entropy;
   }
 
+  /** The ids of the tokens that are left, the n best ones first. */
+  ids(n = this.kept): number[] {
+    return this.best(n).map((rank) => this.row.ids[rank] as number);
+  }
+
+  /** The probability by token id; 0 for those that were removed. */
+  get probability(): Float64Array {
+    return (this.byId ??= this.left.probability());
+  }
+
   /** The probability of the token at a rank of the model (from 0); 0 if it was removed. */
   p(rank: number): number {
-    return this.probability[this.row.ids[rank] ?? -1] ?? 0;
+    const place = this.where[rank] ?? 0;
+    return place > 0 ? this.left.p(place - 1) : 0;
   }
 
   /** The probability of a token id; 0 if it was removed. */
   pOf(id: number): number {
-    return this.probability[id] ?? 0;
+    return this.p(this.row.rankOf(id));
+  }
+
+  /** The logit of the token at a rank of the model after the sampler; undefined if it was removed. */
+  logit(rank: number): number | undefined {
+    const place = this.where[rank] ?? 0;
+    return place > 0 ? this.left.z[place - 1] : undefined;
   }
 
   /** The stage that removed the token at a rank of the model. */
   removedAt(rank: number): Step | undefined {
-    const number = this.removedBy[this.row.ids[rank] ?? -1] ?? 0;
-    return number ? this.steps[number - 1] : undefined;
+    const place = this.where[rank] ?? 0;
+    return place < 0 ? this.steps[-place - 1] : undefined;
   }
 
   /** The model's ranks of the n best tokens that are left. */
   best(n: number): number[] {
-    return Array.from(this.left.ids.subarray(0, n), (id) => this.row.rankOf(id));
+    return [...this.left.ranks.subarray(0, n)];
   }
 
-  /** The model's rank of the token that is drawn with this noise, by token id. */
+  /** The model's rank of the token that is drawn with this noise, by rank (`Row.noise`). */
   draw(noise: Float64Array): number {
+    const { ranks, z } = this.left;
     let [best, largest] = [0, -Infinity];
-    for (let at = 0; at < this.left.size; at++) {
-      const sum = (this.left.z[at] as number) + (noise[this.left.ids[at] as number] as number);
+    for (let at = 0; at < ranks.length; at++) {
+      const sum = (z[at] as number) + (noise[ranks[at] as number] as number);
       if (sum > largest) [best, largest] = [at, sum];
     }
-    return this.row.rankOf(this.left.ids[best] as number);
+    return ranks[best] as number;
   }
 
-  private mark(before: Candidates, after: Candidates, step: number): void {
-    for (const id of before.ids) this.removedBy[id] ||= step;
-    for (const id of after.ids) this.removedBy[id] = 0;
+  /** The model's rank of the token that is drawn at a position. */
+  drawAt(seed: number, position: number): number {
+    if (4 * this.kept > this.row.ids.length) return this.draw(this.row.noise(seed, position));
+    // Few tokens are left: the noise of the others is not needed.
+    const noise = new Float64Array(this.lastRank + 1);
+    for (const rank of this.left.ranks) noise[rank] = gumbel(seed, position, this.row.ids[rank] as number);
+    return this.draw(noise);
   }
+
+  /** Note the step that removed tokens; both lists are in the same order. */
+  private mark(before: Uint32Array, after: Uint32Array, step: number): void {
+    let kept = 0;
+    for (let at = 0; at < before.length; at++) {
+      const rank = before[at] as number;
+      if (rank === after[kept]) kept++;
+      else this.where[rank] = step;
+    }
+  }
+}
+
+interface Applied {
+  /** Stage, its options, and what else its result depends on. */
+  readonly key: string;
+  readonly situation: Situation;
+  readonly before: Candidates;
+  readonly after: Candidates;
+  readonly step: Step;
+}
+
+/** The last chain that was applied to each row: stages before the first change are not computed again. */
+const lastChains = new WeakMap<Row, readonly Applied[]>();
+
+function appliedStages(row: Row, stages: readonly Stage[], situation: Situation): readonly Applied[] {
+  const known = lastChains.get(row) ?? [];
+  const applied: Applied[] = [];
+  let [before, mass] = [row.candidates, 1];
+  for (const [at, stage] of stages.entries()) {
+    const { name, options } = stage;
+    const { prompt, output, counting, seed } = situation;
+    const key = [name, ...STAGE_OPTIONS[name].map((option) => options[option]), counting, seed].join();
+    const old = known[at];
+    let one: Applied;
+    if (old?.key === key && old.before === before && old.situation.prompt === prompt && old.situation.output === output)
+      one = old;
+    else {
+      const after = applyStage(stage, before, row, situation);
+      if (after.size < before.size) mass = row.mass(after.ranks);
+      one = { key, situation, before, after, step: describe(stage, before, after, mass) };
+    }
+    applied.push(one);
+    before = one.after;
+    mass = one.step.mass;
+  }
+  lastChains.set(row, applied);
+  return applied;
 }
 
 /** What the options do to a row in the order of a program. */
@@ -136,15 +218,17 @@ export function processed(
   return new Processed(row, activeStages({ ...NEUTRAL, ...options }, order), situation);
 }
 
-function applyStage({ name, options: o }: Stage, c: Candidates, vocabulary: number, situation: Situation): Candidates {
+function applyStage({ name, options: o }: Stage, c: Candidates, row: Row, situation: Situation): Candidates {
   const { counting = "hf", seed = 0, prompt, output } = situation;
+  const edited = (edits: ReadonlyMap<number, Edit>): Candidates =>
+    c.edited(new Map([...edits].map(([id, edit]) => [row.rankOf(id), edit])));
   switch (name) {
     case "repetition_penalty":
-      return c.edited(repetitionPenalty(repeatedIds(situation, counting), o.repetition_penalty));
+      return edited(repetitionPenalty(repeatedIds(situation, counting), o.repetition_penalty));
     case "frequency_penalty":
-      return c.edited(countPenalty(countedIds(situation, counting), o.frequency_penalty, o.presence_penalty));
+      return edited(countPenalty(countedIds(situation, counting), o.frequency_penalty, o.presence_penalty));
     case "dry_multiplier":
-      return c.edited(dryPenalty([...prompt, ...output], o.dry_multiplier, o.dry_base, o.dry_allowed_length));
+      return edited(dryPenalty([...prompt, ...output], o.dry_multiplier, o.dry_base, o.dry_allowed_length));
     case "temperature":
       return c.scaled(o.dynatemp_range > 0 ? dynamicTemperature(c, o) : o.temperature);
     case "top_n_sigma":
@@ -168,7 +252,7 @@ function applyStage({ name, options: o }: Stage, c: Candidates, vocabulary: numb
       return coin < o.xtc_probability ? excludeTopChoices(c, o.xtc_threshold) : c;
     }
     case "mirostat": // the first token: mu is 2 tau
-      return o.mirostat === 1 ? mirostat1(c, 2 * o.mirostat_tau, vocabulary) : mirostat2(c, 2 * o.mirostat_tau);
+      return o.mirostat === 1 ? mirostat1(c, 2 * o.mirostat_tau, row.ids.length) : mirostat2(c, 2 * o.mirostat_tau);
   }
 }
 
@@ -180,21 +264,17 @@ export function dynamicTemperature(c: Candidates, o: Options): number {
   return Math.max(1e-6, low + (high - low) * share ** o.dynatemp_exponent);
 }
 
-function describe({ name, options }: Stage, before: Candidates, after: Candidates, row: Row): Step {
-  let mass = 0;
-  for (let at = after.size - 1; at >= 0; at--) mass += row.probability[after.ids[at] as number] as number;
+function describe({ name, options }: Stage, before: Candidates, after: Candidates, mass: number): Step {
   const removed = before.size - after.size;
   return {
     name: name === "temperature" && options.dynatemp_range > 0 ? "dynatemp_range" : name,
     stage: name,
     left: after.size,
-    mass: Math.min(1, mass),
+    mass,
     entropy: after.entropy,
-    best: after.ids[0] as number,
+    best: after.id(0),
     bestP: after.p(0),
     removed,
-    removedMass: removed
-      ? Math.max(0, 1 - (after.total * Math.exp((after.z[0] as number) - (before.z[0] as number))) / before.total)
-      : 0,
+    removedMass: removed ? Math.max(0, 1 - after.shareOf(before)) : 0,
   };
 }

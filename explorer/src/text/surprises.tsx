@@ -8,7 +8,7 @@ import { MEASURES, SCALES } from "./textMeasures";
 import { everyToken, type Score, type Scored } from "./score";
 import { spell } from "./tokenSpelling";
 
-const [WORST, BEFORE, EXCERPT, PORTION] = [12, 14, 28, 200];
+const [WORST, BEFORE, AFTER, EXCERPT, PORTION] = [12, 14, 8, 28, 200];
 
 interface ListProps {
   readonly score: Score;
@@ -23,6 +23,16 @@ export function excerpt(text: string, most: number): string {
   const end = text.slice(-most);
   const cut = /\S/.test(text.charAt(text.length - most - 1)) ? end.search(/\s/) : 0;
   return cut > 0 ? end.slice(cut + 1) : end;
+}
+
+// A letter or digit of a script that separates by spaces.
+const LETTER = /[^\P{Alphabetic}\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]|[\p{N}'’]/u;
+
+/** The letters up to the next space or sign, if a token ends with a letter. */
+export function lettersAfter(token: string, following: string): string {
+  const letters = [...following];
+  const end = letters.findIndex((letter) => !LETTER.test(letter));
+  return LETTER.test([...token].at(-1) ?? "") ? letters.slice(0, end < 0 ? undefined : end).join("") : "";
 }
 
 /** The tokens with the largest surprisal; equal ones in text order. */
@@ -55,6 +65,7 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
         {found.map((token) => {
           const before = spelled.slice(Math.max(0, token.position - BEFORE), token.position);
           const shown = spelled[token.position]?.shown ?? "";
+          const after = spelled.slice(token.position + 1, token.position + 1 + AFTER);
           return (
             <tr key={token.position} data-position={token.position}>
               <th scope="row">
@@ -66,6 +77,7 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
                 >
                   <bdi class="before">{excerpt(before.map(({ own }) => own).join(""), EXCERPT)}</bdi>
                   <bdi class="that">{shown}</bdi>
+                  <bdi class="before">{lettersAfter(shown, after.map(({ own }) => own).join(""))}</bdi>
                 </button>
               </th>
               <td class="figure">{SCALES.bits.show(SCALES.bits.of(token))}</td>

@@ -142,7 +142,7 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
           {fill(dense >= streamed ? s.less : s.more, {
             dense: showBytes(dense),
             streamed: showBytes(streamed),
-            times: times >= 99.5 ? grouped(Math.round(times)) : fixed(times, 1),
+            times: times >= 9.95 ? grouped(Math.round(times)) : fixed(times, 1),
           })}
         </p>
         <Bars

@@ -239,7 +239,7 @@ function Pace({ run, looked }: { run: Run; looked: number }): JSX.Element {
       y={{
         label: s.speed,
         domain: [0, most * 1.1 || 1],
-        show: (value) => (most >= 10_000 ? `${fixed(value / 1000, 0)}k` : grouped(value)),
+        show: (value) => (most >= 10_000 && value > 0 ? `${fixed(value / 1000, 0)}k` : grouped(value)),
       }}
       series={[{ label: s.speed, look: "plain", points: points.map(({ step, value }) => [step, value]) }]}
       guide={looked}

@@ -19,8 +19,10 @@ export function short(x: number): string {
   return x.toExponential(2).replace("-", "−");
 }
 
+const GROUPED = new Intl.NumberFormat("en-US");
+
 export function grouped(x: number): string {
-  return x.toLocaleString("en-US");
+  return GROUPED.format(x);
 }
 
 /** 2.0 M, 135 M, 8.0 B. */

@@ -1,0 +1,196 @@
+// "How does this work?": the steps of a prediction in numbers.
+
+import type { JSX } from "preact";
+import type { Products } from "../api";
+import { fill, useStrings } from "../i18n/strings";
+import type { Processed } from "../sampler/process";
+import type { Row } from "../sampler/row";
+import { fixed, grouped, percent } from "../ui/format";
+import { PageLink } from "../ui/pageLink";
+import { TokenText, visible } from "../ui/tokenText";
+import type { FlowProps } from "./flow";
+import { chance } from "./rankedTokens";
+
+/** How many products are listed. */
+const LARGEST = 5;
+
+interface StoryProps extends FlowProps {
+  readonly products: Products;
+  readonly tokens: readonly number[];
+}
+
+export function Story({ model, reading, processed, noise, seed, products, tokens, say }: StoryProps): JSX.Element {
+  const { how: s, common, next } = useStrings();
+  const { row } = reading;
+  const { hidden, weights, bias, scale, softcap } = products;
+  const size = row.ids.length;
+  const first = tokens[0] ?? 0;
+  const terms = hidden
+    .map((h, d) => ({ d, h, w: weights[0]?.[d] ?? 0, product: h * (weights[0]?.[d] ?? 0) }))
+    .sort((a, b) => Math.abs(b.product) - Math.abs(a.product));
+  const shown = terms.slice(0, LARGEST);
+  const rest = terms.slice(LARGEST).reduce((sum, { product }) => sum + product, 0);
+  const own = bias?.[0] ?? 0;
+  const total = terms.reduce((sum, { product }) => sum + product, 0) + own;
+  const best = row.logits[first] ?? 0;
+  const position = reading.prompt.length;
+  const left = processed.ids(tokens.length);
+  return (
+    <div class="story" id="how" data-chart="story">
+      <p class="note">{s.lead}</p>
+      <article>
+        <h3>{s.s1}</h3>
+        <p>
+          {fill(s.t1, {
+            model: model.name,
+            n: grouped(position),
+            d: grouped(hidden.length),
+            low: fixed(Math.min(...hidden)),
+            high: fixed(Math.max(...hidden)),
+          })}
+        </p>
+      </article>
+      <article>
+        <h3>{s.s2}</h3>
+        <p>{fill(s.t2, { d: grouped(hidden.length), token: visible(say(first)) })}</p>
+        <table class="facts" data-chart="terms">
+          <thead>
+            <tr>
+              <th scope="col">{s.index}</th>
+              <th scope="col">h</th>
+              <th scope="col">w</th>
+              <th scope="col">{s.product}</th>
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map(({ d, h, w, product }) => (
+              <tr key={d}>
+                <th scope="row">{d + 1}</th>
+                <td>{fixed(h, 3)}</td>
+                <td>{fixed(w, 3)}</td>
+                <td>{fixed(product, 3)}</td>
+              </tr>
+            ))}
+            <tr>
+              <th scope="row" colSpan={3}>
+                {s.t2_rest}
+              </th>
+              <td>{fixed(rest, 3)}</td>
+            </tr>
+            {bias ? (
+              <tr>
+                <th scope="row" colSpan={3}>
+                  {s.t2_bias}
+                </th>
+                <td>{fixed(own, 3)}</td>
+              </tr>
+            ) : null}
+          </tbody>
+          <tfoot>
+            <tr data-sum={total} data-logit={best}>
+              <th scope="row" colSpan={3}>
+                {s.t2_sum}
+              </th>
+              <td>
+                <strong>{fixed(total, 3)}</strong>
+              </td>
+            </tr>
+          </tfoot>
+        </table>
+        {scale !== 1 || softcap !== null ? <p class="note">{s.t2_map}</p> : null}
+      </article>
+      <article>
+        <h3>{s.s3}</h3>
+        <p>{fill(s.t3, { n: grouped(size), total: fixed(row.candidates.total, 4) })}</p>
+        <table class="facts">
+          <thead>
+            <tr>
+              <th scope="col">{common.token}</th>
+              <th scope="col">z − max</th>
+              <th scope="col">eᶻ⁻ᵐᵃˣ</th>
+              <th scope="col">{next.raw}</th>
+            </tr>
+          </thead>
+          <tbody>
+            {tokens.map((id) => {
+              const x = (row.logits[id] ?? 0) - best;
+              return (
+                <tr key={id}>
+                  <th scope="row">
+                    <TokenText text={say(id)} />
+                  </th>
+                  <td>{fixed(x, 3)}</td>
+                  <td>{fixed(Math.exp(x), 4)}</td>
+                  <td>{chance(row.probability[id] ?? 0)}</td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </article>
+      <article>
+        <h3>{s.s4}</h3>
+        <p>
+          {processed.steps.length
+            ? fill(s.t4, {
+                left: grouped(processed.kept),
+                n: grouped(size),
+                mass: percent(processed.steps.at(-1)?.mass ?? 1),
+              })
+            : fill(s.t4_none, { n: grouped(size) })}
+        </p>
+      </article>
+      <article>
+        <h3>{s.s5}</h3>
+        <p>{fill(s.t5, { seed: String(seed), position: grouped(position) })}</p>
+        <Sums ids={left} row={row} processed={processed} noise={noise} say={say} />
+      </article>
+      <p>
+        <PageLink path="/learn">{s.learn}</PageLink>
+      </p>
+    </div>
+  );
+}
+
+interface SumsProps {
+  readonly ids: readonly number[];
+  readonly row: Row;
+  readonly processed: Processed;
+  readonly noise: Float64Array;
+  say(id: number): string;
+}
+
+/** Logit, noise and sum of the best tokens and of the one that is drawn. */
+function Sums({ ids, row, processed, noise, say }: SumsProps): JSX.Element {
+  const { how: s, common } = useStrings();
+  const winner = row.ids[processed.draw(noise)] ?? 0;
+  const shown = [...new Set([...ids, winner])];
+  return (
+    <table class="facts" data-chart="noise">
+      <thead>
+        <tr>
+          <th scope="col">{common.token}</th>
+          <th scope="col">{s.logit_left}</th>
+          <th scope="col">{s.noise}</th>
+          <th scope="col">{s.total}</th>
+        </tr>
+      </thead>
+      <tbody>
+        {shown.map((id) => {
+          const rank = row.rankOf(id);
+          const [z, g] = [processed.logit(rank) ?? 0, noise[rank] ?? 0];
+          return (
+            <tr key={id} class={id === winner ? "hit" : undefined}>
+              <th scope="row">
+                <TokenText text={say(id)} />
+              </th>
+              <td>{fixed(z, 3)}</td>
+              <td>{fixed(g, 3)}</td>
+              <td>{id === winner ? <strong>{fixed(z + g, 3)}</strong> : fixed(z + g, 3)}</td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
+  );
+}

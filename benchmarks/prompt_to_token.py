@@ -1,16 +1,21 @@
-"""From a prompt to tokens: `generate`, the command, and `score`, beside transformers.
+"""From a prompt to tokens: `generate`, the command, and `score`, beside transformers and llama.cpp.
 
 CPU-seconds, since the machine may have other work; every item once per round, one after the other.
+Each part takes a few minutes and has a file of its own. A round of `score` is one section of the
+text, so that a long text can be measured in several runs (--append).
 `generate` and `transformers.generate` decode greedily from the same float32 weights and must give
 the same tokens. The model with the large vocabulary is a Llama of Gemma-3-270M's sizes with random
-weights, written as a Hugging Face folder.
+weights, written as a Hugging Face folder. llama.cpp itself decodes from its own logits, of the same
+file.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,16 +30,18 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from benchmarks.report import Document
+from benchmarks.report import MIB, Document
 from benchmarks.runner import Run, benchmark, integer, rounds
 from lmhead import Sampler, generate, open_model
 from lmhead.analysis import score
-from lmhead.analysis.score import windows
+from lmhead.analysis.score import default_window, windows
 from lmhead.analysis.token_text import stream_ids
-from lmhead.models import LanguageModel, bundled
+from lmhead.cli._peak_memory import call_with_growth
+from lmhead.models import LanguageModel, bundled, llama_cpp
 from lmhead.models.gguf import unpack
 from lmhead.sampling.arguments import prompt_ids
 
+GROWTH_TEXT = 16_000  # characters, a few windows: memory does not grow with the text
 PROMPT = "The history of the city begins"
 # Gemma-3-270M's sizes.
 LARGE: dict[str, Any] = {
@@ -59,13 +66,16 @@ GOALS = {
     "loop, body / generate": ("generate", "body and head", 0.95),
     "V = 262144, --screen / transformers": ("large --screen", "large transformers", 1.8),
     "command, with / without --screen": ("command --screen", "command", 1 / 0.9),
+    "engine llama.cpp / llama.cpp": ("engine llama.cpp", "llama.cpp", 0.9),
+    "engine llama.cpp --screen / llama.cpp": ("engine llama.cpp --screen", "llama.cpp", 0.9),
     "score / plain loop": ("score", "score transformers", 1.0),
     "score / body alone": ("score", "score body", 0.9),
 }
 
 
-def write_large(folder: Path) -> Path:
-    """Write a Llama of Gemma-3-270M's sizes, with random weights."""
+def write_large(folder: Path, tokenizer: Path) -> Path:
+    """Write a Llama of Gemma-3-270M's sizes, with random weights and another model's tokenizer."""
+    shutil.copy(tokenizer, folder)
     size, inner, d = LARGE["hidden_size"], LARGE["intermediate_size"], LARGE["head_dim"]
     wide, narrow = LARGE["num_attention_heads"] * d, LARGE["num_key_value_heads"] * d
     shapes: dict[str, tuple[int, ...]] = {
@@ -157,7 +167,7 @@ def plain_score(model: LanguageModel, plain: Any, text: str, window: int) -> flo
 def body_score(model: LanguageModel, text: str, window: int) -> None:
     """Run the body on the windows of a text."""
     for ids, _ in windows(stream_ids(model, [text]), window, window // 2):
-        model.hidden(torch.tensor([ids[:-1]]))
+        model.hidden(torch.tensor([ids[:-1]]), use_cache=False)
 
 
 def command_seconds(arguments: list[str], threads: int) -> float:
@@ -192,7 +202,8 @@ def measure(run: Run, items: dict[str, Callable[[], float]], rounds: int) -> Non
         for name in items:
             run.progress(f"round {r + 1} of {rounds}: {name}")
             found[name].append(items[name]())
-    run.document["seconds"] |= found
+    for name, seconds in found.items():
+        run.document["seconds"].setdefault(name, []).extend(seconds)
 
 
 def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
@@ -202,7 +213,16 @@ def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
         shown.append(f"{name:<40}{entry['ratio']:>10.2f}{entry['goal']:>10.2f}")
     shown += ["", f"{'CPU-seconds, median':<40}"]
     shown += [f"{name:<40}{median(t):>10.2f}" for name, t in document["seconds"].items()]
-    return [*shown, "", f"the same tokens: {document['same_tokens']}"]
+    if document["part"] != "score":
+        return [*shown, "", f"the same tokens: {document['same_tokens']}"]
+    growth, model = max(document["growth_bytes"], default=0) / MIB, document["model_bytes"] / MIB
+    off, count = max(document["score_difference"]), sum(document["scored_tokens"])
+    return [
+        *shown,
+        "",
+        f"{count:,} tokens, {growth:.0f} MiB beyond the {model:.0f} MiB of the weights",
+        f"relative difference of the sums of log-probabilities: {off:.1e}",
+    ]
 
 
 def add_ratios(run: Run) -> None:
@@ -217,32 +237,90 @@ def add_ratios(run: Run) -> None:
         if fast in seconds
     }
     run.wrong = not all(run.document["same_tokens"].values())
-    run.save()
+    run.save()  # parts of a long run are kept if it is stopped
 
 
 def small(run: Run, file: Path, tokens: int, rounds: int) -> None:
-    """Measure `generate` and the command with smollm2."""
+    """Measure `generate` with smollm2."""
     model = open_model("smollm2")
     both = Decode(model, plain_model(unpack(file)), prompt_ids(PROMPT, model.tokenizer), tokens)
     run.document["same_tokens"]["smollm2"] = both.ours() == both.theirs() == both.screen()
-    options = ["generate", "smollm2", PROMPT, "-n", str(tokens), "--ignore-eos"]
-    threads = torch.get_num_threads()
     items = {
         "generate": cpu(both.ours),
         "generate --screen": cpu(both.screen),
         "body and head": cpu(both.body),
         "transformers": cpu(both.theirs),
-        "command": lambda: command_seconds(options, threads),
-        "command --screen": lambda: command_seconds([*options, "--screen"], threads),
     }
     measure(run, items, rounds)
 
 
-def large(run: Run, tokens: int, rounds: int) -> None:
+def as_command(run: Run, tokens: int, rounds: int) -> None:
+    """Measure `lmhead generate smollm2` from start to end."""
+    options = ["generate", "smollm2", PROMPT, "-n", str(tokens), "--ignore-eos"]
+    threads = torch.get_num_threads()
+    items = {
+        "command": lambda: command_seconds(options, threads),
+        "command --screen": lambda: command_seconds([*options, "--screen"], threads),
+    }
+    items["command --screen"]()  # the first one makes the quantized copy
+    measure(run, items, rounds)
+
+
+class LlamaCpp:
+    """llama.cpp by itself: greedy decoding from its own logits, through its C interface."""
+
+    def __init__(self, file: Path, vocab_size: int, ids: list[int], tokens: int) -> None:
+        self.vocab_size, self.ids, self.tokens = vocab_size, ids, tokens
+        self.library = llama_cpp._library()
+        number = ctypes.c_int32
+        self.logits = self.library._function(
+            "llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, number
+        )
+        self.model = self.library.load(str(file).encode(), self.library.model_params())
+
+    def decode(self) -> list[int]:
+        """Return the tokens."""
+        params = self.library.context_params()
+        params.numbers[0] = 1024
+        context = self.library.context(self.model, params)
+        threads = torch.get_num_threads()
+        self.library.set_threads(context, threads, threads)
+        made: list[int] = []
+        new = self.ids
+        while len(made) < self.tokens:
+            given = (ctypes.c_int32 * len(new))(*new)
+            failed = self.library.decode(
+                context, self.library.batch(ctypes.addressof(given), len(new))
+            )
+            assert not failed, failed
+            row = (ctypes.c_float * self.vocab_size).from_address(self.logits(context, -1))
+            made.append(int(torch.frombuffer(row, dtype=torch.float32).argmax()))
+            new = made[-1:]
+        self.library.free_context(context)
+        return made
+
+
+def engine(run: Run, file: Path, tokens: int, rounds: int) -> None:
+    """Measure `generate` on the body of llama.cpp beside llama.cpp itself."""
+    model = open_model("smollm2", engine="llama.cpp")
+    ids = prompt_ids(PROMPT, model.tokenizer)
+    ours = Decode(model, None, ids, tokens)
+    theirs = LlamaCpp(file, model.head.vocab_size, ids, tokens)
+    run.document["same_tokens"]["llama.cpp"] = ours.ours() == ours.screen()
+    items = {
+        "engine llama.cpp": cpu(ours.ours),
+        "engine llama.cpp --screen": cpu(ours.screen),
+        "llama.cpp": cpu(theirs.decode),
+    }
+    theirs.decode()
+    measure(run, items, rounds)
+
+
+def large(run: Run, file: Path, tokens: int, rounds: int) -> None:
     """Measure `generate` with a model of 262144 tokens."""
     with tempfile.TemporaryDirectory() as folder:
         run.progress("writing a model with 262144 tokens")
-        where = write_large(Path(folder))
+        where = write_large(Path(folder), unpack(file) / "tokenizer.json")
         both = Decode(open_model(where), plain_model(where), list(range(9, 17)), tokens)
         same = both.ours() == both.theirs() == both.screen()
         run.document["same_tokens"]["V = 262144"] = same
@@ -253,47 +331,87 @@ def large(run: Run, tokens: int, rounds: int) -> None:
         measure(run, items, rounds)
 
 
-def text_score(run: Run, file: Path, content: str, rounds: int) -> None:
-    """Measure `score` with smollm2."""
-    model, plain = open_model("smollm2"), plain_model(unpack(file))
-    ours = score(model, content)
-    dense = plain_score(model, plain, content, ours.window)
-    run.document["scored_tokens"] = ours.tokens
-    run.document["score_difference"] = abs(ours.log_prob / dense - 1)
+def score_section(run: Run, model: LanguageModel, plain: Any, text: str) -> None:
+    """Measure `score` on one section, and compare its sum with that of the plain loop."""
+    found: dict[str, Any] = {}
+    window = default_window(model)
     items = {
-        "score": cpu(lambda: score(model, content)),
-        "score transformers": cpu(lambda: plain_score(model, plain, content, ours.window)),
-        "score body": cpu(lambda: body_score(model, content, ours.window)),
+        "score": cpu(lambda: found.update(ours=score(model, text))),
+        "score transformers": cpu(
+            lambda: found.update(dense=plain_score(model, plain, text, window))
+        ),
+        "score body": cpu(lambda: body_score(model, text, window)),
     }
-    measure(run, items, rounds)
+    measure(run, items, 1)
+    run.document["scored_tokens"].append(found["ours"].tokens)
+    run.document["score_difference"].append(abs(found["ours"].log_prob / found["dense"] - 1))
+    add_ratios(run)
 
 
-@benchmark("prompt-to-token", "from a prompt to tokens, beside transformers", lines, quick=True)
-@integer("--tokens", 64, "Number of new tokens.")
-@click.option("--large/--no-large", "with_large", default=True, help="Also V = 262144.")
+def text_score(run: Run, file: Path, sections: list[str], append: bool, rounds: int) -> None:
+    """Measure `score` with smollm2: one section of the text per round."""
+    old = json.loads(run.path.read_text()) if append and run.path.exists() else {}
+    done = len(old.get("scored_tokens", []))
+    for name in ("scored_tokens", "score_difference", "growth_bytes"):
+        run.document[name] = old.get(name, [])
+    run.document["seconds"] = old.get("seconds", {})
+    model = open_model("smollm2")
+    parts: tuple[Any, ...] = (model.body, model.head)
+    weights = {id(p): p for part in parts for p in part.parameters()}
+    size = sum(p.numel() * p.element_size() for p in weights.values())
+    run.document["model_bytes"] = size
+    score(model, sections[0][:9000])  # loads what is loaded once
+    _, growth = call_with_growth(lambda: score(model, sections[done][:GROWTH_TEXT]))
+    run.document["growth_bytes"].append(growth)
+    plain = plain_model(unpack(file))
+    for text in sections[done : done + rounds]:
+        score_section(run, model, plain, text)
+    run.wrong = max(run.document["score_difference"]) > 1e-5
+
+
+@benchmark("prompt-to-token", "from a prompt to tokens, beside others", lines, quick=True)
+@click.argument("part", type=click.Choice(["generate", "command", "large", "engine", "score"]))
+@integer("--tokens", 64, "Number of new tokens; a quarter of it with `large`.")
 @click.option("--text", type=click.Path(exists=True, path_type=Path), help="Text to score.")
-@integer("--score-tokens", 4096, "About how many tokens of the text are scored.")
+@integer("--section", 5000, "About how many tokens of the text are scored in a round.")
+@click.option("--append", is_flag=True, help="Continue the file of `score` with the next sections.")
 @rounds(3)
 def command(
-    run: Run, tokens: int, with_large: bool, text: Path | None, score_tokens: int, rounds: int
+    run: Run, part: str, tokens: int, text: Path | None, section: int, append: bool, rounds: int
 ) -> None:
-    """From a prompt to tokens, beside transformers: generate, score, and the command.
+    """From a prompt to tokens, beside transformers and llama.cpp. PART is what to measure.
 
-    Needs transformers and `lmhead models add smollm2`. The file is written after each part. Ends
-    with 1 if the tokens differ.
+    \b
+    generate  `generate` with smollm2
+    command   `lmhead generate smollm2`, with and without --screen
+    large     `generate` with a model of 262144 tokens
+    engine    `generate` on llama.cpp's body, beside llama.cpp
+    score     `score` with smollm2, one section of a text per round
+
+    Needs transformers and `lmhead models add smollm2`. Ends with 1 if the tokens differ.
     """
     if run.quick:
-        tokens, score_tokens, rounds, with_large = 8, 600, 1, False
+        tokens, section, rounds = 8, 600, 1
     file = bundled.find("smollm2")
     if file is None:
         raise ValueError("smollm2 must be installed: lmhead models add smollm2")
-    run.document |= {"tokens": tokens, "seconds": {}, "same_tokens": {}, "ratios": {}}
-    small(run, file, tokens, rounds)
-    add_ratios(run)
-    if with_large:
-        large(run, tokens // 4, rounds)
-        add_ratios(run)
-    if text is not None:
-        content = text.read_text(encoding="utf-8")[: 4 * score_tokens]
-        text_score(run, file, content, min(rounds, 2))
+    run.name = f"prompt-to-token-{part}"
+    run.document |= {"part": part, "seconds": {}, "same_tokens": {}, "ratios": {}}
+    if part == "score":
+        if text is None:
+            raise ValueError("score needs --text")
+        content, size = text.read_text(encoding="utf-8"), 4 * section
+        sections = [content[i : i + size] for i in range(0, len(content), size)]
+        run.document |= {"text": text.name, "section": section}
+        text_score(run, file, sections, append, rounds)
+    elif part == "large":
+        large(run, file, tokens // 4, rounds)
+    elif part == "command":
+        as_command(run, tokens, rounds)
+    elif part == "engine":
+        engine(run, file, tokens, rounds)
+    else:
+        small(run, file, tokens, rounds)
+    if part != "score":
+        run.document["tokens"] = tokens // 4 if part == "large" else tokens
         add_ratios(run)

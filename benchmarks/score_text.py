@@ -37,9 +37,11 @@ class Recorded(LanguageModel):
 
     file: Any = None
 
-    def hidden(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def hidden(
+        self, ids: Tensor, cache: Any = None, *, use_cache: bool = True
+    ) -> tuple[Tensor, Any]:
         """Compute hidden states and write them."""
-        made, cache = super().hidden(ids, cache)
+        made, cache = super().hidden(ids, cache, use_cache=use_cache)
         self.file.write(made.detach().numpy().tobytes())
         return made, cache
 

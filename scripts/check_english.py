@@ -77,8 +77,8 @@ ALLOWED = [
     Allowed("word", "explorer/src/learn/*", "", "the Learn page is for learners"),
     *(Allowed("word", f"explorer/src/i18n/*.json#{key}", "", "texts of the Learn page")
       for key in ("words", "intro", "hidden", "linear", "logits", "stable", "temperature", "chain",
-                  "draw", "loss", "tree", "norms", "bias", "attention", "backward", "jacobian",
-                  "whylogits", "translation")),
+                  "draw", "loss", "tree", "norms", "bias", "initial", "attention", "backward",
+                  "jacobian", "whylogits", "translation")),
     Allowed("word", "explorer/src/i18n/*.json#common", '"word":', "heads of its tables"),
     Allowed("word", "explorer/src/next/nextExport.ts", "words: ", "JSON fields of schema 1"),
     Allowed("word", "docs/explorer*.md", "Learn's has|“学习”页的有", "JSON of the Learn page"),

@@ -328,13 +328,18 @@ def test_a_clock_jump_does_not_distort_speed_and_duration(
 def test_a_closed_terminal_writes_a_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "run"
     config = small(tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
     process = start([*config.corpus, *options(10**6), "--save-every", "1000000", "--out", str(out)])
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("step "):
-            break
-    process.stderr.close()  # what is printed from now on fails
-    time.sleep(0.2)
-    os.kill(process.pid, signal.SIGHUP)
-    assert process.wait(60) in (128 + signal.SIGHUP, 1)
+    signal.signal(signal.SIGHUP, before)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step "):
+                break
+        process.stderr.close()  # what is printed from now on fails
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.wait(60) in (128 + signal.SIGHUP, 1)
+    finally:
+        process.kill()
     assert steps_of(out)

@@ -12,8 +12,9 @@ def opened(page: Page, address: str) -> None:
 
 
 def settled(page: Page) -> None:
-    """Wait until the model has read what is there."""
+    """Wait until the model has read what is there, and its tokens have their texts instead of ids."""
     page.wait_for_selector('[data-chart="ranked"]')
+    expect(page.locator(".prediction")).to_have_attribute("aria-busy", "false")
     # The status of the prompt comes first; that of continuations, if requested, after it.
     expect(page.locator("[aria-busy]").first).to_have_attribute("aria-busy", "false")
 

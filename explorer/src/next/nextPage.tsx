@@ -82,7 +82,7 @@ export function NextPage(): JSX.Element {
       <Status asked={asked} waiting={s.waiting} />
       {texts.error ? <Status asked={texts} waiting="" /> : null}
       {reading && read ? (
-        <div class={asked.current && !draft.edited ? "prediction" : "prediction stale"}>
+        <div class={asked.current && !draft.edited ? "prediction" : "prediction stale"} aria-busy={texts.loading}>
           <Prediction
             model={read}
             reading={reading}

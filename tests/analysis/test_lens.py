@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tiny_models import tiny
+from torch_watch import count_products
 
 from lmhead.analysis import logit_lens, next_tokens
 from lmhead.analysis.lens import stream_lens
@@ -95,3 +96,25 @@ def test_a_target_is_a_token_of_the_text(model: LanguageModel) -> None:
     assert find_token(model, "a") == 260
     assert find_token(model, "d") == 103  # as a byte alone
     assert find_token(model, "no such word") is None
+
+
+def test_the_output_is_computed_once_for_all_layers(model: LanguageModel) -> None:
+    assert model.tokenizer is not None
+    text = "hello ab hello ab"
+    ids = torch.tensor([model.tokenizer.encode(text)])
+    vocab, width = model.head.weight.shape
+    size = (ids.shape[1], width, vocab)
+    body = count_products(lambda: model.layers(ids), *size)
+    whole = count_products(lambda: logit_lens(model, text, target=7), *size)
+    assert whole - body == pytest.approx(len(model.layers(ids)) + 1)  # each layer, and the output
+
+
+def test_an_output_that_is_too_large_to_keep(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = logit_lens(model, "hello ab", top=2)
+    monkeypatch.setattr(model.head, "max_bytes", 8000)
+    found = logit_lens(model, "hello ab", top=2)
+    for row, same in zip(found.cells, want.cells, strict=True):
+        assert [c.kl for c in row] == pytest.approx([c.kl for c in same], rel=1e-5)
+        assert [c.target_rank for c in row] == [c.target_rank for c in same]

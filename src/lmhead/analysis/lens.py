@@ -7,7 +7,6 @@ Out: `Lens`: a grid of layers x positions; each cell has the best tokens, the ra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,8 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.analysis.token_text import Piece, Text, finite, piece_of, pieces_of, prompt_ids
 from lmhead.models import LanguageModel
+from lmhead.scores import Scores
+from lmhead.sweep.stored_logits import stored
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,10 @@ def stream_lens(
         cells=(),
     )
     yield lens, len(layers)
-    for layer in layers:
-        row = _cells(model, layer[0], layers[-1][0], ids, goal, top)
+    output = stored(model.head.scores(layers[-1][0]))  # all other layers are compared with it
+    for number, layer in enumerate(layers):
+        compared = None if number == len(layers) - 1 else output
+        row = _cells(model, layer[0], compared, ids, goal, top)
         lens = replace(lens, cells=(*lens.cells, row))
         yield lens, len(layers)
 
@@ -130,19 +133,24 @@ def stream_lens(
 def _cells(
     model: LanguageModel,
     hidden: Tensor,
-    last: Tensor,
+    output: Scores | None,
     ids: list[int],
     goal: Tensor,
     top: int,
 ) -> tuple[Cell, ...]:
-    """Return one row of the grid from one layer's states (T, D) and those of the last layer."""
-    final = model.head(last).double()
-    logits = model.head(hidden).double()
-    answers: Any = logits.ask(
-        top_k=top, logsumexp=True, entropy=True, log_prob=goal, rank=goal, kl_to=final
+    """Return one row of the grid from one layer's states (T, D) and the model's output.
+
+    `output` is None for the last layer, which is that output.
+    """
+    goal = goal[:, None]
+    answers: Any = model.head.scores(hidden).answer(
+        top_k=top, logsumexp=True, entropy=True, picked=goal, rank=goal, kl_to=output
     )
-    p = (answers.top_k.values - answers.logsumexp[:, None]).exp().tolist()
-    best = answers.top_k.indices.tolist()
+    lse = answers.lse[:, None]
+    p = (answers.top_values - lse).exp().tolist()
+    target_p = (answers.picked - lse).exp()[:, 0].tolist()
+    kl = [0.0] * len(ids) if output is None else answers.kl.clamp(min=0.0).tolist()
+    best = answers.top_ids.tolist()
     return tuple(
         Cell(
             best=tuple(
@@ -150,9 +158,9 @@ def _cells(
                 for id, probability in zip(best[i], p[i], strict=True)
             ),
             entropy=float(answers.entropy[i]),
-            target_p=math.exp(float(answers.log_prob[i])),
-            target_rank=int(answers.rank[i]),
-            kl=max(0.0, float(answers.kl[i])),
+            target_p=target_p[i],
+            target_rank=int(answers.ranks[i]),
+            kl=kl[i],
         )
         for i in range(len(ids))
     )

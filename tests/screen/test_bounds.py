@@ -1,6 +1,6 @@
-"""The bounds themselves, against rational arithmetic: no rounding in the check."""
+"""The bounds themselves, against integer arithmetic: no rounding in the check."""
 
-from fractions import Fraction
+from operator import le, mul
 
 import pytest
 import torch
@@ -14,15 +14,21 @@ from screen import heads
 pytestmark = pytest.mark.both_cores
 
 
-def exact_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> list[Fraction]:
-    h = [Fraction(x) for x in hidden.double().tolist()]
-    logits = [
-        sum((Fraction(w) * x for w, x in zip(row, h, strict=True)), Fraction(0))
-        for row in weight.double().tolist()
-    ]
-    if bias is None:
-        return logits
-    return [z + Fraction(b) for z, b in zip(logits, bias.double().tolist(), strict=True)]
+# Every finite float64 is a multiple of 2^-1074, and a product of two of 2^-2148.
+UNIT = 1074
+
+
+def multiples(tensor: Tensor, unit: int = UNIT) -> list[int]:
+    """The numbers of a tensor, exactly, as multiples of 2^-unit."""
+    pairs = (x.as_integer_ratio() for x in tensor.double().flatten().tolist())
+    return [n << unit - (d.bit_length() - 1) for n, d in pairs]
+
+
+def exact_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> list[list[int]]:
+    """`hidden @ weight.T + bias` in integers, as multiples of 2^-2148."""
+    w, h = ([multiples(row) for row in matrix] for matrix in (weight, hidden))
+    b = [0] * len(w) if bias is None else multiples(bias, 2 * UNIT)
+    return [[sum(map(mul, row, x)) + z for row, z in zip(w, b, strict=True)] for x in h]
 
 
 @pytest.mark.parametrize("bits", [8, "4+4"])
@@ -43,16 +49,16 @@ def test_true_logits_lie_within_the_bounds(
     every = Pairs(torch.full((len(hidden),), 60), torch.arange(60).repeat(len(hidden)))
     approx, radius = (t.view(-1, 60) for t in candidates.refined(every))
     computed = candidates.exact(every)[0].view(-1, 60)
-    for row, h in enumerate(hidden):
-        true = exact_linear(h, head.weight, head.bias)
-        base = Fraction(float(candidates.states.base[row]))
-        for token, z in enumerate(true):
-            float64 = Fraction(float(computed[row, token]))
-            for value in (z, float64):
-                assert Fraction(float(lower[row, token])) <= value
-                assert value <= Fraction(float(upper[row, token]))
-                off = abs(value - base - Fraction(float(approx[row, token])))
-                assert off <= Fraction(float(radius[row, token]))
+    true = exact_linear(hidden, head.weight, head.bias)
+    for row, z in enumerate(true):
+        low, high, middle, off, float64 = (
+            multiples(t[row], 2 * UNIT) for t in (lower, upper, approx, radius, computed)
+        )
+        (base,) = multiples(candidates.states.base[row], 2 * UNIT)
+        for values in (z, float64):
+            assert all(map(le, low, values))
+            assert all(map(le, values, high))
+            assert all(abs(v - base - m) <= o for v, m, o in zip(values, middle, off, strict=True))
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0, 1e-3])

@@ -1,17 +1,18 @@
-"""Random losses, queries, divergences and lazy programs, against plain torch in float64.
+"""Random losses, queries, divergences and lazy programs, against a more precise reference.
 
     python -m scripts.reliability.differential --cases 100000 [--write]
 
+The reference of float32 and bfloat16 is plain torch in float64, that of float64 is in long double.
 The tolerance is twice the error of plain torch in the same dtype on the same input, plus what a
 change of the inputs by one rounding changes, times 16, plus a few roundings of the result and of
-the logits; for float64 those of the reference, which is float64 itself. Argmax, top-k and rank
-must be those of float64.
+the logits. Argmax, top-k and rank must be those of float64.
 `--seed N --cases 1` repeats a case.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import sys
@@ -19,17 +20,21 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import lmhead
 from lmhead.sweep import kernels
+from scripts.reliability import long_double
+from scripts.reliability.long_double import LongDouble
 from scripts.reliability.record import instruction_sets, keep
 
-Results = dict[str, Tensor]
+Results = dict[str, Any]  # tensors, or LongDouble
+Dtype = torch.dtype | type[LongDouble]
 Draw = random.Random
 
 
@@ -63,14 +68,14 @@ class Problem:
             self.targets = allowed[self.targets % len(allowed)]
         self.draw, self.made, self.nudge = draw, made, 0.0
 
-    def logits(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def logits(self, hidden: Any, weight: Any, dtype: Dtype) -> Any:
         """Return the definition, in a dtype: a bias of -inf masks, whatever the map."""
-        x = hidden.to(dtype) @ weight.to(dtype).T
+        x = cast(hidden, dtype) @ cast(weight, dtype).T
         if self.bias is not None:
-            x = x + torch.where(self.bias == -torch.inf, 0.0, self.bias).to(dtype)
+            x = x + cast(torch.where(self.bias == -torch.inf, 0.0, self.bias), dtype)
         z = x * self.scale
         if self.softcap is not None:
-            z = self.softcap * torch.tanh(z / self.softcap)
+            z = (z / self.softcap).tanh() * self.softcap
         return z if self.bias is None else z.masked_fill(self.bias == -torch.inf, -torch.inf)
 
     @property
@@ -79,8 +84,18 @@ class Problem:
         return {"bias": self.bias, "softcap": self.softcap, "scale": self.scale}
 
 
+def cast(x: Any, dtype: Dtype) -> Any:
+    """Return a tensor in a dtype; a `LongDouble` as it is."""
+    if isinstance(dtype, torch.dtype):
+        return x.to(dtype)
+    return x if isinstance(x, LongDouble) else LongDouble(x)
+
+
 def differentiate(values: Results, leaves: Results) -> Results:
     """Return the values and the gradients of their sum."""
+    if all(isinstance(leaf, LongDouble) for leaf in leaves.values()):
+        found = long_double.gradients(list(values.values()), list(leaves.values()))
+        return values | {f"gradient of {name}": g for name, g in zip(leaves, found, strict=True)}
     total = sum(v.double().sum() for v in values.values() if v.requires_grad)
     grads: Results = {}
     if isinstance(total, Tensor):
@@ -91,24 +106,29 @@ def differentiate(values: Results, leaves: Results) -> Results:
     return {name: v.detach() for name, v in values.items()} | grads
 
 
-def leaves_of(p: Problem, dtype: torch.dtype) -> Results:
+def leaves_of(p: Problem, dtype: Dtype) -> Results:
     """Return hidden states and weight as leaves, changed by a relative `p.nudge`."""
-    made = {"hidden": p.hidden.to(dtype), "weight": p.weight.to(dtype)}
+    made = {"hidden": cast(p.hidden, dtype), "weight": cast(p.weight, dtype)}
     if p.nudge:
         signs = torch.Generator().manual_seed(1)
-        for name, t in made.items():
-            sign = torch.randint(0, 2, t.shape, generator=signs) * 2 - 1
-            made[name] = t * (1 + p.nudge * sign)
+        for name, given in (("hidden", p.hidden), ("weight", p.weight)):
+            sign = torch.randint(0, 2, given.shape, generator=signs) * 2 - 1
+            made[name] = made[name] * (cast(sign, dtype) * p.nudge + 1)
+    if not isinstance(dtype, torch.dtype):
+        return {name: LongDouble(t.value) for name, t in made.items()}
     return {name: t.detach().requires_grad_() for name, t in made.items()}
 
 
-def loss_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
+REDUCTIONS: list[Literal["mean", "sum", "none"]] = ["mean", "sum", "none"]
+
+
+def loss_case(p: Problem) -> tuple[Results, Callable[[Dtype], Results]]:
     """Compute a cross-entropy with random options, and its gradients."""
     draw = p.draw
     smoothing = draw.choice([0.0, 0.0, 0.1])
     if p.bias is not None and bool((p.bias == -torch.inf).any()):
         smoothing = 0.0  # where torch gives inf
-    reduction = draw.choice(["mean", "sum", "none"])
+    reduction = draw.choice(REDUCTIONS)
     weight = torch.rand(p.vocab, generator=p.made) + 0.5 if draw.random() < 0.3 else None
     targets = p.targets.clone()
     if p.rows > 2 and draw.random() < 0.5:
@@ -125,23 +145,43 @@ def loss_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
         **p.head,
     )
 
-    def plain(dtype: torch.dtype) -> Results:
+    def plain(dtype: Dtype) -> Results:
         given = leaves_of(p, dtype)
         z = p.logits(given["hidden"], given["weight"], dtype)
         z = z.float() if dtype == torch.bfloat16 else z
-        loss = F.cross_entropy(
-            z,
-            targets,
-            weight=None if weight is None else weight.to(z.dtype),
-            reduction=reduction,
-            label_smoothing=smoothing,
-        )
+        if isinstance(z, LongDouble):
+            loss: Any = _cross_entropy(z, targets, weight, reduction, smoothing)
+        else:
+            loss = F.cross_entropy(
+                z,
+                targets,
+                weight=None if weight is None else weight.to(z.dtype),
+                reduction=reduction,
+                label_smoothing=smoothing,
+            )
         return differentiate({"loss": loss}, given)
 
     return differentiate({"loss": ours}, leaves), plain
 
 
-def query_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
+def _cross_entropy(
+    z: LongDouble, targets: Tensor, weight: Tensor | None, reduction: str, smoothing: float
+) -> LongDouble:
+    """Compute torch's cross-entropy by its definition."""
+    log_p, vocab = z.log_softmax(-1), z.value.shape[1]
+    kept = targets != -100
+    ids = torch.where(kept, targets, targets[kept][0])  # of the others any finite entry will do
+    of_class = (torch.ones(vocab) if weight is None else weight).double()
+    of_row = of_class[ids] * kept
+    loss = log_p.gather(-1, ids[:, None]).squeeze(-1) * of_row * (smoothing - 1)
+    if smoothing:
+        loss = loss - (log_p * of_class).sum(-1) * kept.double() * (smoothing / vocab)
+    if reduction == "none":
+        return loss
+    return loss.sum(-1) / (of_row.sum() if reduction == "mean" else 1)
+
+
+def query_case(p: Problem) -> tuple[Results, Callable[[Dtype], Results]]:
     """Log-probability, entropy and log-sum-exp with gradients; argmax, top-k and rank."""
     k = p.draw.randint(
         1, min(4, int((p.logits(p.hidden, p.weight, torch.float64)[0] > -torch.inf).sum()))
@@ -162,14 +202,14 @@ def query_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
     ours = {"log_prob": found.log_prob, "entropy": found.entropy, "logsumexp": found.logsumexp}
     decided = {"argmax": found.argmax, "top-k": found.top_k.indices, "rank": found.rank}
 
-    def plain(dtype: torch.dtype) -> Results:
+    def plain(dtype: Dtype) -> Results:
         given = leaves_of(p, dtype)
         z = p.logits(given["hidden"], given["weight"], dtype)
         z = z.float() if dtype == torch.bfloat16 else z
         log_p = z.log_softmax(-1)
         safe = log_p.masked_fill(log_p == -torch.inf, 0.0)
         values = {
-            "log_prob": log_p.gather(-1, p.targets[:, None])[:, 0],
+            "log_prob": log_p.gather(-1, p.targets[:, None]).squeeze(-1),
             "entropy": -(safe.exp() * safe).masked_fill(log_p == -torch.inf, 0.0).sum(-1),
             "logsumexp": z.logsumexp(-1),
         }
@@ -184,7 +224,7 @@ def query_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
     return differentiate(ours, leaves) | decided, plain
 
 
-def divergence_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
+def divergence_case(p: Problem) -> tuple[Results, Callable[[Dtype], Results]]:
     """Compute a divergence of two heads, with gradients of the first."""
     other = torch.randn(p.rows, 6, generator=p.made).to(p.dtype)
     q_weight = torch.randn(p.vocab, 6, generator=p.made).to(p.dtype)
@@ -202,12 +242,12 @@ def divergence_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Result
         leaves["hidden"], leaves["weight"], kl_to=(other, q_weight), max_bytes=p.max_bytes, **p.head
     )
 
-    def plain(dtype: torch.dtype) -> Results:
+    def plain(dtype: Dtype) -> Results:
         given = leaves_of(p, dtype)
         z = p.logits(given["hidden"], given["weight"], dtype)
         z = z.float() if dtype == torch.bfloat16 else z
         log_p = z.log_softmax(-1)
-        log_q = (other.to(dtype) @ q_weight.to(dtype).T).to(z.dtype).log_softmax(-1)
+        log_q = _logits_of(other, q_weight, dtype).log_softmax(-1)
         safe = log_p.masked_fill(log_p == -torch.inf, 0.0)
         terms = (safe.exp() * (safe - log_q)).masked_fill(log_p == -torch.inf, 0.0)
         return differentiate({"kl": terms.sum(-1)}, given)
@@ -215,17 +255,22 @@ def divergence_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Result
     return differentiate({"kl": found.kl}, leaves), plain
 
 
+def _logits_of(hidden: Any, weight: Any, dtype: Dtype) -> Any:
+    """Return plain logits; bfloat16 is summed in it, and float32 from there on."""
+    z = cast(hidden, dtype) @ cast(weight, dtype).T
+    return z.float() if dtype == torch.bfloat16 else z
+
+
 def _dense_divergence(
-    p: Problem, kind: str, other: Tensor, q_weight: Tensor, dtype: torch.dtype
+    p: Problem, kind: str, other: Tensor, q_weight: Tensor, dtype: Dtype
 ) -> Results:
     """Compute the divergence by its definition."""
     given = leaves_of(p, dtype)
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    log_p = (given["hidden"] @ given["weight"].T).to(compute).log_softmax(-1)
-    log_q = (other.to(dtype) @ q_weight.to(dtype).T).to(compute).log_softmax(-1)
-    log_m = torch.logaddexp(log_p, log_q) - 0.6931471805599453
+    log_p = _logits_of(given["hidden"], given["weight"], dtype).log_softmax(-1)
+    log_q = _logits_of(other, q_weight, dtype).log_softmax(-1)
+    log_m = log_p.logaddexp(log_q) - math.log(2)
 
-    def kl(a: Tensor, b: Tensor) -> Tensor:
+    def kl(a: Any, b: Any) -> Any:
         return (a.exp() * (a - b)).sum(-1)
 
     value = {
@@ -258,7 +303,7 @@ ENDS: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-def lazy_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
+def lazy_case(p: Problem) -> tuple[Results, Callable[[Dtype], Results]]:
     """Run recorded operations on lazy logits, then a reduction over the vocabulary."""
     p.bias, p.softcap, p.scale = None, None, 1.0
     steps = [p.draw.choice(STEPS) for _ in range(p.draw.randint(1, 3))]
@@ -275,7 +320,7 @@ def lazy_case(p: Problem) -> tuple[Results, Callable[[torch.dtype], Results]]:
     logits = torch.func.functional_call(head, {"weight": leaves["weight"]}, (leaves["hidden"],))
     value = program(logits.float() if p.dtype == torch.bfloat16 else logits)
 
-    def plain(dtype: torch.dtype) -> Results:
+    def plain(dtype: Dtype) -> Results:
         given = leaves_of(p, dtype)
         z = p.logits(given["hidden"], given["weight"], dtype)
         return differentiate({"value": program(z.float() if dtype == torch.bfloat16 else z)}, given)
@@ -291,35 +336,44 @@ ROUNDING = {torch.float64: 2**-53, torch.float32: 2**-24, torch.bfloat16: 2**-24
 STORED = {torch.float64: 2**-53, torch.float32: 2**-24, torch.bfloat16: 2**-9}
 
 
-def beyond(p: Problem, ours: Results, plain: Callable[[torch.dtype], Results]) -> str | None:
+def beyond(p: Problem, ours: Results, plain: Callable[[Dtype], Results]) -> str | None:
     """Return what lies beyond the tolerance, or None."""
-    truth, torchs, u = plain(torch.float64), plain(p.dtype), ROUNDING[p.dtype]
+    exact: Dtype = LongDouble if p.dtype == torch.float64 else torch.float64
+    torchs, u = plain(p.dtype), ROUNDING[p.dtype]
+    truth = plain(torch.float64) | plain(exact)  # decisions are those of float64
     p.nudge = u
-    nudged = plain(torch.float64)
+    nudged = plain(exact)
     p.nudge = 0.0
     logits = p.logits(p.hidden, p.weight, torch.float64)
     largest = float(logits.nan_to_num(0.0, neginf=0.0).abs().max())
-    for name, want in truth.items():
-        got = ours.get(name)
-        if got is None:  # of a constant: logsumexp(log_softmax(z)), for example
-            got = torch.zeros_like(want)
-        if not want.is_floating_point():
-            if not torch.equal(got, want):
-                return f"{name}: {got.tolist()} for {want.tolist()}"
+    for name, wanted in truth.items():
+        given = ours.get(name)
+        if isinstance(wanted, Tensor) and not wanted.is_floating_point():
+            if given is None or not torch.equal(given, wanted):
+                return f"{name}: {given} for {wanted}"
             continue
-        got, want, other, moved = (t.double() for t in (got, want, torchs[name], nudged[name]))
-        same = (got == want) | (got.isnan() & want.isnan())
-        size = float(want.nan_to_num(0.0, posinf=0.0, neginf=0.0).abs().max())
+        want = long_double.array(wanted)
+        if given is None:  # of a constant: logsumexp(log_softmax(z)), for example
+            given = torch.zeros(want.shape)
+        got, other, moved = (long_double.array(t) for t in (given, torchs[name], nudged[name]))
+        with np.errstate(invalid="ignore"):  # inf - inf
+            off, torch_off, change = np.abs(got - want), np.abs(other - want), np.abs(moved - want)
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
         stored = STORED[p.dtype] if name.startswith("gradient") else u
-        allowed = 2 * (other - want).abs().nan_to_num(0.0).max()
-        allowed += 16 * (moved - want).abs().nan_to_num(0.0).max()
-        allowed += 16 * stored * size + 64 * u * (1.0 + largest)
-        if p.dtype == torch.float64:  # exp(z - logsumexp) of the reference is rounded, too
-            allowed += 4 * u * largest * size
-        if not bool((same | ((got - want).abs() <= allowed)).all()):
-            worst = float((got - want).abs().nan_to_num(torch.inf).max())
-            return f"{name}: off by {worst:.3g}, allowed {float(allowed):.3g}"
+        allowed = 2 * _largest(torch_off) + 16 * _largest(change)
+        allowed += 16 * stored * _largest(want) + 64 * u * (1.0 + largest)
+        if got.shape != want.shape or not bool((same | (off <= allowed)).all()):
+            worst = float(np.where(same, 0, np.where(np.isnan(off), np.inf, off)).max())
+            return (
+                f"{name}: off by {worst:.3g}, torch by {_largest(torch_off):.3g}, "
+                f"allowed {allowed:.3g}"
+            )
     return None
+
+
+def _largest(values: long_double.Array) -> float:
+    """Return the largest finite magnitude."""
+    return float(np.abs(np.where(np.isfinite(values), values, 0)).max(initial=0))
 
 
 def main() -> int:
@@ -331,6 +385,8 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(CASES), help="skip cases of other kinds")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
+    if not long_double.available():
+        raise SystemExit("long doubles of this machine are no more precise than float64")
     warnings.simplefilter("ignore")
     sets = instruction_sets()
     assert kernels.core is not None

@@ -16,11 +16,25 @@ from lmhead.sweep import kernels
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "reliability.json"
 
 
+def _commit() -> str:
+    made = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=RESULTS.parent,
+    )
+    return made.stdout.strip() or "unknown"
+
+
+COMMIT = _commit()  # as the run begins: others may follow while it goes on
+
+
 def keep(name: str, summary: dict[str, Any], *, write: bool) -> None:
     """Print a summary; with `write`, put it into docs/reliability.json in place of the last one."""
     found = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": COMMIT,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         **summary,
@@ -38,14 +52,3 @@ def instruction_sets() -> list[str]:
     if core is None:
         raise SystemExit("the compiled core is not installed")
     return list(core.instruction_sets())
-
-
-def _commit() -> str:
-    made = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=RESULTS.parent,
-    )
-    return made.stdout.strip() or "unknown"

@@ -1,8 +1,8 @@
 """Catch packages that multiply with the weight of an `LMHead` themselves, and so change its logits.
 
 TRL's trainers never call the output layer: they hand `lm_head.weight` to a function of their own,
-which knows nothing of a head's softcap, scale or low-rank delta. Where such a head meets that
-function, an error says so, unless `lmhead.integrations.trl.patch()` is in force.
+which ignores a head's softcap, scale and low-rank delta. If such a head's weight is passed to that
+function, it raises an error, unless `lmhead.integrations.trl.patch()` was called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-# TRL's functions of weights: module, name there.
+# TRL's autograd functions that take the weight: (module, name).
 FUNCTIONS = [
     ("trl.trainer.utils", "_ChunkedLogProbFunction"),
     ("trl.trainer.distillation_trainer", "ChunkedDivergenceFunction"),
@@ -22,7 +22,7 @@ _heads: WeakSet[nn.Module] = WeakSet()
 
 
 def watch(head: nn.Module) -> None:
-    """Remember a head that is more than its weight, and guard TRL's functions if TRL is loaded."""
+    """Register a head with a softcap, scale or delta; guard TRL's functions if TRL is loaded."""
     _heads.add(head)
     for module, name in FUNCTIONS:
         owner = sys.modules.get(module)
@@ -32,12 +32,12 @@ def watch(head: nn.Module) -> None:
 
 
 def head_of(weight: Any) -> Any:
-    """Return the watched head with this weight, or None."""
+    """Return the registered head with this weight, or None."""
     return next((h for h in _heads if h.weight is weight and not h.is_plain), None)
 
 
 class _Guard:
-    """TRL's autograd function, with a check of its tensors."""
+    """Wrap TRL's autograd function: raise if one of its tensors is the weight of such a head."""
 
     respects_heads = True
 

@@ -1,4 +1,4 @@
-"""What all public functions share: argument checks, and being kept out of `torch.compile`.
+"""Argument checks shared by all public functions, and `eager`, which disables `torch.compile`.
 
 Each message names the argument, what it must be and what it was.
 """
@@ -23,9 +23,9 @@ R = TypeVar("R")
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function as written, between compiled parts: see `torch.compiler.disable`.
+    """Return the function excluded from compilation: see `torch.compiler.disable`.
 
-    The compiler is not imported where it is not in use.
+    Does not import the compiler if it is not in use.
     """
     disabled: list[Any] = []
 
@@ -41,7 +41,7 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is plain strided memory, with no operation left to apply.
+    """Return whether a tensor is plain strided memory whose numbers are its values.
 
     A subclass (DTensor, FakeTensor), a functorch wrapper, a lazily negated, conjugated or zero
     tensor and a sparse one are not.
@@ -56,7 +56,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def is_dtensor(tensor: Any) -> bool:
     """Return whether a tensor is distributed over a device mesh."""
-    module = sys.modules.get("torch.distributed.tensor")  # there is none before it is imported
+    module = sys.modules.get("torch.distributed.tensor")  # no DTensor exists before it is imported
     return module is not None and isinstance(tensor, module.DTensor)
 
 
@@ -78,7 +78,7 @@ def check_not_distributed(name: str, tensor: Tensor) -> None:
 def check_memory(name: str, tensor: Tensor) -> None:
     """Validate that the storage of a tensor holds all of its entries.
 
-    It does not after `untyped_storage().resize_(0)`, as sharded training does to free a weight.
+    It does not after `untyped_storage().resize_(0)`, with which sharded training frees a weight.
     Torch's own operations may crash on such a tensor.
     """
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -90,7 +90,7 @@ def check_memory(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must have memory; it is a ZeroTensor, which has none")
     if not is_plain(tensor) or tensor.device.type == "meta":
         return
-    last = tensor.storage_offset()  # the place of the last entry in the storage
+    last = tensor.storage_offset()  # index of the last entry in the storage
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if size == 0:
             return
@@ -152,7 +152,7 @@ def check_hidden(hidden: Tensor, hidden_size: int, like: Tensor | None) -> None:
 
 
 def check_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Validate that two tensors are on one device; a `DTensor` needs another one."""
+    """Validate that two tensors are on one device, and both a `DTensor` if the first is."""
     if is_dtensor(tensor) and not is_dtensor(other):
         raise TypeError(
             f"{name} must be a plain tensor, as {other_name} is; got a DTensor: distribute both, "
@@ -182,7 +182,7 @@ def check_entries(name: str, vector: Tensor | None, size: int, like: Tensor) -> 
             f"{name} must have shape ({size},), one entry per token; got {tuple(vector.shape)}"
         )
     check_memory(name, vector)
-    if name != "bias":  # which may be split as the weight is
+    if name != "bias":  # a bias may be sharded like the weight
         check_not_distributed(name, vector)
     check_device(name, vector, "weight", like)
 
@@ -213,7 +213,7 @@ def check_id_type(name: str, ids: Tensor) -> None:
     check_not_distributed(name, ids)
     if ids.dtype not in _ID_TYPES:
         raise TypeError(f"{name} must be integers (torch.int64); got {ids.dtype}")
-    if ids.is_neg():  # torch's own indexing ignores the sign of these
+    if ids.is_neg():  # torch's own indexing ignores the sign of such views
         raise ValueError(f"{name} must not be a lazily negated view; call resolve_neg() on it")
     check_memory(name, ids)
 
@@ -250,7 +250,7 @@ def check_integer(name: str, value: Any, *, low: int, high: int | None = None) -
 
 
 def check_num_items(value: Any) -> None:
-    """Validate what a mean divides by: None, or one finite number from 0, perhaps as a tensor."""
+    """Validate the divisor of a mean: None, or a finite number >= 0, or a tensor with one."""
     if value is None:
         return
     if isinstance(value, Tensor):

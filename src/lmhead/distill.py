@@ -84,12 +84,12 @@ class Info:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the file is than float32 logits."""
+        """Size of float32 logits divided by the size of the file."""
         return self.logits_bytes / self.bytes
 
     @property
     def record(self) -> np.dtype[Any]:
-        """The form of one row."""
+        """The NumPy dtype of one row."""
         d = self.hidden_size
         fields: list[Any] = []
         if self.stored == "int8":
@@ -127,7 +127,7 @@ def save(
         ids: token ids (...), stored beside the rows; only with one tensor.
         bits: 8 for groups of 32 integers with one scale, 16 for bfloat16, 32 for float32; None
             keeps the dtype of the hidden states, and so every bit.
-        window: rows per text window, for the reader to know.
+        window: rows per text window; stored in `Info`.
 
     Returns:
         `Info`, with the size and the bound on the KL divergence that rounding causes.
@@ -247,7 +247,7 @@ class TeacherFile:
         verify: whether to compare the content with its hash, which reads the file once.
 
     Raises:
-        ModelError: the file is not a teacher file, incomplete, or not what was written.
+        ModelError: the file is not a teacher file, is incomplete, or does not match its hash.
     """
 
     def __init__(
@@ -267,12 +267,12 @@ class TeacherFile:
         )
         if self.info.vocab_size and head is not None:
             raise ValueError(f"head must not be given: {self.path} has one")
-        given = self._stored_head() if self.info.vocab_size else _as_head(head)
-        if given is not None and given.in_features != self.info.hidden_size:
+        own_head = self._stored_head() if self.info.vocab_size else _as_head(head)
+        if own_head is not None and own_head.in_features != self.info.hidden_size:
             raise ValueError(
-                f"head must have hidden size {self.info.hidden_size}; got {given.in_features}"
+                f"head must have hidden size {self.info.hidden_size}; got {own_head.in_features}"
             )
-        self._head = given
+        self._head = own_head
 
     def __enter__(self) -> Self:
         """Return the file."""
@@ -309,8 +309,8 @@ class TeacherFile:
 
     def logits(self, rows: slice) -> LazyLogits:
         """Return the teacher's lazy logits of rows, (n, V)."""
-        made: LazyLogits = self.head(self.hidden(rows).to(self.head.weight.dtype))
-        return made
+        logits: LazyLogits = self.head(self.hidden(rows).to(self.head.weight.dtype))
+        return logits
 
     def batches(self, size: int) -> Iterator[tuple[slice, LazyLogits]]:
         """Yield all rows in order: which rows, and their logits."""
@@ -365,9 +365,9 @@ def _as_head(head: LMHead | Tensor | None) -> LMHead | None:
         return head
     if not isinstance(head, Tensor) or head.dim() != 2:
         raise TypeError(f"head must be an LMHead or a weight (V, D); got {type(head).__name__}")
-    made = LMHead(head.shape[1], head.shape[0], device="meta", dtype=head.dtype)
-    made.weight = torch.nn.Parameter(head.detach(), requires_grad=False)
-    return made
+    frozen = LMHead(head.shape[1], head.shape[0], device="meta", dtype=head.dtype)
+    frozen.weight = torch.nn.Parameter(head.detach(), requires_grad=False)
+    return frozen
 
 
 def _wide(head: torch.dtype, stored: str) -> bool:
@@ -412,8 +412,8 @@ def _decode(records: NDArray[Any], stored: str) -> Tensor:
     hidden = np.ascontiguousarray(records["hidden"])
     if stored == "int8":
         scale = torch.from_numpy(np.ascontiguousarray(records["scale"]))
-        each = scale.repeat_interleave(_GROUP, 1)[:, : hidden.shape[1]]
-        return torch.from_numpy(hidden).float() * each
+        scales = scale.repeat_interleave(_GROUP, 1)[:, : hidden.shape[1]]
+        return torch.from_numpy(hidden).float() * scales
     if stored == "float32":
         return torch.from_numpy(hidden)
     return torch.from_numpy(hidden.view(np.int16)).view(_TYPES[stored])
@@ -455,9 +455,9 @@ def _read_header(path: Path) -> tuple[Info, str]:
 
 def _digest(path: Path) -> str:
     info, _ = _read_header(path)
-    found = hashlib.blake2b(digest_size=32)
+    content = hashlib.blake2b(digest_size=32)
     with path.open("rb") as file:
         file.seek(_HEADER)
         while block := file.read(_BLOCK):
-            found.update(block)
-    return _seal(info, found.hexdigest())
+            content.update(block)
+    return _seal(info, content.hexdigest())

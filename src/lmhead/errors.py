@@ -1,12 +1,12 @@
-"""What lmhead raises and warns of, beyond Python's own `ValueError` and `TypeError`.
+"""Exceptions and warnings of lmhead, beyond Python's `ValueError` and `TypeError`.
 
 A user's mistake is a `ValueError` or a `TypeError` whose message names the argument, what it must
-be and what it was. The classes here are for the rest.
+be and what it was. The classes below cover all other cases.
 """
 
 
 class PerformanceWarning(UserWarning):
-    """The answer is right, but it took the memory or the time that lmhead exists to save."""
+    """The result is right, but dense logits were built, with their cost in memory and time."""
 
 
 class ModelError(ValueError):

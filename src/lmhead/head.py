@@ -39,7 +39,7 @@ class LMHead(nn.Linear):
     Args:
         hidden_size: D.
         vocab_size: V.
-        bias: whether there is one.
+        bias: whether to add a bias.
         softcap: logits become softcap · tanh(scale · x / softcap); None for none.
         scale: a factor of the logits, before soft-capping.
         grad_filter: the tail mass τ of the gradient filter, see `linear_cross_entropy`; None for
@@ -51,7 +51,7 @@ class LMHead(nn.Linear):
         weight: (V, D), initialised as `nn.Linear` does: Kaiming-uniform with a = √5.
         bias: (V,) or None.
         max_bytes: bound on the temporary memory of a sweep; None for 128 MiB.
-        screened: what answers argmax and top-k in place of a sweep, see `screen`; None for nothing.
+        screened: quantized copy that answers argmax and top-k, see `screen`; None if there is none.
 
     >>> head = LMHead(16, 100)
     >>> logits = head(torch.randn(4, 16))
@@ -186,7 +186,7 @@ class LMHead(nn.Linear):
         """Make a quantized copy of the weight: argmax and top-k then read a quarter of the bytes.
 
         From then on `head(hidden).argmax(-1)` and `.topk(k)` use it where no gradient is wanted:
-        the same answers. `head.screened = None` puts an end to it. Options are those of
+        the same answers. `head.screened = None` removes it. Options are those of
         `ScreenedHead`: bits, calibration, progress, cache.
 
         >>> head = LMHead(64, 1000).requires_grad_(False)
@@ -199,10 +199,10 @@ class LMHead(nn.Linear):
         if not checks.is_dtensor(self.weight):
             return ScreenedHead(self, **options).attach()
         weight: Any = self.weight.detach()
-        slice = nn.Parameter(weight.to_local(), requires_grad=False)
-        local = LMHead._sharing(slice, None, softcap=self.softcap, scale=self.scale)
+        local_weight = nn.Parameter(weight.to_local(), requires_grad=False)
+        local = LMHead._sharing(local_weight, None, softcap=self.softcap, scale=self.scale)
         self.screened = screened = ScreenedHead(local, **options)
-        self._screened_version = self.weight._version  # changes of a DTensor are counted there
+        self._screened_version = self.weight._version  # `to_local` has a counter of its own
         return screened
 
     @property
@@ -264,12 +264,12 @@ class LMHead(nn.Linear):
                 screen=self.screened if self.weight._version == self._screened_version else None,
             )
             return scores, plain.shape[:-1], autocast(plain)[0].dtype
-        taken = autocast(hidden, self.weight)
-        checks.check_hidden_and_weight(*taken)
+        cast = autocast(hidden, self.weight)
+        checks.check_hidden_and_weight(*cast)
         for name in ("bias", "low_rank_a", "low_rank_b"):
             if (tensor := getattr(self, name)) is not None:
                 checks.check_memory(name, tensor)
-        hiddens, weights = taken[:1], taken[1:]
+        hiddens, weights = cast[:1], cast[1:]
         if self.low_rank_a is not None and self.low_rank_b is not None:
             a, b = autocast(self.low_rank_a, self.low_rank_b)
             hiddens, weights = (*hiddens, hiddens[0] @ a.T), (*weights, b)

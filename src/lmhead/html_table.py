@@ -1,4 +1,4 @@
-"""Tables for notebooks: what `_repr_html_` of results returns."""
+"""HTML tables for notebooks, returned by `_repr_html_` of results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-SHOWN = 8  # rows of a result, and values of a cell, that are shown
+SHOWN = 8  # maximum number of rows of a result and of values in a cell
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

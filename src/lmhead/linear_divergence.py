@@ -1,4 +1,4 @@
-"""`divergence`: how far two heads' distributions are apart, row by row."""
+"""`divergence`: KL, Jensen-Shannon or total variation between two heads, row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lmhead.scores.protocol import divergence_of
 from lmhead.sweep import Pointwise, accumulation_dtype
 
 KINDS = ("kl", "reverse_kl", "jsd", "tvd")
-_FAR = 1e30
+_MASK_VALUE = -1e30
 
 Distribution: TypeAlias = "LazyLogits | tuple[Tensor, Tensor]"
 
@@ -96,15 +96,15 @@ def divergence(
         return (mine.divergence(theirs, kind, beta),)
 
     def by_rows(env: Env) -> tuple[Tensor, ...]:
-        def some(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
-            both = tiles if ids is None else [_merged(z, ids[first:last]) for z in tiles]
+        def rows_of_tiles(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
+            both = tiles if ids is None else [_with_rest(z, ids[first:last]) for z in tiles]
             return (divergence_of(both[0].double(), both[1].double(), kind, beta),)
 
-        return replay(nodes, some, env, max_bytes=max_bytes)
+        return replay(nodes, rows_of_tiles, env, max_bytes=max_bytes)
 
     swept = top_k is None and all(node.is_scores for node in nodes)
-    function = by_scores if swept else by_rows
-    (values,) = answer(function, nodes)
+    compute = by_scores if swept else by_rows
+    (values,) = answer(compute, nodes)
     values = values.to(sides[0].dtype)
     if rows is not None:
         values = values.new_zeros(lead.numel()).index_copy(0, rows, values)
@@ -115,29 +115,29 @@ def divergence(
 def _top_ids(p: Node, k: int, max_bytes: int | None) -> Tensor:
     """Return the k most probable tokens of each row: (N, k)."""
 
-    def some(tiles: Sequence[Tensor], *_: int) -> tuple[Tensor, ...]:
+    def top_of_tile(tiles: Sequence[Tensor], *_: int) -> tuple[Tensor, ...]:
         return (DenseScores(tiles[0]).answer(top_k=k).top_ids,)
 
     def find(env: Env) -> tuple[Tensor, ...]:
         if p.is_scores:
             return (p.bound(env).limited(max_bytes).answer(top_k=k).top_ids,)
-        return replay([p], some, env, max_bytes=max_bytes)
+        return replay([p], top_of_tile, env, max_bytes=max_bytes)
 
     return answer(find, [p])[0].clamp(min=0)
 
 
-def _merged(z: Tensor, ids: Tensor) -> Tensor:
-    """Return the logits of some tokens, and of all others as one outcome: (N, k + 1)."""
+def _with_rest(z: Tensor, ids: Tensor) -> Tensor:
+    """Return the logits of the given tokens, and of all others as one outcome: (N, k + 1)."""
     kept = z.gather(1, ids)
     if ids.shape[1] == z.shape[1]:
         return kept
-    # Not -inf: where all others are masked, logsumexp would have no gradient.
-    rest = z.scatter(1, ids, -_FAR).logsumexp(1, keepdim=True)
-    return torch.cat([kept, rest.masked_fill(rest < -_FAR / 2, -torch.inf)], 1)
+    # Not -inf: where all others are masked, the gradient of logsumexp would be NaN.
+    rest = z.scatter(1, ids, _MASK_VALUE).logsumexp(1, keepdim=True)
+    return torch.cat([kept, rest.masked_fill(rest < _MASK_VALUE / 2, -torch.inf)], 1)
 
 
 def _lazy(name: str, given: Any) -> Any:
-    """Return logits for a distribution given in either form."""
+    """Return the lazy logits of a distribution: as given, or of a pair (hidden, weight)."""
     if isinstance(given, LazyLogits):
         if given._vdim != given.dim() - 1:
             raise ValueError(f"{name} must have the vocabulary as its last dimension")
@@ -153,6 +153,6 @@ def _lazy(name: str, given: Any) -> Any:
 
 def _rows(mask: Tensor, lead: torch.Size) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != lead:
-        found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask)
-        raise ValueError(f"mask must be bool of shape {tuple(lead)}; got {found}")
+        got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask)
+        raise ValueError(f"mask must be bool of shape {tuple(lead)}; got {got}")
     return mask.reshape(-1).nonzero()[:, 0]

@@ -148,12 +148,12 @@ def _query(
         if row_weight is not None or kept is not None:
             raise ValueError("kl_to must be a pair (hidden, weight) beside row_weight or kept")
         _check_shape((*lead, scores.vocab_size), tuple(kl_to.shape))
-        mine: Any = LazyLogits.of(scores, lead, dtype)
+        logits: Any = LazyLogits.of(scores, lead, dtype)
         other_logits: Any = kl_to
         if isinstance(temperature, Tensor) or temperature != 1.0:
-            by = temperature[..., None] if isinstance(temperature, Tensor) else temperature
-            mine, other_logits = mine / by, other_logits / by
-        answers: Answers = mine.ask(kl_to=other_logits, **questions)
+            divisor = temperature[..., None] if isinstance(temperature, Tensor) else temperature
+            logits, other_logits = logits / divisor, other_logits / divisor
+        answers: Answers = logits.ask(kl_to=other_logits, **questions)
         return answers
     other = None if kl_to is None else _pair(kl_to, scores, lead)
     if other is not None:
@@ -162,10 +162,10 @@ def _query(
     if kept is not None:
         rest = replace(asked, log_prob=None)
         log_prob = _kept_log_prob(scores, asked, kept)
-        found = (log_prob, *(_compute(scores, rest, other, row_weight) if rest.any else ()))
+        computed = (log_prob, *(_compute(scores, rest, other, row_weight) if rest.any else ()))
         if row_weight is not None:
-            found = (log_prob * row_weight.reshape(-1, 1).to(log_prob.dtype), *found[1:])
-        return asked.answers(found, dtype)
+            computed = (log_prob * row_weight.reshape(-1, 1).to(log_prob.dtype), *computed[1:])
+        return asked.answers(computed, dtype)
     return asked.answers(_compute(scores, asked, other, row_weight), dtype)
 
 
@@ -179,16 +179,16 @@ def _compute(
         raise ValueError(
             f"row_weight must have shape {tuple(asked.lead)}; got {tuple(row_weight.shape)}"
         )
-    by = row_weight.reshape(-1)
-    rows = by.nonzero()[:, 0]
-    chosen = None if other is None else other.select(rows)
-    made = []
-    for found in asked.compute(scores.select(rows), chosen, rows, by[rows]):
-        kind = found.dtype
-        fill: Any = 0.0 if kind.is_floating_point else False if kind == torch.bool else -1
-        full = found.new_full((scores.n_rows, *found.shape[1:]), fill)
-        made.append(full.index_copy(0, rows, found))
-    return tuple(made)
+    flat_weight = row_weight.reshape(-1)
+    rows = flat_weight.nonzero()[:, 0]
+    other_rows = None if other is None else other.select(rows)
+    padded = []
+    for values in asked.compute(scores.select(rows), other_rows, rows, flat_weight[rows]):
+        dtype = values.dtype
+        fill: Any = 0.0 if dtype.is_floating_point else False if dtype == torch.bool else -1
+        full = values.new_full((scores.n_rows, *values.shape[1:]), fill)
+        padded.append(full.index_copy(0, rows, values))
+    return tuple(padded)
 
 
 def _kept_log_prob(scores: LinearScores, asked: Asked, kept: Any) -> Tensor:
@@ -246,16 +246,16 @@ def _several(
         shapes = [tuple(h.shape) for h in hiddens]
         raise ValueError(f"hidden must have one shape up to the last dimension; got {shapes}")
     if weights is None:
-        whole = _query(torch.stack(hiddens), weight, questions, **options)
-        return tuple(_part(whole, i) for i in range(len(hiddens)))
-    made = []
+        together = _query(torch.stack(hiddens), weight, questions, **options)
+        return tuple(_part(together, i) for i in range(len(hiddens)))
+    results = []
     for i, (h, w) in enumerate(zip(hiddens, weights, strict=True)):
-        mine = {k: _part(v, i) if k in _PER_ROW else v for k, v in questions.items()}
-        own = {k: _part(v, i) if k in _PER_ROW else v for k, v in options.items()}
+        own_questions = {k: _part(v, i) if k in _PER_ROW else v for k, v in questions.items()}
+        own_options = {k: _part(v, i) if k in _PER_ROW else v for k, v in options.items()}
         if options["kl_to"] is not None or options["kept"] is not None:
             raise ValueError("kl_to and kept must be None where several weights are given")
-        made.append(_query(h, w, mine, **own))
-    return tuple(made)
+        results.append(_query(h, w, own_questions, **own_options))
+    return tuple(results)
 
 
 def _tensors(name: str, given: Any) -> list[Tensor]:
@@ -268,12 +268,12 @@ def _tensors(name: str, given: Any) -> list[Tensor]:
     return list(given)
 
 
-# What has an entry per row, and so a leading dimension for several hidden tensors.
+# Arguments with an entry per row; for several hidden tensors they have one more leading dimension.
 _PER_ROW = ("log_prob", "rank", "top1_match", "row_weight", "temperature")
 
 
 def _part(value: Any, i: int) -> Any:
-    """Return entry i of tensors, in whatever holds them; anything else as it is."""
+    """Return entry i of a tensor, or of each tensor in a container; other values unchanged."""
     if isinstance(value, Tensor):
         return value[i] if value.dim() else value
     if isinstance(value, Answers):

@@ -63,7 +63,7 @@ def linear_cross_entropy(
         ValueError, TypeError: an argument of the wrong shape, type or range.
 
     With gradients and a reduction it costs three matrix products in all (four where `max_bytes`
-    does not hold 32 rows x V). The gradients are made in the forward pass, so call it under
+    does not hold 32 rows x V). The gradients are computed in the forward pass, so call it under
     `torch.no_grad()` where they are not needed.
 
     >>> import torch
@@ -96,5 +96,5 @@ def linear_cross_entropy(
         z_loss=z_loss,
         num_items=num_items,
     )
-    made = scores.cross_entropy(loss).reshape(lead if reduction == "none" else ())
-    return made.to(accumulation_dtype(hidden.dtype))
+    value = scores.cross_entropy(loss).reshape(lead if reduction == "none" else ())
+    return value.to(accumulation_dtype(hidden.dtype))

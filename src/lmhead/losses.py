@@ -226,6 +226,6 @@ def _clipped(
 def _log1mexp(x: Tensor) -> Tensor:
     """Return log(1 - exp(x)) of x < 0, without cancellation at either end."""
     near = x > -0.6931472
-    # Each branch sees harmless numbers where the other is taken, for its gradient.
+    # Where the other branch is selected, each gets a constant: NaN gradients would spread.
     small = torch.log(-torch.expm1(torch.where(near, x, -1.0)))
     return torch.where(near, small, torch.log1p(-torch.exp(torch.where(near, -1.0, x))))

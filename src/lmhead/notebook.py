@@ -89,13 +89,13 @@ def explore(
     several: Sequence[Any] = model if isinstance(model, list | tuple) else [model]
     opened: dict[str, LanguageModel] = {}
     given: dict[str, str] = {}
-    for one in several:
-        found = one if isinstance(one, LanguageModel) else open_model(one)
-        name = base = found.name or "model"
+    for item in several:
+        language_model = item if isinstance(item, LanguageModel) else open_model(item)
+        name = base = language_model.name or "model"
         number = 2
         while name in opened:
             name, number = f"{base} ({number})", number + 1
-        opened[name] = found
-        given[name] = str(one) if isinstance(one, str | PathLike) else base
+        opened[name] = language_model
+        given[name] = str(item) if isinstance(item, str | PathLike) else base
     server = start_in_background(opened, port=port, given=given)
     return ExplorerPage(server, f"/next?{urlencode({'lang': lang})}" if lang else "/next", height)

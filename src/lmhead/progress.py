@@ -1,7 +1,7 @@
-"""What a command shows while it works, and Ctrl-C while it loads modules.
+"""Progress line of commands, and handling of Ctrl-C while modules are imported.
 
 Progress is on standard error: one line that is rewritten on a terminal, plain lines elsewhere.
-Imports nothing that takes time.
+Imports nothing slow.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Order = Literal["hf", "vllm", "llama.cpp"]
 ORDERS: tuple[str, ...] = get_args(Order)
 
 # Names of the same options in other programs.
-SPELLINGS = {
+ALIASES = {
     "min_tokens": "min_new_tokens",  # vLLM
     "stop_token_ids": "eos_token_id",  # vLLM
     "repeat_penalty": "repetition_penalty",  # llama.cpp
@@ -170,10 +170,8 @@ class Options:
                 _check_integer(f.name, getattr(self, f.name), f.metadata["least"])
         if self.mirostat not in (0, 1, 2):
             raise ValueError(f"mirostat must be 0, 1 or 2; got {self.mirostat!r}")
-        for name in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens"):
-            ids = getattr(self, name)
-            if ids is not None and len(ids) == 0 and name == "allowed_token_ids":
-                raise ValueError("allowed_token_ids must allow at least one id; got none")
+        if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
+            raise ValueError("allowed_token_ids must allow at least one id; got none")
         _check_sequences("bad_words_ids", self.bad_words_ids)
         _check_sequences("sequence_bias", self.sequence_bias)
         if self.ends == () and (self.min_length or self.min_new_tokens):
@@ -188,12 +186,12 @@ class Options:
         known = {f.name for f in fields(cls)}
         options: dict[str, Any] = {}
         for name, value in given.items():
-            own = SPELLINGS.get(name, name)
-            if own not in known:
+            standard_name = ALIASES.get(name, name)
+            if standard_name not in known:
                 raise TypeError(f"Sampler has no option {name!r}; {_nearest(name, known)}")
-            if own in options:
-                raise TypeError(f"{name} and {own} are the same option; give one of them")
-            options[own] = value
+            if standard_name in options:
+                raise TypeError(f"{name} and {standard_name} are the same option; give one of them")
+            options[standard_name] = value
         return cls(**options)
 
     @property
@@ -214,36 +212,38 @@ def as_ids(ids: Any) -> tuple[int, ...]:
 def _check_numbers(name: str, value: Any, low: float, high: float, *, above: bool) -> None:
     if value is None:
         return
-    must = f"{name} must be a number {'above' if above else 'from'} {low:g}"
-    must += "" if high == math.inf else f" {'up ' if above else ''}to {high:g}"
+    requirement = f"{name} must be a number {'above' if above else 'from'} {low:g}"
+    requirement += "" if high == math.inf else f" {'up ' if above else ''}to {high:g}"
     if low == -math.inf:
-        must = f"{name} must be a finite number"
-    for one in _each(name, value, must):
-        if isinstance(one, bool) or not isinstance(one, int | float):
-            raise TypeError(f"{must}; got {one!r}")
-        if not math.isfinite(one) or one < low or one > high or (above and one == low):
-            raise ValueError(f"{must}; got {one}")
+        requirement = f"{name} must be a finite number"
+    for number in _each(name, value, requirement):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{requirement}; got {number!r}")
+        if not math.isfinite(number) or number < low or number > high or (above and number == low):
+            raise ValueError(f"{requirement}; got {number}")
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:
     if value is None:
         return
-    must = f"{name} must be an integer of at least {least}"
-    for one in _each(name, value, must):
-        if isinstance(one, bool) or not isinstance(one, int):
-            raise TypeError(f"{must}; got {one!r}")
-        if one < least:
-            raise ValueError(f"{must}; got {one}")
+    requirement = f"{name} must be an integer of at least {least}"
+    for number in _each(name, value, requirement):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{requirement}; got {number!r}")
+        if number < least:
+            raise ValueError(f"{requirement}; got {number}")
 
 
-def _each(name: str, value: Any, must: str) -> list[Any]:
+def _each(name: str, value: Any, requirement: str) -> list[Any]:
     """Return a number, or the numbers of a list or tensor, as a list."""
     if hasattr(value, "tolist"):  # a tensor or an array
         value = value.tolist()
     if isinstance(value, str | bytes) or not hasattr(value, "__len__"):
         return [value]
     if len(value) == 0:
-        raise ValueError(f"{must}, or one per row; got an empty {type(value).__name__} for {name}")
+        raise ValueError(
+            f"{requirement}, or one per row; got an empty {type(value).__name__} for {name}"
+        )
     return list(value)
 
 
@@ -252,9 +252,9 @@ def _check_sequences(name: str, sequences: Any) -> None:
         return
     if len(sequences) == 0:
         raise ValueError(f"{name} must not be empty")
-    for one in sequences:
-        if isinstance(one, int) or len(one) == 0:
-            raise ValueError(f"{name} must hold sequences of at least one id; got {one!r}")
+    for sequence in sequences:
+        if isinstance(sequence, int) or len(sequence) == 0:
+            raise ValueError(f"{name} must hold sequences of at least one id; got {sequence!r}")
 
 
 def _nearest(name: str, known: set[str]) -> str:

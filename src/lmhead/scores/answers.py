@@ -108,7 +108,7 @@ class Asked:
 
     @property
     def any(self) -> bool:
-        """Whether anything is asked."""
+        """Whether there is any question."""
         ids = self.rank is not None or self.top1_match is not None
         return self.smooth or ids or self.argmax or self.top_k > 0
 
@@ -131,77 +131,77 @@ class Asked:
     ) -> tuple[Tensor, ...]:
         """Return the answers about rows of scores, one tensor each, in a fixed order.
 
-        `weight` has one number per row, which multiplies what is differentiable.
+        `weight` has one number per row, which multiplies the differentiable answers.
         """
 
-        def some(ids: Tensor | None) -> Tensor | None:
+        def selected(ids: Tensor | None) -> Tensor | None:
             return ids if ids is None or rows is None else ids[rows]
 
         best = self.argmax or self.top1_match is not None
-        # Asked only where wanted: not every kind of scores needs to know these.
-        more = {name: True for name in ("log_sum_sq", "mean_logit") if getattr(self, name)}
-        found = scores.answer(
+        # Passed only if asked: subclasses need not support them.
+        optional = {name: True for name in ("log_sum_sq", "mean_logit") if getattr(self, name)}
+        answers = scores.answer(
             logsumexp=self.logsumexp,
             entropy=self.entropy,
-            picked=some(self.rows(self.log_prob)),
-            rank=some(self.rows(self.rank)),
+            picked=selected(self.rows(self.log_prob)),
+            rank=selected(self.rows(self.rank)),
             top_k=max(self.top_k, int(best)),
             kl_to=other,
-            **more,
+            **optional,
         )
-        return tuple(self._list(found, some(self.rows(self.top1_match)), weight))
+        return tuple(self._list(answers, selected(self.rows(self.top1_match)), weight))
 
     def _list(
-        self, found: RowAnswers, candidates: Tensor | None, weight: Tensor | None
+        self, answers: RowAnswers, candidates: Tensor | None, weight: Tensor | None
     ) -> Iterator[Tensor]:
-        by: Any = 1.0 if weight is None else weight.double()
+        factor: Any = 1.0 if weight is None else weight.double()
         if self.log_prob is not None:
-            log_prob = found.picked - found.lse[:, None]
-            yield log_prob if weight is None else log_prob * by[:, None]
+            log_prob = answers.picked - answers.lse[:, None]
+            yield log_prob if weight is None else log_prob * factor[:, None]
         if self.rank is not None:
-            yield found.ranks
+            yield answers.ranks
         if self.top_k or self.argmax:
-            yield found.top_ids
-            yield found.top_values
+            yield answers.top_ids
+            yield answers.top_values
         if candidates is not None:
-            yield candidates == found.top_ids[:, :1]
-        for asked, sums in (
-            (self.entropy, found.entropy),
-            (self.logsumexp, found.lse),
-            (self.kl, found.kl),
-            (self.log_sum_sq, found.log_sum_sq),
-            (self.mean_logit, found.mean_logit),
+            yield candidates == answers.top_ids[:, :1]
+        for asked, values in (
+            (self.entropy, answers.entropy),
+            (self.logsumexp, answers.lse),
+            (self.kl, answers.kl),
+            (self.log_sum_sq, answers.log_sum_sq),
+            (self.mean_logit, answers.mean_logit),
         ):
             if asked:
-                yield sums if weight is None else sums * by
+                yield values if weight is None else values * factor
 
     def answers(self, computed: tuple[Tensor, ...], dtype: torch.dtype) -> Answers:
         """Return what `compute` gave in the shape of the logits."""
-        given = iter(computed)
+        tensors = iter(computed)
         fields: dict[str, Any] = {}
         if self.log_prob is not None:
-            fields["log_prob"] = self._like(self.log_prob, next(given).to(dtype))
+            fields["log_prob"] = self._like(self.log_prob, next(tensors).to(dtype))
         if self.rank is not None:
-            fields["rank"] = self._like(self.rank, next(given))
+            fields["rank"] = self._like(self.rank, next(tensors))
         if self.top_k or self.argmax:
-            ids, values = next(given), next(given)
+            ids, values = next(tensors), next(tensors)
             if self.argmax:
                 fields["argmax"] = ids[:, 0].reshape(self.lead)
             if self.top_k:
                 shape = (*self.lead, self.top_k)
                 fields["top_k"] = TopK(values.reshape(shape).to(dtype), ids.reshape(shape))
         if self.top1_match is not None:
-            fields["top1_match"] = self._like(self.top1_match, next(given))
+            fields["top1_match"] = self._like(self.top1_match, next(tensors))
         for name in ("entropy", "logsumexp", "kl", "log_sum_sq", "mean_logit"):
             if getattr(self, name):
-                fields[name] = next(given).reshape(self.lead).to(dtype)
+                fields[name] = next(tensors).reshape(self.lead).to(dtype)
         return Answers(**fields)
 
     def _like(self, ids: Ids, values: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return values (N, K) in the shape of the ids: one tensor, or one for each."""
-        each = _each(ids)
-        parts = torch.split(values, [self._width(i) for i in each], 1)
-        shaped = tuple(p.reshape(i.shape) for p, i in zip(parts, each, strict=True))
+        id_tensors = _each(ids)
+        parts = torch.split(values, [self._width(i) for i in id_tensors], 1)
+        shaped = tuple(p.reshape(i.shape) for p, i in zip(parts, id_tensors, strict=True))
         return shaped[0] if isinstance(ids, Tensor) else shaped
 
 

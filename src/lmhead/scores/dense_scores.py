@@ -45,10 +45,6 @@ class DenseScores(Scores):
         """Return the logits."""
         return (self.logits,)
 
-    def watched(self) -> tuple[Tensor, ...]:
-        """Return the same tensors: torch counts their changes."""
-        return self.tensors()
-
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`."""
         return ("logits",)
@@ -76,33 +72,33 @@ class DenseScores(Scores):
         """Answer by the definitions, in float64."""
         z = self.logits.double()
         lse = z.logsumexp(1)
-        spread = kl = values = ids = ranks = None
+        row_entropy = kl = values = ids = ranks = None
         if entropy or kl_to is not None:
             log_p = z - lse[:, None]
             log_p = log_p.masked_fill(log_p == -math.inf, 0.0)
             p = torch.where(z == -math.inf, 0.0, log_p.exp())
-            spread = -(p * log_p).sum(1)
-        if kl_to is not None and spread is not None:
+            row_entropy = -(p * log_p).sum(1)
+        if kl_to is not None and row_entropy is not None:
             log_q = kl_to.dense().double().log_softmax(1)
-            kl = -spread - (p * log_q).masked_fill(p == 0, 0.0).sum(1)
+            kl = -row_entropy - (p * log_q).masked_fill(p == 0, 0.0).sum(1)
         with torch.no_grad():
             unordered = ~(lse > -math.inf)[:, None]
             if top_k:
                 values, ids = z.detach().sort(dim=1, descending=True, stable=True)
                 values, ids = values[:, :top_k], ids[:, :top_k].masked_fill(unordered, -1)
             if rank is not None:
-                mine = z.gather(1, rank)
-                every = torch.arange(self.vocab_size, device=self.device)
+                given_logits = z.gather(1, rank)
+                token_ids = torch.arange(self.vocab_size, device=self.device)
                 ranks = torch.stack(
                     [
-                        ((z > m[:, None]) | ((z == m[:, None]) & (every < r[:, None]))).sum(1)
-                        for m, r in zip(mine.unbind(1), rank.unbind(1), strict=True)
+                        ((z > m[:, None]) | ((z == m[:, None]) & (token_ids < r[:, None]))).sum(1)
+                        for m, r in zip(given_logits.unbind(1), rank.unbind(1), strict=True)
                     ],
                     1,
                 ).masked_fill(unordered, -1)
         return RowAnswers(
             lse=lse,
-            entropy=spread if entropy else None,
+            entropy=row_entropy if entropy else None,
             picked=None if picked is None else z.gather(1, picked),
             kl=kl,
             log_sum_sq=(2 * z).logsumexp(1) - 2 * lse if log_sum_sq else None,
@@ -126,13 +122,13 @@ class DenseScores(Scores):
 
     def explain(self) -> list[str]:
         """Return what questions cost."""
-        return [f"  dense                   {self.logits.nbytes:,} bytes are there already"]
+        return [f"  dense                   {self.logits.nbytes:,} bytes are allocated already"]
 
     def top(self, k: int, *, lse: bool = True) -> TopRows:  # noqa: ARG002
         """Return the k largest logits, their ids and the log-sum-exp."""
         with torch.no_grad():
-            found = self.answer(top_k=k)
-        return TopRows(found.top_values, found.top_ids, found.lse)
+            answers = self.answer(top_k=k)
+        return TopRows(answers.top_values, answers.top_ids, answers.lse)
 
     def at(self, ids: Tensor) -> Tensor:
         """Return the logits of token ids (N, K)."""

@@ -51,7 +51,7 @@ class RowAnswers:
 
 
 class Tile:
-    """Some dense rows as the start of a piece of autograd graph.
+    """Dense rows as the start of an autograd graph of their own.
 
     Attributes:
         value: (B, V).
@@ -62,16 +62,16 @@ class Tile:
         tensors = [t.detach().requires_grad_(t.requires_grad) for t in scores.tensors()]
         with torch.enable_grad():
             self.value = scores.with_tensors(tensors).select(rows).dense()
-        self.places = [i for i, t in enumerate(tensors) if t.requires_grad]
-        self.inputs = [tensors[i] for i in self.places]
+        self.indices = [i for i, t in enumerate(tensors) if t.requires_grad]
+        self.inputs = [tensors[i] for i in self.indices]
 
     def add(self, grads: Sequence[Tensor | None], into: list[Tensor | None]) -> None:
         """Add the gradients of `inputs` to those of all tensors of the scores."""
-        for place, grad in zip(self.places, grads, strict=True):
-            old = into[place]
+        for index, grad in zip(self.indices, grads, strict=True):
+            old = into[index]
             if grad is not None:
                 wide = grad.float() if grad.dtype.itemsize == 2 else grad
-                into[place] = wide if old is None else old.add_(wide)
+                into[index] = wide if old is None else old.add_(wide)
 
 
 class Scores(ABC):
@@ -119,9 +119,9 @@ class Scores(ABC):
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`, for error messages."""
 
-    @abstractmethod
     def watched(self) -> tuple[Tensor, ...]:
-        """Return what in-place changes of each of `tensors()` are counted on."""
+        """Return the tensors whose version counters show in-place changes of `tensors()`."""
+        return self.tensors()
 
     @abstractmethod
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
@@ -217,7 +217,7 @@ class Scores(ABC):
     def row_logits(self) -> Tensor:
         """Return all logits (N, V) in `dtype`; each row is the same whatever the other rows are."""
 
-    # Operations that give scores of the same kind; None where there is no such shortcut ----------
+    # Operations that return scores of the same class; None if the class cannot represent them ----
 
     def times(self, factor: float) -> Self | None:  # noqa: ARG002
         """Return the scores times a number."""
@@ -274,14 +274,14 @@ def divergence_of(z_p: Tensor, z_q: Tensor, kind: str, beta: float = 0.5) -> Ten
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    none = log_p == -math.inf  # 0 log 0 = 0; filled before the difference, for its gradient
-    log_p = log_p.masked_fill(none, 0.0)
-    gap = log_p - log_q.masked_fill(none, 0.0)
-    return (log_p.exp().masked_fill(none, 0.0) * gap).sum(1)
+    masked = log_p == -math.inf  # 0 log 0 = 0; filled before the difference: no NaN gradient
+    log_p = log_p.masked_fill(masked, 0.0)
+    gap = log_p - log_q.masked_fill(masked, 0.0)
+    return (log_p.exp().masked_fill(masked, 0.0) * gap).sum(1)
 
 
 def by_rows(function: Callable[..., Tensor], *scores: Scores) -> Tensor:
-    """Return a function of dense float64 rows of some scores, (N,)."""
+    """Return `function` of the dense float64 rows of each of the scores, (N,)."""
     first = scores[0]
     size = max(1, (first.max_bytes or DEFAULT_MAX_BYTES) // (64 * first.vocab_size))
 
@@ -301,8 +301,8 @@ def mean_finite(z: Tensor) -> Tensor:
 
 
 def recomputed(function: Callable[[], Tensor]) -> Tensor:
-    """Return `function()`, computed again in the backward pass instead of being remembered."""
+    """Return `function()`; the backward pass computes it again instead of keeping its graph."""
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return function()
-    made: Tensor = checkpoint(function, use_reentrant=False)
-    return made
+    result: Tensor = checkpoint(function, use_reentrant=False)
+    return result

@@ -26,7 +26,7 @@ from lmhead import checks
 
 
 class RowSums(NamedTuple):
-    """Sums over the vocabulary, one entry per row, in float64; also used for their gradients.
+    """Sums over the vocabulary, one entry per row, in float64; or the gradients of these sums.
 
     With p = softmax(z); masked tokens (z = -inf) are left out of mixed, and of softened where
     their target probability is 0. What was not asked for is None.
@@ -101,7 +101,7 @@ class WeightedLoss:
     """A cross-entropy as weights of sums over the vocabulary, before its reduction."""
 
     weights: RowLoss  # for reduction="sum"
-    own: Tensor  # (N,), the class weights of the targets: "mean" divides by their sum
+    target_weight: Tensor  # (N,), class weights of the targets: "mean" divides by their sum
     counted: Tensor  # (N,), 1 for rows that count: "mean" divides z-loss by their sum
     ids: Tensor | None = None  # (N,), the targets; 0 where ignored
     active: Tensor | None = None  # (N,) bool, rows that count; None for all
@@ -187,14 +187,16 @@ class CrossEntropy:
         if not self._counts_all():
             active = self.targets != self.ignore_index
             ids, counted = torch.where(active, self.targets, 0), active.double()
-        own = counted if self.class_weight is None else counted * self.class_weight.double()[ids]
-        weights = RowLoss(lse=own, picked=own)
+        target_weight = (
+            counted if self.class_weight is None else counted * self.class_weight.double()[ids]
+        )
+        weights = RowLoss(lse=target_weight, picked=target_weight)
         if mix is not None:
-            picked = (1 - ε) * own
+            picked = (1 - ε) * target_weight
             weights = RowLoss(picked + spread * counted * mix_sum, picked, mixed=spread * counted)
         if self.z_loss:
             weights = weights._replace(squared=self.z_loss * counted)
-        return WeightedLoss(weights, own, counted, ids=ids, active=active, mix=mix)
+        return WeightedLoss(weights, target_weight, counted, ids=ids, active=active, mix=mix)
 
     def reduced(
         self,
@@ -212,23 +214,23 @@ class CrossEntropy:
             total: gives its sum over the rows, perhaps cheaper.
             log_probs: gives log p (N, V) without a gradient; called if the targets require one.
         """
-        weights, for_targets = weighted.weights, self._for_targets(weighted, log_probs)
+        weights, to_targets = weighted.weights, self._target_gradient(weighted, log_probs)
         if self.reduction == "none":
-            return rows(weights) if for_targets is None else rows(weights) + for_targets
+            return rows(weights) if to_targets is None else rows(weights) + to_targets
         if self.reduction == "sum":
-            return total(weights) if for_targets is None else total(weights) + for_targets.sum()
+            return total(weights) if to_targets is None else total(weights) + to_targets.sum()
         if isinstance(self.num_items, int) and self.num_items > 0:
             by_weight: Any = 1 / self.num_items
             result = total(weights.map(lambda w: w * by_weight))
-            return result if for_targets is None else result + for_targets.sum() * by_weight
-        weight = count = weighted.own.sum()
-        if weighted.counted is not weighted.own:
+            return result if to_targets is None else result + to_targets.sum() * by_weight
+        weight = count = weighted.target_weight.sum()
+        if weighted.counted is not weighted.target_weight:
             count = weighted.counted.sum()
         if self.num_items is not None:
             weight = count = torch.as_tensor(
-                self.num_items, dtype=torch.float64, device=weighted.own.device
+                self.num_items, dtype=torch.float64, device=weighted.target_weight.device
             )
-        # A row that does not count has weight 0; keep it so when the mean is over nothing.
+        # Rows that do not count have weight 0, also if no row counts: not 0 / 0 = NaN.
         empty = weight == 0
         by_weight = torch.where(empty, 0.0, weight.reciprocal())
         mean = weights.map(lambda w: w * by_weight)
@@ -236,8 +238,8 @@ class CrossEntropy:
             by_count = torch.where(count == 0, 0.0, count.reciprocal())
             mean = mean._replace(squared=weights.squared * by_count)
         result = total(mean)
-        if for_targets is not None:
-            result = result + for_targets.sum() * by_weight
+        if to_targets is not None:
+            result = result + to_targets.sum() * by_weight
         return torch.where(empty, math.nan, result)
 
     def of_dense(self, logits: Tensor) -> Tensor:
@@ -270,7 +272,7 @@ class CrossEntropy:
             log_probs=lambda: z.detach().log_softmax(1),
         )
 
-    def _for_targets(
+    def _target_gradient(
         self, weighted: WeightedLoss, log_probs: Callable[[], Tensor]
     ) -> Tensor | None:
         """Return (N,) of value 0 with the gradient of target probabilities, -(1-ε) w log p."""

@@ -5,7 +5,7 @@ Out: sums per row (differentiable), exact decisions, or a loss with its gradient
 May be called by: `screen`, `vocab`, `lazy`, `head` and the packages below them.
 
 Read in this order: `kernels`, `source`, `questions`, `exact_decisions`, `chunk`, `filter`,
-`run_sweep`, `autograd`, `swept_scores`.
+`run_sweep`, `swept_scores`.
 """
 
 from lmhead.scores.row_loss import RowLoss

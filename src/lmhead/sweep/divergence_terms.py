@@ -11,13 +11,13 @@ cancel) and S their sums over the vocabulary,
     jsd           β p log(p/m)       (1-β) q log(q/m)      S_p + S_q, with m = β p + (1-β) q
     tvd           p sign(p-q) / 2    q sign(q-p) / 2       S_p + S_q
 
-A chunk of rows is seen three times: for the log-sum-exp of both, for the sums, for the gradients.
-The logits of a chunk are kept in between if memory allows; else they are made again.
+Three passes over a chunk of rows: the log-sum-exp of both, the sums, the gradients.
+The logits of a chunk are kept in between if memory allows; else they are computed again.
 
-A weight's gradient is Σ_n g_n (dD_n/dz) h_n with g_n from the backward pass. If dD/dz of all rows
-of the one side that needs it fits into `max_bytes`, it is kept until then: two products more,
-whatever g. If not, gradients are made in the forward pass for g_n = 1; if the g_n differ, those of
-the hidden states are multiplied by them, and those of the weights are made again.
+A weight's gradient is Σ_n g_n (dD_n/dz) h_n with g_n from the backward pass. If one side needs
+gradients and its dD/dz of all rows fits into `max_bytes`, that is kept until the backward pass: two
+more products for any g. If not, the forward pass computes gradients for g_n = 1; if the g_n differ,
+those of the hidden states are multiplied by g_n, and those of the weights are computed again.
 
 In:  two sources of one shape. Out: D of each row, differentiable in both.
 """
@@ -52,7 +52,7 @@ Tensors = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class Kind:
-    """Which divergence."""
+    """A kind of divergence, with the β of "jsd"."""
 
     name: str
     beta: float = 0.5
@@ -79,8 +79,8 @@ def swept_jsd_parts(p: Source, q: Source, beta: float, max_bytes: int | None) ->
 
 def _apply(p: Source, q: Source, kind: Kind, max_bytes: int | None, *, parts: bool) -> Tensor:
     form = _Form(p.form(), q.form(), kind, max_bytes, parts)
-    made: Tensor = _Divergence.apply(form, _Made(), *_tensors(p), *_tensors(q))  # type: ignore[no-untyped-call]
-    return made
+    values: Tensor = _Divergence.apply(form, _ForwardResults(), *_tensors(p), *_tensors(q))  # type: ignore[no-untyped-call]
+    return values
 
 
 class _Form(NamedTuple):
@@ -98,8 +98,8 @@ class _Form(NamedTuple):
         return self.p.on(tensors[:n]), self.q.on(tensors[n:])
 
 
-class _Made:
-    """What the forward pass has computed for the first backward pass: one of the two, or nothing.
+class _ForwardResults:
+    """Results of the forward pass for the first backward pass; at most one is not None.
 
     Attributes:
         gradients: of the tensors, as if the gradient of every row's D were 1.
@@ -110,8 +110,8 @@ class _Made:
     kept: _Kept | None = None
 
 
-class _Into(Protocol):
-    """What takes dD / d(linear layer) of one side, tile by tile."""
+class _GradientSink(Protocol):
+    """Receives dD / d(linear layer) of one side, tile by tile."""
 
     wanted: bool
 
@@ -150,36 +150,36 @@ class _Kept:
         """Return the gradients of a source's tensors, given those of D (N,)."""
         into = Gradients(source, needs)
         rows = slice(0, source.rows)
-        by = upstream.to(source.dtype)
+        factor = upstream.to(source.dtype)
         with source.products():
             into.start(rows, source.take(rows))
-            whole = by.new_empty(self.plan.tile_tokens * source.rows)
+            buffer = factor.new_empty(self.plan.tile_tokens * source.rows)
             for number, (lo, hi) in enumerate(self.plan.tiles()):
-                grad = whole[: (hi - lo) * source.rows].view(hi - lo, source.rows)
+                grad = buffer[: (hi - lo) * source.rows].view(hi - lo, source.rows)
                 for (first, last), tiles in zip(self.plan.chunks(), self.chunks, strict=True):
-                    torch.mul(tiles[number], by[first:last], out=grad[:, first:last])
-                    tiles[number] = by.new_empty(0)
+                    torch.mul(tiles[number], factor[first:last], out=grad[:, first:last])
+                    tiles[number] = factor.new_empty(0)
                 into.add(lo, hi, grad)
             into.finish()
         return into.result()
 
 
 class _Divergence(torch.autograd.Function):
-    """Two products; with gradients two more for each side that needs them.
+    """Divergence as an autograd function: two products, and two more per side with gradients.
 
-    Gradients that were made in the forward pass are right if the gradient of D is the same in every
-    row, as after a sum or a mean; if not, those of weight and bias are made again.
+    Gradients from the forward pass are right if the gradient of D is the same in every row, as
+    after a sum or a mean; if not, those of weight and bias are computed again.
     """
 
     @staticmethod
-    def forward(ctx: Any, form: _Form, made: _Made, *tensors: Tensor | None) -> Tensor:
-        ctx.form, ctx.made = form, made
+    def forward(ctx: Any, form: _Form, results: _ForwardResults, *tensors: Tensor | None) -> Tensor:
+        ctx.form, ctx.results = form, results
         ctx.save_for_backward(*tensors)
         flags = ctx.needs_input_grad[2:]
         p, q = form.on(tensors)
         sweep = _Sweep(p, q, form.kind, form.max_bytes, keep=_kept_side(p, q, flags))
-        sums, made.gradients = sweep.run(flags if any(flags) else None)
-        made.kept = sweep.kept
+        sums, results.gradients = sweep.run(flags if any(flags) else None)
+        results.kept = sweep.kept
         return sums if form.parts else form.kind.value(*sums)
 
     @staticmethod
@@ -194,24 +194,24 @@ class _Divergence(torch.autograd.Function):
                 values = _dense_parts(z_p, z_q, form.kind.beta)
             else:
                 values = divergence_of(z_p, z_q, form.kind.name, form.kind.beta)
-            made = iter(torch.autograd.grad(values, wanted, grad, create_graph=True))
-            return (None, None, *(next(made) if f else None for f in flags))
-        gradients, ctx.made.gradients = ctx.made.gradients, None
-        kept, ctx.made.kept = ctx.made.kept, None
+            second = iter(torch.autograd.grad(values, wanted, grad, create_graph=True))
+            return (None, None, *(next(second) if f else None for f in flags))
+        gradients, ctx.results.gradients = ctx.results.gradients, None
+        kept, ctx.results.kept = ctx.results.kept, None
         parts: Tensor | None = None
         if form.parts:
             parts, grad = grad, grad[0]
-            same = 4 * torch.finfo(p.dtype).eps  # they differ by the rounding of a factor
-            if torch.allclose(parts[0], parts[1], rtol=same, atol=0.0):
-                parts = None  # that of their sum
+            tolerance = 4 * torch.finfo(p.dtype).eps  # equal factors may differ by one rounding
+            if torch.allclose(parts[0], parts[1], rtol=tolerance, atol=0.0):
+                parts = None  # the gradient of S_p + S_q
             else:
                 kept = gradients = None
         even = grad.numel() == 0 or bool((grad == grad[0]).all())
         if kept is not None:
-            source, own = _sides(p, q, flags)[kept.side]
-            found = kept.gradients(source, Needs.of(source, own), grad)
-            empty = (None,) * (len(flags) - len(own))
-            gradients = found + empty if kept.side == 0 else empty + found
+            source, side_flags = _sides(p, q, flags)[kept.side]
+            side_gradients = kept.gradients(source, Needs.of(source, side_flags), grad)
+            empty = (None,) * (len(flags) - len(side_flags))
+            gradients = side_gradients + empty if kept.side == 0 else empty + side_gradients
         elif gradients is None:
             sweep = _Sweep(p, q, form.kind, form.max_bytes)
             _, gradients = sweep.run(flags, upstream=grad, parts=parts)
@@ -223,11 +223,11 @@ class _Divergence(torch.autograd.Function):
             of_rows = _of_rows(p, q)
             gradients = tuple(g if o else None for g, o in zip(gradients, of_rows, strict=True))
             gradients = _weighted(gradients, p, q, form, flags, grad)
-        given = (
+        typed_gradients = (
             None if g is None or t is None else typed(g, t)
             for g, t in zip(gradients, tensors, strict=True)
         )
-        return (None, None, *given)
+        return (None, None, *typed_gradients)
 
 
 def _weighted(
@@ -237,7 +237,7 @@ def _weighted(
     for g in gradients:
         if g is not None:
             g.mul_(by[:, None].to(g.dtype))
-    summed = tuple(f and not own for f, own in zip(flags, _of_rows(p, q), strict=True))
+    summed = tuple(f and not per_row for f, per_row in zip(flags, _of_rows(p, q), strict=True))
     if not any(summed):
         return gradients
     _, again = _Sweep(p, q, form.kind, form.max_bytes).run(summed, upstream=by)
@@ -278,42 +278,42 @@ class _Sweep:
         p = self.sources[0]
         values = torch.zeros(2, p.rows, dtype=torch.float64, device=p.device)
         split = (None, None) if flags is None else _split(p, flags)
-        sums_up: list[Gradients] = []
-        into: list[_Into | None] = [None, None]
+        accumulators: list[Gradients] = []
+        into: list[_GradientSink | None] = [None, None]
         if self.kept is not None:
             into[self.kept.side] = self.kept
         elif flags is not None:
             pairs = zip(self.sources, split, strict=True)
-            sums_up = [Gradients(s, Needs.of(s, f)) for s, f in pairs if f is not None]
-            into = [*sums_up]
+            accumulators = [Gradients(s, Needs.of(s, f)) for s, f in pairs if f is not None]
+            into = [*accumulators]
         with p.products():
             buffers = [_buffers(s, self.plan) for s in self.sources]
             for start, stop in self.plan.chunks():
                 rows = slice(start, stop)
-                if self.kept is not None and start:  # those of the chunk before are kept
+                if self.kept is not None and start:  # `kept` holds the buffers of earlier chunks
                     buffers[self.kept.side] = _buffers(self.sources[self.kept.side], self.plan)
                 sides = [
                     _Side(s, self.plan, b, rows) for s, b in zip(self.sources, buffers, strict=True)
                 ]
                 store = None if parts is not None else self._stored_side(into)
-                own = None if parts is None else parts[:, rows]
-                sums = self._sums(sides, store, own)
+                chunk_parts = None if parts is None else parts[:, rows]
+                sums = self._sums(sides, store, chunk_parts)
                 values[:, rows] = sums
                 scale = torch.ones_like(sums[0])
                 if upstream is not None and parts is None:
                     scale = upstream[rows]
-                to = None if store is None else into[store]
-                if store is None or to is None:
-                    self._differentiate(sides, sums, scale, into, own)
+                sink = None if store is None else into[store]
+                if store is None or sink is None:
+                    self._differentiate(sides, sums, scale, into, chunk_parts)
                 else:
-                    self._finish_stored(sides, store, sums[store], scale, to)
-            grads = [g.result() for g in sums_up]
+                    self._finish_stored(sides, store, sums[store], scale, sink)
+            grads = [g.result() for g in accumulators]
         return values, tuple(g for part in grads for g in part) if grads else None
 
-    def _stored_side(self, into: list[_Into | None]) -> int | None:
-        """Return the one side that needs gradients, if the tiles can hold what they are made of.
+    def _stored_side(self, into: list[_GradientSink | None]) -> int | None:
+        """Return the only side that needs gradients, if its tiles can store their terms.
 
-        Soft-capping needs the logits once more, for its slope.
+        Not with soft-capping, whose slope needs the logits.
         """
         wanted = [i for i, g in enumerate(into) if g is not None and g.wanted]
         if len(wanted) != 1 or not self.plan.retained:
@@ -326,18 +326,18 @@ class _Sweep:
         store: int,
         total: Tensor,
         upstream: Tensor,
-        to: _Into,
+        sink: _GradientSink,
     ) -> None:
         """Add the gradients of the stored side."""
         side = sides[store]
-        to.start(side.rows, side.hiddens)
+        sink.start(side.rows, side.hiddens)
         slope = side.slope(total)
-        by = upstream if slope is None else upstream * slope
+        factor = upstream if slope is None else upstream * slope
         for (lo, hi, softmax), (_, _, a) in zip(
             side.logits(), sides[1 - store].logits(), strict=True
         ):
-            to.add(lo, hi, kernels.stored_gradient_(softmax, a, total, by))
-        to.finish()
+            sink.add(lo, hi, kernels.stored_gradient_(softmax, a, total, factor))
+        sink.finish()
 
     def _sums(self, sides: list[_Side], store: int | None, parts: Tensor | None) -> Tensor:
         """Return S_p and S_q of a chunk; see `kernels.add_divergence_` for `store`."""
@@ -354,15 +354,15 @@ class _Sweep:
         sides: list[_Side],
         sums: Tensor,
         upstream: Tensor,
-        into: list[_Into | None],
+        into: list[_GradientSink | None],
         parts: Tensor | None,
     ) -> None:
         wanted = [g if g is not None and g.wanted else None for g in into]
         if not any(wanted):
             return
-        for side, to in zip(sides, wanted, strict=True):
-            if to is not None:
-                to.start(side.rows, side.hiddens)
+        for side, sink in zip(sides, wanted, strict=True):
+            if sink is not None:
+                sink.start(side.rows, side.hiddens)
         flags = (wanted[0] is not None, wanted[1] is not None)
         lses = (sides[0].lse, sides[1].lse)
         for (lo, hi, z_p), (_, _, z_q) in zip(*(side.logits() for side in sides), strict=True):
@@ -370,12 +370,12 @@ class _Sweep:
                 s.slope(z) if f else None for s, z, f in zip(sides, (z_p, z_q), flags, strict=True)
             ]
             kernels.divergence_gradient_(z_p, z_q, *lses, self.kind, sums, upstream, flags, parts)
-            for z, slope, to in zip((z_p, z_q), slopes, wanted, strict=True):
-                if to is not None:
-                    to.add(lo, hi, z if slope is None else z.mul_(slope))
-        for to in wanted:
-            if to is not None:
-                to.finish()
+            for z, slope, sink in zip((z_p, z_q), slopes, wanted, strict=True):
+                if sink is not None:
+                    sink.add(lo, hi, z if slope is None else z.mul_(slope))
+        for sink in wanted:
+            if sink is not None:
+                sink.finish()
 
 
 class _Side:
@@ -393,7 +393,7 @@ class _Side:
             yield lo, hi, flat[: (hi - lo) * self.n_rows].view(hi - lo, self.n_rows)
 
     def make(self) -> None:
-        """Compute the log-sum-exp; the logits too, if they are kept."""
+        """Compute the log-sum-exp, and the logits if they are retained."""
         source, inputs = self.source, self._inputs
         running = Softmax.start(self.n_rows, entropy=False, like=self.buffers[0])
         for lo, hi, z in self._tiles():
@@ -422,28 +422,28 @@ class _Side:
             if scale is not None:
                 return scale * pointwise.scale
             return None if pointwise.scale == 1.0 else z.new_tensor(pointwise.scale)
-        steep = z.clone() if scale is None else z / scale
-        pointwise.slope(steep, out=steep)
-        return steep if scale is None else steep.mul_(scale)
+        slope = z.clone() if scale is None else z / scale
+        pointwise.slope(slope, out=slope)
+        return slope if scale is None else slope.mul_(scale)
 
 
 def _kept_side(p: Source, q: Source, flags: tuple[bool, ...]) -> int | None:
     """Return the side whose dD / dz is worth keeping: the only one with gradients of weights."""
     sides = _sides(p, q, flags)
-    wanted = [i for i, (_, own) in enumerate(sides) if any(own)]
+    wanted = [i for i, (_, side_flags) in enumerate(sides) if any(side_flags)]
     return wanted[0] if len(wanted) == 1 and _of_weights(*sides[wanted[0]]) else None
 
 
 def _plan(p: Source, q: Source, max_bytes: int, *, keep: bool = False) -> Plan | None:
-    """Return chunks of rows whose logits are retained for a while, if that fits.
+    """Return a plan that retains the logits of a chunk of rows; None if that does not fit.
 
-    With `keep`, those of one side stay for all rows.
+    With `keep`, the tiles of one side are kept for all rows.
     """
     rows, vocab = max(1, p.rows), p.vocab
     budget = max_bytes // p.dtype.itemsize
     width = p.hidden_size + q.hidden_size
     tokens = _tile_tokens(vocab, width, budget)
-    # Scratch memory is that of a block: see `kernels.add_divergence_`.
+    # Scratch memory: a few blocks, see `kernels.add_divergence_`.
     fixed = _SCRATCH * kernels.BLOCK + (tokens * width if p.converts or q.converts else 0)
     sides = 2
     if keep:
@@ -456,7 +456,7 @@ def _plan(p: Source, q: Source, max_bytes: int, *, keep: bool = False) -> Plan |
 
 
 def _small_plan(p: Source, q: Source, max_bytes: int) -> Plan:
-    """Return tiles that fit, without retained logits."""
+    """Return a plan with tiles that fit, without retained logits."""
     rows, vocab = max(1, p.rows), p.vocab
     budget = max_bytes // p.dtype.itemsize
     width = p.hidden_size + q.hidden_size
@@ -493,8 +493,8 @@ def _sides(
     p: Source, q: Source, flags: tuple[bool, ...]
 ) -> tuple[tuple[Source, tuple[bool, ...]], tuple[Source, tuple[bool, ...]]]:
     """Return each source with the flags of its tensors."""
-    mine, theirs = _split(p, flags)
-    return (p, mine), (q, theirs)
+    flags_p, flags_q = _split(p, flags)
+    return (p, flags_p), (q, flags_q)
 
 
 def _of_weights(source: Source, flags: tuple[bool, ...]) -> bool:

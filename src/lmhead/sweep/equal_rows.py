@@ -1,9 +1,9 @@
-"""Gradients made together with log-probabilities, while all rows turn out to have the same weight.
+"""Gradients computed together with log-probabilities, if all rows are expected to weigh the same.
 
-The gradient of a sum of log-probabilities needs three products, if it is made while the tiles of
-logits are there; asked for later, it makes them again: four. A supervised trainer sums them, a
-policy gradient weights every row. Which it will be is known in the backward pass alone, so a caller
-that expects a sum says so by an `EqualRows`, and one backward pass that was none ends it.
+The gradient of a sum of log-probabilities takes three products if it is computed while the tiles of
+logits are in memory, and four later. A supervised trainer sums log-probabilities, a policy gradient
+weights every row; which of the two is known only in the backward pass. A caller that expects a sum
+passes an `EqualRows`; the first backward pass with unequal weights sets its `expected` to False.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class EqualRows:
 
 
 class GradientsAhead:
-    """Gradients of Σ log p of the targets: of the forward pass, for the first backward pass."""
+    """Gradients of Σ log p of the targets, from the forward pass for the first backward pass."""
 
-    def __init__(self, guess: EqualRows, flags: tuple[bool, ...]) -> None:
-        self.guess, self.flags = guess, flags
+    def __init__(self, equal_rows: EqualRows, flags: tuple[bool, ...]) -> None:
+        self.equal_rows, self.flags = equal_rows, flags
         self.gradients: tuple[Tensor | None, ...] | None = None
 
     def take(self, upstream: RowSums) -> tuple[Tensor | None, ...] | None:
-        """Return the gradients for those of the answers; None if they must be made again."""
+        """Return the gradients, given those of the answers; None if they must be recomputed."""
         gradients, self.gradients = self.gradients, None
         if gradients is None or torch.is_grad_enabled():
             return None
         factor = _common_factor(upstream)
         if factor is None:
-            self.guess.expected = False
+            self.equal_rows.expected = False
             return None
         for g in gradients:
             if g is not None:
@@ -50,15 +50,15 @@ class GradientsAhead:
 
 
 def upstream_ahead(answers: RowSums) -> RowSums:
-    """Return the gradients of Σ log p with respect to some answers."""
+    """Return the gradients of Σ log p with respect to the answers."""
     ones = torch.ones_like(answers.picked)
     return RowSums(lse=-ones[:, 0], picked=ones)
 
 
 def _common_factor(upstream: RowSums) -> float | None:
-    """Return what every log p is multiplied by in the loss; None where there is no such number."""
-    given = [name for name in RowSums._fields if getattr(upstream, name) is not None]
-    if given != ["lse", "picked"] or len(upstream.lse) == 0:
+    """Return the common weight of all log p in the loss; None if their weights differ."""
+    names = [name for name in RowSums._fields if getattr(upstream, name) is not None]
+    if names != ["lse", "picked"] or len(upstream.lse) == 0:
         return None
     factor = upstream.picked[0, 0]
     equal = (upstream.picked == factor).all() & (upstream.lse == -factor).all()

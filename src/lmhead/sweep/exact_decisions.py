@@ -1,13 +1,14 @@
 """Exact integer answers: argmax, top-k, rank.
 
 A product in float32 can swap two tokens whose logits nearly agree. Each tracker reads the tiles of
-a sweep, keeps what the rounding error leaves undecided, and decides that in float64. The order is
-by float64 logit, largest first, and by lowest id among equals, whatever the tiles and the batch.
+a sweep, keeps the tokens that the rounding error leaves undecided, and compares those in float64.
+The order is by float64 logit, largest first, and by lowest id among equals, whatever the tiles and
+the batch.
 
 A row whose logits hold a NaN, or only -inf, has no such order: its ids and ranks are -1.
 
-For one row, as in decoding, reading the weight is what a product with it costs, and float64 sums
-are done while it is read: `answer_one_row` needs neither error bounds nor a second pass.
+For one row, as in decoding, the time goes into reading the weight, and float64 sums cost nothing
+extra: `answer_one_row` needs neither error bounds nor a second pass.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from lmhead.sweep.kernels import FLOOR
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Questions
 from lmhead.sweep.source import Source
 
-# Candidates kept beyond k. Eight places down the list the gap is far larger than rounding.
+# Candidates kept beyond k. Between the k-th and the (k+8)-th logit the gap exceeds rounding errors.
 _SPARE = 8
 
 
 class _Tracker:
-    """Base of both trackers: the source, its rows, and the error bound of a computed logit."""
+    """Base class of the trackers: the source, its rows, and the error bound of a computed logit."""
 
     def __init__(
         self, source: Source, rows: Tensor, hiddens: tuple[Tensor, ...], max_bytes: int
@@ -55,7 +56,7 @@ class TopK(_Tracker):
         super().__init__(source, rows, hiddens, max_bytes)
         self.k = k
         self.kept = min(source.vocab, k + _SPARE)
-        # (rows, kept): in no order; the first `sizes` of each row are filled.
+        # (rows, kept), unordered; the first `sizes` entries of each row are filled.
         self.values = hiddens[0].new_full((len(rows), self.kept), -math.inf)
         self.ids = rows.new_zeros(len(rows), self.kept)
         self.sizes = torch.zeros(len(rows), dtype=torch.int32, device=rows.device)
@@ -112,7 +113,7 @@ class Rank(_Tracker):
         values: Tensor | None = None,
     ) -> None:
         super().__init__(source, rows, hiddens, max_bytes)
-        self.ids = ids.T.contiguous()  # (K, rows), as all that follows
+        self.ids = ids.T.contiguous()  # (K, rows), like all tensors below
         if values is None:
             in_chunk = torch.arange(len(rows), device=ids.device).expand_as(self.ids)
             values = self.logits(in_chunk.reshape(-1), self.ids.reshape(-1)).view_as(self.ids).T
@@ -138,9 +139,9 @@ class Rank(_Tracker):
 
     def compare_exact(self, which: Tensor, token: Tensor, row: Tensor) -> None:
         """Decide in float64 whether tokens come before the given ones."""
-        theirs = self.logits(row, token)
-        score, own = self.exact[which, row], self.ids[which, row]
-        before = (theirs > score) | ((theirs == score) & (token < own))
+        exact = self.logits(row, token)
+        score, given_id = self.exact[which, row], self.ids[which, row]
+        before = (exact > score) | ((exact == score) & (token < given_id))
         self.counts.index_put_((which, row), before.to(self.counts.dtype), accumulate=True)
 
     def answer(self, lse: Tensor) -> Tensor:
@@ -159,9 +160,9 @@ def in_order(values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values[:, :k], ids.gather(1, order)[:, :k]
 
 
-_NUMBERS = 8  # float64 numbers per token, at most, that are held at a time
-_MOST = 1024  # tokens to be sorted
-_LARGE = 1e30  # logits that float32 might not hold, on the way
+_NUMBERS = 8  # most float64 numbers per token in memory at a time
+_MOST = 1024  # largest k: the number of tokens that are sorted
+_LARGE = 1e30  # above this, a partial sum may overflow float32
 
 
 def answer_one_row(questions: Questions) -> tuple[RowSums, Decisions] | None:
@@ -186,17 +187,17 @@ def answer_one_row(questions: Questions) -> tuple[RowSums, Decisions] | None:
         ids = ids.masked_fill(no_order(lse), -1)
     if q.rank_ids is not None:
         ranks = torch.zeros_like(q.rank_ids)
-        for place, id in enumerate(q.rank_ids[0]):
-            ranks[0, place] = _rank(z, tokens, id)
+        for column, id in enumerate(q.rank_ids[0]):
+            ranks[0, column] = _rank(z, tokens, id)
         ranks = ranks.masked_fill(no_order(lse), -1)
     return RowSums(lse=lse, entropy=entropy, picked=picked), Decisions(values, ids, ranks)
 
 
 def mend_infinite(q: Questions, rows: Tensor, sums: RowSums) -> RowSums:
-    """Answer again, from float64 logits, the rows with an infinite logit: lse is NaN there.
+    """Answer rows with an infinite logit, whose lse is NaN, again from float64 logits.
 
-    Infinite because an input is, or because float32 cannot hold a logit of finite inputs. The rows
-    with a NaN among their logits remain as they are.
+    A logit is infinite if an input is, or if float32 overflows. Rows with a NaN among their logits
+    are not changed.
     """
     undefined = sums.lse.isnan()
     source = q.source
@@ -205,17 +206,19 @@ def mend_infinite(q: Questions, rows: Tensor, sums: RowSums) -> RowSums:
     if not bool(undefined.any()) or source.has_nan:
         return sums
     tokens = torch.arange(source.vocab, device=source.device)
-    for at in undefined.nonzero()[:, 0].tolist():
-        z = source.pairs(rows[at].expand_as(tokens), tokens, max_bytes=DEFAULT_MAX_BYTES)
+    for index in undefined.nonzero()[:, 0].tolist():
+        z = source.pairs(rows[index].expand_as(tokens), tokens, max_bytes=DEFAULT_MAX_BYTES)
         if bool(z.isnan().any()):
             continue
-        sums.lse[at] = z.logsumexp(0)
+        sums.lse[index] = z.logsumexp(0)
         if sums.entropy is not None:
-            sums.entropy[at] = _entropy(z, sums.lse[at])
+            sums.entropy[index] = _entropy(z, sums.lse[index])
         if sums.picked is not None and q.ids is not None:
-            ids = q.ids[rows[at]]  # with a shard, 0 for those of other slices
+            ids = q.ids[
+                rows[index]
+            ]  # with a shard, ids of other slices are outside [0, V): their logit is 0
             inside = (ids >= 0) & (ids < source.vocab)
-            sums.picked[at] = torch.where(inside, z[ids.clamp(0, source.vocab - 1)], 0.0)
+            sums.picked[index] = torch.where(inside, z[ids.clamp(0, source.vocab - 1)], 0.0)
     return sums
 
 
@@ -225,7 +228,7 @@ def _entropy(z: Tensor, lse: Tensor) -> Tensor:
 
 
 def _supports(q: Questions) -> bool:
-    """Return whether it is one row, without gradients, that the compiled core can compute."""
+    """Return whether there is one row, without gradients, that the compiled core can compute."""
     source = q.source
     if source.rows != 1 or q.active is not None or q.top_k > _MOST or q.shard is not None:
         return False
@@ -233,8 +236,8 @@ def _supports(q: Questions) -> bool:
         return False
     if torch._C._are_functorch_transforms_active():
         return False
-    given = [t for t in q.tensors() if t is not None]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+    tensors = [t for t in q.tensors() if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     budget = DEFAULT_MAX_BYTES if q.max_bytes is None else q.max_bytes
     if 8 * _NUMBERS * source.vocab > budget:
@@ -245,8 +248,8 @@ def _supports(q: Questions) -> bool:
 
 def _top(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest of z (V,), lowest id first among equals: (1, k) each."""
-    least = z.topk(k, sorted=False).values.amin()
-    ids = (z >= least).nonzero()[:, 0]
+    kth = z.topk(k, sorted=False).values.amin()
+    ids = (z >= kth).nonzero()[:, 0]
     return in_order(z[ids][None], ids[None], k)
 
 

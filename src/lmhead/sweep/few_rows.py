@@ -1,8 +1,8 @@
 """Argmax and top-k of 2 to 16 rows: one pass over the weight, then a few float64 logits.
 
-The compiled core sums the logits in float32 while it reads the weight, and finds the largest |w| on
-the way. That bounds the error of every logit: only tokens within twice that bound of the k-th best
-can be among the k best by float64, and these are scored in float64.
+The compiled core sums the logits in float32 while it reads the weight, and finds the largest |w|
+as well. That bounds the error of every logit: only tokens within twice that bound of the k-th best
+can be among the k best, and their logits are computed in float64.
 
 For more rows the sweep is as fast. For one row `answer_one_row` has float64 logits of all tokens.
 """
@@ -23,17 +23,17 @@ from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Questions
 from lmhead.sweep.source import Source
 
 _MOST_ROWS = 16
-_MOST = 1024  # of k
-_MOST_CANDIDATES = 4096  # per row; more than that only where many logits agree
-_TILE = 1 << 19  # logits that exist at a time: two megabytes
-_LARGE = 1e30  # logits that float32 might not hold, on the way
-# What a sum of float32 products errs by, relative to |w| |h|: see native/float_logits.cpp.
+_MOST_K = 1024
+_MOST_CANDIDATES = 4096  # per row; exceeded only if many logits are nearly equal
+_TILE = 1 << 19  # logits in memory at a time: two megabytes
+_LARGE = 1e30  # above this, a partial sum may overflow float32
+# Largest error of a float32 dot product, relative to |w| |h|: see native/float_logits.cpp.
 _ERROR = 2.0**-17
-_U = 2.0**-24
+_U = 2.0**-24  # unit roundoff of float32
 
 
 class _Tile(NamedTuple):
-    """Some tokens of all rows: log-sum-exp parts (N,) each, and the k best with their ids."""
+    """Answers about a range of tokens, for all rows: parts of the log-sum-exp, and the top k."""
 
     largest: Tensor
     mass: Tensor  # Σ exp(z - largest)
@@ -43,40 +43,40 @@ class _Tile(NamedTuple):
 
 
 def answer_few_rows(questions: Questions) -> tuple[RowSums, Decisions] | None:
-    """Return what `run_sweep.row_answers` returns; None where it cannot be had in this way."""
+    """Return what `run_sweep.row_answers` returns; None if this method does not apply."""
     q, source = questions, questions.source
     if kernels.core is None or not _supports(q):
         return None
-    found = []
+    answered = []
     tiles = math.ceil(source.rows * source.vocab / _TILE)
     step = math.ceil(source.vocab / tiles)
     for lo in range(0, source.vocab, step):
         tile = _answer_tile(source, lo, min(lo + step, source.vocab), q.top_k)
         if tile is None:
             return None
-        found.append(tile)
-    largest = torch.stack([t.largest for t in found]).amax(0)
+        answered.append(tile)
+    largest = torch.stack([t.largest for t in answered]).amax(0)
     mass, weighted = torch.zeros_like(largest), torch.zeros_like(largest)
-    for t in found:
+    for t in answered:
         below = t.largest - largest
         mass += below.exp() * t.mass
         weighted += below.exp() * (t.weighted + below * t.mass)
     entropy = mass.log() - weighted / mass if q.entropy else None
     picked = None if q.ids is None else source.at(q.ids)
     values, ids = (
-        torch.cat(parts, 1) for parts in ([t.values for t in found], [t.ids for t in found])
+        torch.cat(parts, 1) for parts in ([t.values for t in answered], [t.ids for t in answered])
     )
     top = in_order(values, ids, q.top_k)  # equal values are in the order of their ids already
     return RowSums(lse=largest + mass.log(), entropy=entropy, picked=picked), Decisions(*top, None)
 
 
-def _answer_tile(whole: Source, lo: int, hi: int, k: int) -> _Tile | None:
-    """Return the answers for tokens [lo, hi); None where they cannot be had in this way."""
+def _answer_tile(all_tokens: Source, lo: int, hi: int, k: int) -> _Tile | None:
+    """Return the answers for tokens [lo, hi); None if this method does not apply."""
     core = kernels.core
     if core is None:
         return None
-    bias = None if whole.bias is None else whole.bias[lo:hi]
-    source = replace(whole, weights=(whole.weights[0][lo:hi],), bias=bias)
+    bias = None if all_tokens.bias is None else all_tokens.bias[lo:hi]
+    source = replace(all_tokens, weights=(all_tokens.weights[0][lo:hi],), bias=bias)
     square = torch.zeros(1, dtype=torch.float64, device=source.device)
     z = kernels.row_logits(source.hiddens[0], source.weights[0], dtype=torch.float32, square=square)
     if z is None or not all(abs(float(end)) < _LARGE for end in z.aminmax()):
@@ -98,7 +98,7 @@ def _answer_tile(whole: Source, lo: int, hi: int, k: int) -> _Tile | None:
 def _supports(q: Questions) -> bool:
     """Return whether the question is for few rows, without gradients, of one weight."""
     source = q.source
-    if not 2 <= source.rows <= _MOST_ROWS or not 1 <= q.top_k <= min(_MOST, source.vocab):
+    if not 2 <= source.rows <= _MOST_ROWS or not 1 <= q.top_k <= min(_MOST_K, source.vocab):
         return False
     others = (q.active, q.shard, q.other, q.mix, q.soft, q.rank_ids, source.row_scale)
     if any(other is not None for other in others) or q.log_sum_sq:
@@ -107,16 +107,16 @@ def _supports(q: Questions) -> bool:
         return False
     if torch._C._are_functorch_transforms_active():
         return False
-    given = [t for t in q.tensors() if t is not None]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+    tensors = [t for t in q.tensors() if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     budget = DEFAULT_MAX_BYTES if q.max_bytes is None else q.max_bytes
-    # Logits in float32, twice in float64 for a bias or a map.
+    # A logit takes 4 bytes in float32, and twice 8 in float64 for a bias or a map.
     return 20 * min(_TILE + source.rows, source.rows * source.vocab) <= budget
 
 
 def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor] | None:
-    """Return the k largest by float64 logits and their ids, (N, k); None where that is unclear.
+    """Return the k largest by float64 logits and their ids, (N, k); None if undecided.
 
     `z` (N, V) are the logits, `norm` is the largest |w|.
     """
@@ -128,7 +128,7 @@ def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor
     core.row_kth_largest(*kernels.views(z, places, kth), kernels.threads())
     lo = kth.double() - 2.0 * _error(source, norm, kth.double())
     if not bool(lo.isfinite().all()):
-        return None  # masked tokens among the best k, or norms that float32 cannot hold
+        return None  # masked tokens in the top k, or norms that overflow float32
     below = torch.nextafter(lo.float(), z.new_tensor(-torch.inf))
     width = min(vocab, _MOST_CANDIDATES)
     counts = z.new_empty(n, dtype=torch.int64)
@@ -148,12 +148,12 @@ def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor
 
 
 def _error(source: Source, norm: float, z: Tensor) -> Tensor:
-    """Return how far logits of about z, (N,), may be from the float64 ones."""
+    """Return a bound on the error of float32 logits of about z, (N,)."""
     p, hidden = source.pointwise, source.hiddens[0]
     size: Tensor = torch.linalg.vector_norm(hidden.detach(), dim=1, dtype=torch.float64)
-    # 1 % covers the roundings of the norms and of this; what float32 cannot hold is lost.
+    # 1 % covers the rounding of the norms and of this bound; `tiny` covers underflow.
     tiny = 4 * (source.hidden_size + 4) * torch.finfo(torch.float32).tiny
-    own = 8 * _U * (abs(p.outer) if p.bounded else abs(p.shift))
+    map_error = 8 * _U * (abs(p.outer) if p.bounded else abs(p.shift))
     linear = 1.01 * _ERROR * norm * size + tiny
-    error: Tensor = linear * max(1.0, p.lipschitz) + 4 * _U * z.abs() + own
+    error: Tensor = linear * max(1.0, p.lipschitz) + 4 * _U * z.abs() + map_error
     return error

@@ -1,13 +1,13 @@
 """The steps on a tile of logits: in the compiled core where possible, else as torch operations.
 
-A tile `z` is (tokens, rows), see `questions.Plan`. Everything that follows a row is a vector over
-rows. Masked tokens have z = -inf; `FLOOR` replaces -inf where 0 · -inf would make a NaN: exp(FLOOR)
-is 0 in every type.
+A tile `z` is (tokens, rows), see `questions.Plan`. Quantities per row (maximum, sum) are vectors
+over rows. Masked tokens have z = -inf; `FLOOR` replaces -inf where 0 · -inf would make a NaN:
+exp(FLOOR) is 0 in every type.
 
-`LMHEAD_NATIVE=off` does without the compiled core, `LMHEAD_NATIVE=require` refuses to. The torch
-operations give the same answers, slower. The core works on pointers. Every call of it goes through
-`core`, which refuses a tensor that is not plain memory; callers ask `readable` first, and take the
-torch operations if it says no.
+`LMHEAD_NATIVE=off` disables the compiled core, `LMHEAD_NATIVE=require` makes its absence an error.
+The torch operations give the same answers, slower. The core works on pointers: every call goes
+through `core`, which refuses a tensor that is not plain memory; callers test `readable` first, and
+use torch operations if it is False.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Return whether a pointer reads what each tensor shows: see `checks.is_plain`. None is.
+    """Return whether the core can read each tensor by a pointer: see `checks.is_plain`.
 
     Raises:
         ValueError: a tensor's storage is smaller than its shape: see `checks.check_memory`.
@@ -40,14 +40,14 @@ def readable(*tensors: Tensor | None) -> bool:
             continue
         if not (t.is_cpu and is_plain(t)):
             return False
-        at, size = t.data_ptr(), t.element_size()
-        if at % size:
+        pointer, size = t.data_ptr(), t.element_size()
+        if pointer % size:
             return False
-        # Every call of the core comes here with all of its tensors: the usual case is quick.
+        # Called for each tensor of every call of the core: the usual case must be fast.
         if (
             t.is_nested
             or not t.is_contiguous()
-            or at == 0
+            or pointer == 0
             or t.untyped_storage().nbytes() < t.storage_offset() * size + t.nbytes
         ):
             check_memory("a tensor", t)
@@ -55,7 +55,7 @@ def readable(*tensors: Tensor | None) -> bool:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a binding that refuses tensors which are not plain memory."""
+    """Wrap a function of the core: raise TypeError for tensors that are not plain memory."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -96,14 +96,14 @@ _STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def compiled() -> ModuleType:
-    """Return the core, for callers that know it is there."""
+    """Return the core; raise if it is missing."""
     if core is None:
         raise RuntimeError("this needs the compiled core")
     return core
 
 
 def core_with(name: str) -> ModuleType | None:
-    """Return the core if it has this function: one that was built before it was added has not."""
+    """Return the core if it has this function; a core built from older sources may not."""
     return core if hasattr(core, name) else None
 
 
@@ -114,7 +114,7 @@ def for_tile(z: Tensor, *others: Tensor | None) -> ModuleType | None:
 
 
 def for_pairs(hidden: Tensor, weight: Tensor) -> ModuleType | None:
-    """Return the core if it can make single dot products of these."""
+    """Return the core if it can compute single dot products of these tensors."""
     fits = (
         hidden.dtype == weight.dtype
         and hidden.dtype in _STORED
@@ -154,7 +154,7 @@ def row_logits(
     return out
 
 
-_several_threads = False  # whether the core has run on more than one
+_several_threads = False  # whether the core has run on more than one thread
 
 
 def threads() -> int:
@@ -166,7 +166,7 @@ def threads() -> int:
 
 
 def _after_fork() -> None:
-    """Use one thread in a forked process: OpenMP would wait for those that are lost."""
+    """Use one thread in a forked process: OpenMP would wait for threads of the parent."""
     if _several_threads:
         torch.set_num_threads(1)
 
@@ -176,13 +176,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def map_tuple(p: Pointwise) -> tuple[float, float, bool, float, float]:
-    """Return an elementwise map in the form that the core takes."""
+    """Return an elementwise map as the tuple that the core expects."""
     return p.scale, p.shift, p.bounded, p.outer, p.outer_shift
 
 
 def views(*tensors: Tensor) -> tuple[Any, ...]:
-    """Return NumPy arrays on the tensors' memory (a copy's, if not contiguous): the core takes
-    these fastest.
+    """Return NumPy arrays on the tensors' memory (on a copy if not contiguous).
+
+    The bindings of the core accept these faster than tensors.
 
     Raises:
         TypeError: a tensor is not plain memory: see `readable`.
@@ -302,12 +303,12 @@ class Softmax(NamedTuple):
 
     @property
     def lse(self) -> Tensor:
-        """Log Σ exp z in float64, so that lse - z loses nothing for a token with p near 1."""
+        """Log Σ exp z in float64, so that lse - z is accurate for a token with p near 1."""
         return self.m.double() + self.s.log()
 
     @property
     def lse_parts(self) -> Tensor:
-        """The lse and what its rounding has lost, (2, rows): for log p of float64 logits."""
+        """The lse and its rounding error, (2, rows): for log p of float64 logits."""
         m, log_s, lse = self.m.double(), self.s.log(), self.lse
         part = lse - m
         return torch.stack([lse, ((m - (lse - part)) + (log_s - part)).nan_to_num_(0.0, 0.0, 0.0)])
@@ -320,7 +321,7 @@ class Softmax(NamedTuple):
 
 
 class DivergenceKind(Protocol):
-    """Which divergence: see `divergences.Kind`."""
+    """A kind of divergence: see `divergence_terms.Kind`."""
 
     @property
     def name(self) -> str:
@@ -435,8 +436,10 @@ def pair_products(
         return out
     block = max(1, max_bytes // (32 * weight.shape[1]))
     for i in range(0, len(rows), block):
-        some = slice(i, i + block)
-        out[some] = weight[ids[some]].double().mul_(hidden[rows[some]].double()).sum(-1)
+        block_of_pairs = slice(i, i + block)
+        out[block_of_pairs] = (
+            weight[ids[block_of_pairs]].double().mul_(hidden[rows[block_of_pairs]].double()).sum(-1)
+        )
     return out
 
 
@@ -491,7 +494,7 @@ def _rebase(old_m: Tensor, new_m: Tensor) -> tuple[Tensor, Tensor]:
 
 
 BLOCK = 2**16
-"""Entries of a tile that torch's operations on two tiles handle at a time, to stay in the cache."""
+"""Entries per step of torch operations on two tiles, small enough for the cache."""
 
 
 def add_divergence_(
@@ -506,7 +509,7 @@ def add_divergence_(
 ) -> None:
     """Add the sums A_p and A_q of two tiles over their tokens to sums (2, rows), in float64.
 
-    lse_p and lse_q are those of `Softmax.lse_parts`; for A see `divergence_terms`. With `store`, 0
+    lse_p and lse_q come from `Softmax.lse_parts`; for A see `divergence_terms`. With `store`, 0
     for p and 1 for q, the tile of that side is replaced by its softmax, and the other one by its A:
     see `stored_gradient_`.
     """
@@ -540,14 +543,14 @@ def divergence_gradient_(
     parts: Tensor | None = None,
 ) -> None:
     """Replace the logits of two tiles by upstream · (A - S · softmax), where wanted."""
-    sum_p, sum_q, by = (t.to(z_p.dtype) for t in (*sums, upstream))
+    sum_p, sum_q, factor = (t.to(z_p.dtype) for t in (*sums, upstream))
     for p_block, q_block in _blocks(z_p, z_q):
         copies = (p_block.clone(), q_block.clone())
         p, q, a_p, a_q = _divergence_terms(*copies, lse_p, lse_q, kind, parts)
         if wanted[0]:
-            torch.mul(a_p.sub_(p.mul_(sum_p)), by, out=p_block)
+            torch.mul(a_p.sub_(p.mul_(sum_p)), factor, out=p_block)
         if wanted[1]:
-            torch.mul(a_q.sub_(q.mul_(sum_q)), by, out=q_block)
+            torch.mul(a_q.sub_(q.mul_(sum_q)), factor, out=q_block)
 
 
 def _divergence_terms(
@@ -611,9 +614,11 @@ def softmax_gradient_(
         columns.copy_(grad.sum(1))
         rows.add_(grad.sum(0))
         return grad
-    nothing = (None,) * 3
-    where = map_tuple(pointwise)
-    core.gradient(z, *split(lse, z.dtype), a, *nothing, where, *nothing, columns, rows, threads())
+    no_args = (None,) * 3
+    map_args = map_tuple(pointwise)
+    core.gradient(
+        z, *split(lse, z.dtype), a, *no_args, map_args, *no_args, columns, rows, threads()
+    )
     return z
 
 
@@ -626,7 +631,7 @@ def tail_threshold(mass: Tensor, share: float) -> float:
     if core is not None and mass.dtype == torch.float32 and readable(mass):
         return float(core.tail_threshold(mass, limit))
     low, high = 0.0, float(mass.max())
-    for _ in range(50):  # bisection; the entries between low and high hardly matter after that
+    for _ in range(50):  # bisection; few entries remain between low and high
         middle = (low + high) / 2
         fits = float(torch.where(mass < middle, mass, 0.0).double().sum()) <= limit
         low, high = (middle, high) if fits else (low, middle)
@@ -704,7 +709,7 @@ def gradient_(
     Args:
         z: (tokens, rows), overwritten.
         lse: (rows,) in float64.
-        k: the coefficients of the gradient, from `backward.coefficients`.
+        k: the coefficients of the gradient, from `chunk.coefficients`.
         pointwise: its slope is the last factor.
         log_q: (tokens, rows), the other distribution, for `k.c`.
         mix: (tokens,), 0 for masked tokens, for `k.mixed`.
@@ -721,18 +726,18 @@ def gradient_(
         if squares is not None:
             squares = squares._replace(factor=squares.factor * row_scale)
     if squares is not None or (row_scale is not None and pointwise.bounded):
-        # The rare terms: the gradient of the mapped logits first, then the slope of the map.
-        steep = pointwise.scale * torch.ones_like(lse, dtype=z.dtype)
+        # Rare cases: first the gradient of the mapped logits, then times the slope of the map.
+        map_slope = pointwise.scale * torch.ones_like(lse, dtype=z.dtype)
         if pointwise.bounded:
-            steep = z.clone() if row_scale is None else z / row_scale
-            pointwise.slope(steep, out=steep)
-        more = None
+            map_slope = z.clone() if row_scale is None else z / row_scale
+            pointwise.slope(map_slope, out=map_slope)
+        squared_term = None
         if squares is not None:
-            more = subtract_(z.clone(), lse + squares.log_sum_sq / 2).mul_(2.0).exp_()
-            more.mul_(squares.factor.to(z.dtype))
+            squared_term = subtract_(z.clone(), lse + squares.log_sum_sq / 2).mul_(2.0).exp_()
+            squared_term.mul_(squares.factor.to(z.dtype))
         plain = {"log_q": log_q, "mix": mix, "soft": soft, "picks": picks}
         gradient_(z, lse, k, Pointwise(), scratch=scratch, **plain)  # type: ignore[arg-type]
-        return (z if more is None else z.add_(more)).mul_(steep)
+        return (z if squared_term is None else z.add_(squared_term)).mul_(map_slope)
     core = for_tile(z)
     if core is not None and log_q is None and soft is None and k.a is not None:
         high, low = split(lse, z.dtype)

@@ -1,4 +1,4 @@
-"""Logits of single (row, token) pairs, with gradients: for kept sets of a few tokens per row."""
+"""Logits of single (row, token) pairs, with gradients: used for a few kept tokens per row."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lmhead.sweep.wide_gradients import typed
 def pair_logits(source: Source, rows: Tensor, ids: Tensor, max_bytes: int | None) -> Tensor:
     """Return the logits of pairs, (M,) in float64: one row of the weight is read for each."""
     tensors = (*source.hiddens, *source.weights, source.bias)
-    made: Tensor = _PairLogits.apply(source.form(), rows, ids, max_bytes, *tensors)  # type: ignore[no-untyped-call]
-    return made
+    z: Tensor = _PairLogits.apply(source.form(), rows, ids, max_bytes, *tensors)  # type: ignore[no-untyped-call]
+    return z
 
 
 def kept_logsumexp(z: Tensor, rows: Tensor, n_rows: int) -> Tensor:
     """Return log Σ exp over the pairs of each row, (N,); -inf for a row without pairs."""
-    most = z.detach().new_full((n_rows,), -torch.inf)
-    most = most.scatter_reduce(0, rows, z.detach(), "amax")
-    origin = torch.where(most.isfinite(), most, 0.0)
-    total = torch.zeros_like(most).index_add(0, rows, (z - origin[rows]).exp())
+    largest = z.detach().new_full((n_rows,), -torch.inf)
+    largest = largest.scatter_reduce(0, rows, z.detach(), "amax")
+    origin = torch.where(largest.isfinite(), largest, 0.0)
+    total = torch.zeros_like(largest).index_add(0, rows, (z - origin[rows]).exp())
     return origin + total.log()
 
 
@@ -52,29 +52,33 @@ class _PairLogits(torch.autograd.Function):
         source = ctx.form.on(tensors)
         to_linear = (grad * _slope(source, z, rows)).to(source.dtype)
         flags = ctx.needs_input_grad[4:]
-        found = [
+        gradients = [
             torch.zeros(t.shape, dtype=source.dtype, device=t.device) if f else None
             for t, f in zip(tensors, flags, strict=True)
         ]
         n = len(source.hiddens)
         block = max(1, ctx.max_bytes // (4 * source.dtype.itemsize * source.hidden_size))
         for start in range(0, len(rows), block):
-            some = slice(start, start + block)
-            row, token, g = rows[some], ids[some], to_linear[some, None]
+            block_of_pairs = slice(start, start + block)
+            row, token, g = (
+                rows[block_of_pairs],
+                ids[block_of_pairs],
+                to_linear[block_of_pairs, None],
+            )
             for i, (hidden, weight) in enumerate(zip(source.hiddens, source.weights, strict=True)):
-                to_hidden, to_weight = found[i], found[n + i]
+                to_hidden, to_weight = gradients[i], gradients[n + i]
                 if to_hidden is not None:
                     to_hidden.index_add_(0, row, weight[token].to(source.dtype).mul_(g))
                 if to_weight is not None:
                     to_weight.index_add_(0, token, hidden[row].to(source.dtype).mul_(g))
-            to_bias = found[2 * n]
+            to_bias = gradients[2 * n]
             if to_bias is not None:
                 to_bias.index_add_(0, token, g[:, 0])
-        given = (
+        typed_gradients = (
             None if g is None or t is None else typed(g, t)
-            for g, t in zip(found, tensors, strict=True)
+            for g, t in zip(gradients, tensors, strict=True)
         )
-        return (None, None, None, None, *given)
+        return (None, None, None, None, *typed_gradients)
 
 
 def _slope(source: Source, z: Tensor, rows: Tensor) -> Tensor:
@@ -83,5 +87,5 @@ def _slope(source: Source, z: Tensor, rows: Tensor) -> Tensor:
     pointwise = source.pointwise
     if not pointwise.bounded:
         return scale * pointwise.scale
-    steep = z / scale
-    return pointwise.slope(steep, out=steep).mul_(scale)
+    slope = z / scale
+    return pointwise.slope(slope, out=slope).mul_(scale)

@@ -4,10 +4,10 @@ The sums asked for are those of `RowSums`; all are differentiable, and their gra
 to the logits are in `chunk.coefficients`. Losses are weighted sums of them, see `scores.row_loss`.
 
 A tile holds the logits of `tile_tokens` tokens for `chunk_rows` rows, laid out vocabulary first,
-`(tokens, rows)`: the product that makes it and the one that turns it into the weight gradient are
+`(tokens, rows)`: the product that computes it and the one that computes the weight gradient are
 both faster this way, and the logits of one token are contiguous.
 
-    streamed    one tile at a time; a backward pass makes each tile a second time.
+    streamed    one tile at a time; a backward pass computes each tile a second time.
     retained    all tiles of a chunk of rows are kept until its gradients are done: 3 products
                 instead of 4, for a buffer of rows x vocabulary with few rows.
 """
@@ -29,9 +29,9 @@ DEFAULT_MAX_BYTES = 128 * 2**20
 # Beyond these sizes the products do not get faster; below, they do.
 _TILE_TOKENS = 8192
 _CHUNK_ROWS = 1024
-# Rows of a chunk under the gradient filter: fewer keep fewer tokens, more make better products.
+# Rows of a chunk with the gradient filter: fewer rows keep fewer tokens, more rows multiply faster.
 _FILTERED_ROWS = 256
-# With fewer rows in a chunk, reading and writing the weight gradient for each chunk costs more
+# With fewer rows in a chunk, reading and writing the weight gradient per chunk costs more
 # than a fourth product, and more than the filter saves.
 _MIN_RETAINED = 32
 # Up to this number of logits (1 MiB), the overhead of a sweep's tiles dominates: see `small_plan`.
@@ -43,7 +43,7 @@ _SCRATCH = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """The cut of an N x V sweep: chunks of `chunk_rows`, tiles of `tile_tokens`."""
+    """How an N x V sweep is divided: chunks of `chunk_rows`, tiles of `tile_tokens`."""
 
     rows: int
     vocab: int
@@ -95,12 +95,12 @@ def make_plan(
         rows: N, the number of rows.
         vocab: V, the number of tokens.
         hidden_size: D, all terms of the linear layer together.
-        itemsize: bytes of a number in which products are made (4 or 8).
+        itemsize: bytes per number of the products (4 or 8).
         converts: whether weight and hidden state must be converted to that type, tile by tile.
-        max_bytes: the bound; None means `DEFAULT_MAX_BYTES`. It cannot go under a tile of 8 tokens
+        max_bytes: the bound; None means `DEFAULT_MAX_BYTES`. The smallest tile has 8 tokens
             and 1 row.
-        retain: whether keeping a chunk's tiles would save a product.
-        sources: how many heads are swept side by side.
+        retain: whether keeping a chunk's tiles saves a product.
+        sources: number of heads in one sweep.
         filtered: whether the gradient filter needs all tiles of a chunk as one matrix.
 
     >>> make_plan(2048, 49152, 576, itemsize=4, converts=False, retain=True).retained
@@ -109,11 +109,11 @@ def make_plan(
     False
     """
     budget = (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes) // itemsize
-    # No tile is as large as the logits, however few they are.
+    # A tile has at most half of the logits, even of a small vocabulary.
     most_tokens = max(1, min(_TILE_TOKENS, -(-vocab // 2)))
-    # What a tile needs beside the logits: the converted rows of the weight, for every source.
+    # Numbers per token beside the logits: the converted rows of the weight, for every source.
     token_cost = hidden_size * sources if converts else 0
-    # What a row needs: its hidden state, gathered and converted, and a gradient for it.
+    # Numbers per row: its hidden state, gathered and converted, and its gradient.
     row_cost = 3 * hidden_size * sources + 16
 
     def cost(chunk_rows: int, tile_tokens: int, kept_tokens: int) -> int:
@@ -135,7 +135,7 @@ def make_plan(
 
     rows_or_one = max(1, rows)
     if filtered and rows > 1:
-        # Beside the chunk: rows of the weight, of its gradient and of the chunk that are kept, and
+        # Beside the chunk: the kept rows of the weight, of its gradient and of the chunk, and
         # the sums over rows.
         tile_tokens = most_tokens
         while tile_tokens > 512 and tile_tokens * (2 * hidden_size + token_cost) > budget // 4:
@@ -175,7 +175,7 @@ def make_small_plan(
 ) -> Plan | None:
     """Return two chunks of rows, each with all tokens as one tile: for `small_plan`.
 
-    None where there are too many logits, or do not fit `max_bytes`. No tile is as large as
+    None if there are too many logits, or they do not fit `max_bytes`. A tile has at most half of
     the logits.
 
     >>> make_small_plan(768, 65, 128, 4, None).n_chunks
@@ -284,11 +284,11 @@ class Decisions(NamedTuple):
 
 
 class Shard(Protocol):
-    """A slice of the vocabulary, whose other slices other processes hold."""
+    """A slice of the vocabulary; other processes hold the other slices."""
 
     @property
     def most(self) -> int:
-        """Tokens of the largest slice: all processes must cut their sweeps alike."""
+        """Tokens of the largest slice: all processes must use the same chunks."""
         ...
 
     def combine(
@@ -323,7 +323,7 @@ class Questions:
     rank_values: Tensor | None = None  # (N, K), float64 logits at `rank_ids`, if known
     active: Tensor | None = None  # (N,) bool
     shard: Shard | None = None
-    equal_rows: EqualRows | None = None  # see there
+    equal_rows: EqualRows | None = None  # expect that log-probabilities are summed
 
     @property
     def rows(self) -> int:
@@ -335,7 +335,7 @@ class Questions:
     ) -> Plan:
         """Return the plan of the sweep: for answers, or for gradients, filtered or not.
 
-        `rows` is how many rows are still to be seen; None for all.
+        `rows` is the number of remaining rows; None for all.
         """
         source = self.source
         plan = make_plan(
@@ -405,7 +405,7 @@ class Questions:
 
     @property
     def n_differentiable(self) -> int:
-        """How many of `tensors()`, from the first, have gradients."""
+        """Number of leading entries of `tensors()` that have gradients."""
         return sum(2 * len(s.hiddens) + 1 for s in (self.source, self.other) if s is not None)
 
 

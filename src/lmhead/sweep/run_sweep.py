@@ -1,7 +1,7 @@
 """Run a sweep, as operations that autograd, `torch.func` and `vmap` understand.
 
     answer                      questions -> answers, decisions            1 product
-    the same, gradients ahead   see `equal_rows`                           3 products, retained
+    answer, with gradients      see `equal_rows`                           3 products, retained
     answer_and_differentiate    questions, loss -> value, gradients        3 products, retained
     differentiate               questions, answers, their gradients        3 products more
 
@@ -44,7 +44,7 @@ def row_answers(questions: Questions) -> tuple[RowSums, Decisions]:
 
 
 def _gradients_ahead(q: Questions) -> GradientsAhead | None:
-    """Return where to keep gradients of a sum of log-probabilities, if they pay in the forward."""
+    """Return storage for gradients of Σ log p, if computing them in the forward pass pays off."""
     if q.equal_rows is None or not q.equal_rows.expected or not torch.is_grad_enabled():
         return None
     if q.ids is None or q.ids.shape[1] != 1 or q.other is not None or q.shard is not None:
@@ -66,14 +66,14 @@ def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
     flags = tuple(t is not None and t.requires_grad for t in tensors[: questions.n_differentiable])
     if not (torch.is_grad_enabled() and any(flags)) or _transformed():
         return loss.rows(row_answers(questions)[0]).sum()
-    made = _Made()
+    computed = _ForwardGradients()
     form = questions.without_tensors()
-    total: Tensor = _Total.apply(form, flags, made, *loss, *tensors)  # type: ignore[no-untyped-call]
+    total: Tensor = _Total.apply(form, flags, computed, *loss, *tensors)  # type: ignore[no-untyped-call]
     return total
 
 
 class _Answer(torch.autograd.Function):
-    """Questions to answers: one product. Backward makes the logits again, but with `ahead`."""
+    """Questions to answers: one product. Without `ahead`, backward computes the logits again."""
 
     @staticmethod
     def forward(
@@ -99,15 +99,15 @@ class _Answer(torch.autograd.Function):
         n = len(form.tensors())
         saved = ctx.saved_tensors
         tensors, answers = saved[:n], saved[n:]
-        given = iter(grads)
-        upstream = tuple(next(given) if present else None for present in ctx.shape)
+        remaining = iter(grads)
+        upstream = tuple(next(remaining) if present else None for present in ctx.shape)
         flags = ctx.needs_input_grad[2 : 2 + form.n_differentiable]
-        made = None if ctx.ahead is None else ctx.ahead.take(RowSums(*upstream))
-        if made is not None:
-            out = _typed(made, tensors)
+        ahead = None if ctx.ahead is None else ctx.ahead.take(RowSums(*upstream))
+        if ahead is not None:
+            out = _typed(ahead, tensors)
         elif wide_gradients.wanted():
-            asked = RowSums(*upstream)
-            grads = differentiate(form.with_tensors(tensors), RowSums(*answers), asked, flags)
+            sums = RowSums(*upstream)
+            grads = differentiate(form.with_tensors(tensors), RowSums(*answers), sums, flags)
             out = _typed(grads, tensors)
         else:
             apply: Any = _AnswerBackward.apply
@@ -144,19 +144,19 @@ class _AnswerBackward(torch.autograd.Function):
                 a for a, u in zip(dense, upstream, strict=True) if u is not None and a is not None
             )
 
-        given = tuple(u for u in upstream if u is not None)
-        by_upstream, by_tensors = second_order(answers, given, tensors, ctx.flags, grads)
-        handed = iter(by_upstream)
-        up = tuple(None if u is None else next(handed) for u in upstream)
+        present = tuple(u for u in upstream if u is not None)
+        by_upstream, by_tensors = second_order(answers, present, tensors, ctx.flags, grads)
+        gradients = iter(by_upstream)
+        of_upstream = tuple(None if u is None else next(gradients) for u in upstream)
         rest = len(tensors) - len(ctx.flags)
-        return (None, None, *up, *(None,) * len(up), *by_tensors, *(None,) * rest)
+        return (None, None, *of_upstream, *(None,) * len(of_upstream), *by_tensors, *(None,) * rest)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         return _one_by_one(_AnswerBackward.apply, info, in_dims, args)
 
 
-class _Made:
+class _ForwardGradients:
     """Gradients computed in the forward pass, for the first backward pass."""
 
     gradients: Tensors | None = None
@@ -167,12 +167,16 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, form: Questions, flags: tuple[bool, ...], made: _Made, *args: Tensor | None
+        ctx: Any,
+        form: Questions,
+        flags: tuple[bool, ...],
+        computed: _ForwardGradients,
+        *args: Tensor | None,
     ) -> Tensor:
         loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
         value, grads = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
-        made.gradients = grads
-        ctx.form, ctx.flags, ctx.made = form, flags, made
+        computed.gradients = grads
+        ctx.form, ctx.flags, ctx.computed = form, flags, computed
         ctx.save_for_backward(*args)
         return value
 
@@ -181,9 +185,9 @@ class _Total(torch.autograd.Function):
         args = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward
             apply: Any = _TotalBackward.apply
-            out = apply(ctx.form, ctx.flags, ctx.made, grad, *args)
+            out = apply(ctx.form, ctx.flags, ctx.computed, grad, *args)
         else:
-            out = _scaled_gradients(ctx.form, ctx.flags, ctx.made, grad, args)
+            out = _scaled_gradients(ctx.form, ctx.flags, ctx.computed, grad, args)
         rest = len(args) - 5 - len(ctx.flags)
         return (None, None, None, *(None,) * 5, *_fill(ctx.flags, out), *(None,) * rest)
 
@@ -196,14 +200,14 @@ class _TotalBackward(torch.autograd.Function):
         ctx: Any,
         form: Questions,
         flags: tuple[bool, ...],
-        made: _Made,
+        computed: _ForwardGradients,
         grad: Tensor,
         *args: Tensor | None,
     ) -> Tensors:
         ctx.form, ctx.flags = form, flags
         ctx.save_for_backward(grad, *args)
         ctx.set_materialize_grads(False)
-        return _scaled_gradients(form, flags, made, grad, args)
+        return _scaled_gradients(form, flags, computed, grad, args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
@@ -219,11 +223,15 @@ class _TotalBackward(torch.autograd.Function):
 
 
 def _scaled_gradients(
-    form: Questions, flags: tuple[bool, ...], made: _Made, grad: Tensor, args: Tensors
+    form: Questions,
+    flags: tuple[bool, ...],
+    computed: _ForwardGradients,
+    grad: Tensor,
+    args: Tensors,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of the forward pass (or new ones) times the gradient of the loss."""
     loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
-    gradients, made.gradients = made.gradients, None
+    gradients, computed.gradients = computed.gradients, None
     if gradients is None:
         _, gradients = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
     if float(grad) != 1.0:
@@ -288,21 +296,21 @@ def _fill(flags: tuple[bool, ...], values: tuple[Tensor, ...]) -> Tensors:
 
 
 def _transformed() -> bool:
-    """Return whether a `torch.func` transform is active: then gradients cannot be made ahead."""
+    """Return whether a `torch.func` transform is active, which forbids gradients in `forward`."""
     return bool(torch._C._are_functorch_transforms_active())
 
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 
 
 def in_own_precision(
-    sweep: Callable[Concatenate[Questions, Given], Made],
-) -> Callable[Concatenate[Questions, Given], Made]:
+    sweep: Callable[Concatenate[Questions, Args], Result],
+) -> Callable[Concatenate[Questions, Args], Result]:
     """Run a sweep in the precision of its source, whatever the global settings."""
 
     @wraps(sweep)
-    def run(questions: Questions, /, *args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def run(questions: Questions, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
         with questions.source.products():
             return sweep(questions, *args, **kwargs)
 
@@ -311,7 +319,7 @@ def in_own_precision(
 
 @in_own_precision
 def answer(questions: Questions, ahead: GradientsAhead | None = None) -> tuple[RowSums, Decisions]:
-    """Return all answers, (N, ...) each; with `ahead`, make its gradients too."""
+    """Return all answers, (N, ...) each; with `ahead`, also compute its gradients."""
     answers = _Collected(questions.source.rows)
     decisions = _Collected(questions.source.rows)
     retain = ahead is not None
@@ -319,21 +327,23 @@ def answer(questions: Questions, ahead: GradientsAhead | None = None) -> tuple[R
     for rows, chunk in chunks(questions, retain=retain, filtered=retain):
         numbers = _numbers(rows, questions.source.device)
         top, rank = _decision_trackers(questions, rows, numbers, chunk)
-        given = exact_decisions.mend_infinite(questions, numbers, chunk.forward(top, rank))
-        answers.put(rows, given)
-        # Whether a row has an order is known when all slices of the vocabulary are.
-        lse = given.lse if questions.shard is None else torch.zeros_like(given.lse)
+        sums = exact_decisions.mend_infinite(questions, numbers, chunk.forward(top, rank))
+        answers.put(rows, sums)
+        # With shards, rows without an order are found when the slices are combined.
+        lse = sums.lse if questions.shard is None else torch.zeros_like(sums.lse)
         values, ids = (None, None) if top is None else top.answer(lse)
         ranks = None if rank is None else rank.answer(lse)
         decisions.put(rows, Decisions(values, ids, ranks))
         if into is not None:
-            _backward(chunk, given, upstream_ahead(given), *into)
+            _backward(chunk, sums, upstream_ahead(sums), *into)
     if ahead is not None and into is not None:
         ahead.gradients = _results(questions, *into)
     if not answers.parts:
         return _empty_answers(questions), _empty_decisions(questions)
-    found = RowSums(*answers.parts), Decisions(*decisions.parts)
-    return found if questions.shard is None else questions.shard.combine(*found, questions.top_k)
+    results = RowSums(*answers.parts), Decisions(*decisions.parts)
+    return (
+        results if questions.shard is None else questions.shard.combine(*results, questions.top_k)
+    )
 
 
 @in_own_precision
@@ -362,7 +372,7 @@ def differentiate(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the flagged tensors, given those of the answers.
 
-    Here and above they are in the type of the products: the caller converts them.
+    Here and in the functions above they have the type of the products: the caller converts them.
     """
     into, other_into = _gradients(questions, flags)
     for rows, chunk in chunks(questions, filtered=True):
@@ -397,14 +407,14 @@ def chunks(
         plan = questions.plan(rows=total - done, retain=retain, filtered=filtered)
         buffers = Buffers(questions, plan)
         for start, stop in plan.chunks():
-            here = slice(done + start, done + stop)
-            rows: Rows = here if active is None else active[here]
+            range_of_rows = slice(done + start, done + stop)
+            rows: Rows = range_of_rows if active is None else active[range_of_rows]
             chunk = Chunk(questions, plan, buffers, rows)
             yield rows, chunk
             if chunk.flat and questions.shard is None:  # other processes may see another chunk
                 break
         buffers.free()
-        done, filtered = here.stop, False
+        done, filtered = range_of_rows.stop, False
 
 
 def _numbers(rows: Rows, device: torch.device) -> Tensor:
@@ -492,14 +502,14 @@ def _empty_decisions(q: Questions) -> Decisions:
 
 
 # With 65 tokens instead of 50,000 the three products take a fraction of a millisecond, and the
-# bookkeeping of the sweep (tiles, rows left out, all kinds of questions) takes longer. There a
-# chunk of rows has the whole vocabulary as one tile, and one kernel is between the products.
+# bookkeeping of the sweep (tiles, inactive rows, all kinds of questions) takes longer. Here a
+# chunk of rows has the whole vocabulary as one tile, and one kernel runs between the products.
 
 
 def small_plan(questions: Questions) -> Plan | None:
-    """Return the plan of a loss over few logits; None where the general sweep is needed.
+    """Return the plan of a loss over few logits; None if the general sweep is needed.
 
-    It is needed where a row is left out, and for a low-rank delta, soft targets, a filter, or
+    It is needed for inactive rows, a low-rank delta, soft targets, a filter, or
     tensors that the compiled core does not take.
     """
     q, source = questions, questions.source
@@ -532,12 +542,12 @@ def _small_loss(
     to_weight = to_bias = None
     total = 0.0
     for start, stop in plan.chunks():
-        here = slice(start, stop)
-        h = hidden[here]
+        rows = slice(start, stop)
+        h = hidden[rows]
         g = torch.mm(weight, h.T)
-        total += kernels.loss_(g, bias, source.pointwise, ids[here], loss.at(here), questions.mix)
+        total += kernels.loss_(g, bias, source.pointwise, ids[rows], loss.at(rows), questions.mix)
         if to_hidden is not None:
-            torch.mm(g.T, weight, out=to_hidden[here])
+            torch.mm(g.T, weight, out=to_hidden[rows])
         if flags[1]:
             to_weight = g @ h if to_weight is None else to_weight.addmm_(g, h)
         if flags[2] and bias is not None:

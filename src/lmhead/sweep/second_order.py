@@ -76,8 +76,8 @@ def second_order(
     present = tuple(t is not None for t in tensors[:n])
 
     def first_order(upstream: tuple[Tensor, ...], *values: Tensor) -> tuple[Tensor, ...]:
-        given = iter(values)
-        all_values = tuple(next(given) if p else None for p in present)
+        remaining = iter(values)
+        all_values = tuple(next(remaining) if p else None for p in present)
 
         def of_flagged(*flagged: Tensor) -> tuple[Tensor, ...]:
             chosen = iter(flagged)
@@ -86,8 +86,8 @@ def second_order(
 
         flagged = (v for v, f in zip(all_values, flags, strict=True) if f)
         outputs, pull = vjp(of_flagged, *flagged)
-        typed = tuple(u.to(o.dtype) for u, o in zip(upstream, outputs, strict=True))
-        pulled: tuple[Tensor, ...] = pull(typed)
+        typed_upstream = tuple(u.to(o.dtype) for u, o in zip(upstream, outputs, strict=True))
+        pulled: tuple[Tensor, ...] = pull(typed_upstream)
         return pulled
 
     outputs, pull = vjp(first_order, upstream, *(t for t in tensors[:n] if t is not None))
@@ -95,8 +95,8 @@ def second_order(
         torch.zeros_like(o) if g is None else g for g, o in zip(grads, outputs, strict=True)
     )
     by_upstream, *by_tensors = pull(cotangents)
-    given = iter(by_tensors)
-    return by_upstream, tuple(next(given) if p else None for p in present)
+    remaining = iter(by_tensors)
+    return by_upstream, tuple(next(remaining) if p else None for p in present)
 
 
 def _column(active: Tensor, like: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 float32 and float64 tensors are multiplied as they are. Half precisions are converted tile by tile
 and multiplied in float32: on a CPU without instructions for them that is several times faster than
-torch's own half-precision product, and sums lose nothing. Where the CPU does have bfloat16
-instructions, torch uses them inside the float32 product: the inputs are bfloat16 numbers,
-so nothing is lost there either, and sums still run in float32.
+torch's own half-precision product, and sums are not rounded to half precision. Where the CPU has
+bfloat16 instructions, torch uses them inside the float32 product: the inputs are bfloat16 numbers,
+so they are multiplied exactly, and sums still run in float32.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _bfloat16_inside() -> Iterator[None]:
 
 PAIR_BYTES = 2**26
 """Default bound on the temporary memory of single dot products."""
-_LARGE = 1e30  # logits that float32 might not hold, on the way
+_LARGE = 1e30  # above this, a partial sum may overflow float32
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Source:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which products are made: float32 for half precisions."""
+        """The type of the products: float32 for half precisions."""
         return accumulation_dtype(self.hiddens[0].dtype)
 
     @property
@@ -151,11 +151,11 @@ class Source:
 
     @property
     def converts(self) -> bool:
-        """Whether tensors are stored in another type than products are made in."""
+        """Whether tensors are stored in another type than that of the products."""
         return any(t.dtype != self.dtype for t in (*self.hiddens, *self.weights))
 
     def products(self) -> AbstractContextManager[None]:
-        """Return the context for products of this source: see `precision`."""
+        """Return the context for products of this source: see `native_products`."""
         return native_products(self.hiddens[0].dtype, self.device)
 
     def take(self, rows: Rows) -> tuple[Tensor, ...]:
@@ -168,7 +168,7 @@ class Source:
         return replace(self, hiddens=tuple(h[rows] for h in self.hiddens), row_scale=scale)
 
     def form(self) -> Source:
-        """Return the source without differentiable tensors, to keep beside saved ones."""
+        """Return the source without differentiable tensors, which autograd saves separately."""
         return self.on((None,) * (2 * len(self.hiddens) + 1))
 
     def on(self, tensors: Sequence[Tensor | None]) -> Source:
@@ -180,7 +180,7 @@ class Source:
     def weight_tile(self, term: int, lo: int, hi: int) -> Tensor:
         """Return rows [lo, hi) of a term's weight, ready for products: (hi - lo, D_i).
 
-        Half precisions are converted into one buffer: a tile holds until the next is asked for.
+        Half precisions are converted into one buffer: the next call overwrites the tile.
         """
         return self._ready(self.weights[term][lo:hi])
 
@@ -279,9 +279,9 @@ class Source:
         z = self._row_products(torch.float32)
         if z is None:
             with self.products():
-                made = [self._row(row) for row in range(self.rows)]
-            return torch.stack(made) if made else torch.empty(0, self.vocab, dtype=self.dtype)
-        # Infinite, or so large that float32 may have lost something on the way; NaN fails the test.
+                rows = [self._row(row) for row in range(self.rows)]
+            return torch.stack(rows) if rows else torch.empty(0, self.vocab, dtype=self.dtype)
+        # Infinite, or so large that a partial sum may have overflowed; NaN fails the test.
         if z.numel() and not all(abs(float(end)) < _LARGE for end in z.aminmax()):
             large = (~(z.abs() < _LARGE).all(1)).nonzero()[:, 0]
             if (exact := self.select(large)._row_products(torch.float64)) is not None:
@@ -303,12 +303,12 @@ class Source:
             return None
         pairs = zip(self.hiddens, self.weights, strict=True)
         terms = [kernels.row_logits(h, w, dtype=dtype) for h, w in pairs]
-        made = [term for term in terms if term is not None]
-        if len(made) != len(terms):
+        products = [term for term in terms if term is not None]
+        if len(products) != len(terms):
             return None
-        if len(made) == 1:
-            return made[0]
-        return sum((term.double() for term in made[1:]), made[0].double())
+        if len(products) == 1:
+            return products[0]
+        return sum((term.double() for term in products[1:]), products[0].double())
 
     def _row(self, row: int) -> Tensor:
         transposed = tuple(h.T.contiguous() for h in self.take(slice(row, row + 1)))
@@ -320,9 +320,9 @@ class Source:
 
     @cached_property
     def has_nan(self) -> bool:
-        """Whether a weight or the bias holds a NaN; the hidden states are not looked at."""
-        given = (*self.weights, *(() if self.bias is None else (self.bias,)))
-        return any(bool(part.detach().isnan().any()) for t in given for part in t.split(4096))
+        """Whether a weight or the bias holds a NaN; hidden states are not checked."""
+        tensors = (*self.weights, *(() if self.bias is None else (self.bias,)))
+        return any(bool(part.detach().isnan().any()) for t in tensors for part in t.split(4096))
 
     @cached_property
     def token_norms(self) -> Tensor:
@@ -346,12 +346,12 @@ class Source:
         u = unit_roundoff(self.hiddens[0].dtype)
         d = self.hidden_size + 4
         gamma = d * u / max(1 - d * u, 0.5)
-        # The norms themselves are rounded: 1 % covers that. Squares of small numbers need float64.
+        # 1 % covers the rounding of the norms. Squares of small numbers need float64.
         norms = sum(torch.linalg.vector_norm(h, dim=1, dtype=torch.float64) for h in hiddens)
         assert isinstance(norms, Tensor)
         per_row = (norms * (1.01 * gamma * self.pointwise.lipschitz)).to(self.dtype)
         size = abs(self.pointwise.outer) if self.pointwise.bounded else abs(self.pointwise.shift)
-        # Products, sums and bounds below the smallest normal number may be lost altogether.
+        # Products, sums and bounds below the smallest normal number may underflow to 0.
         tiny = 4 * d * torch.finfo(self.dtype).tiny * max(1.0, self.pointwise.lipschitz)
         absolute = 8 * u * size + tiny
         if self.row_scale is not None:

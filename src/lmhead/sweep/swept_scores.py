@@ -31,7 +31,7 @@ class SweptScores(Scores):
         source: hidden states, weights, bias and elementwise map.
         grad_filter: approximate gradients of losses; None for exact ones.
         max_bytes: bound on temporary memory; None for 128 MiB.
-        allowed: ascending ids of the tokens that `mask` left, if they are few: without gradients,
+        allowed: ascending ids of the tokens not in `mask`, if they are few: without gradients,
             nothing else is read. None for all.
         equal_rows: given where log-probabilities will be summed; see `EqualRows`.
         masked: the tokens of `mask`, (V,) bool. Their logits are constants: a target among them has
@@ -76,7 +76,7 @@ class SweptScores(Scores):
         return (*s.hiddens, *s.weights, *(() if s.bias is None else (s.bias,)))
 
     def watched(self) -> tuple[Tensor, ...]:
-        """Return the same tensors: torch counts their changes."""
+        """Return the tensors whose version counters show in-place changes: `tensors()`."""
         return self.tensors()
 
     def tensor_names(self) -> tuple[str, ...]:
@@ -114,18 +114,18 @@ class SweptScores(Scores):
         mean_logit: bool = False,
     ) -> RowAnswers:
         """Answer by one sweep."""
-        few = None if rank is not None or kl_to is not None else self._few(top_k)
-        if few is not None:
-            places = None if picked is None else torch.searchsorted(few.ids, picked)
-            found = few.scores.answer(
+        allowed = None if rank is not None or kl_to is not None else self._allowed_tokens(top_k)
+        if allowed is not None:
+            indices = None if picked is None else torch.searchsorted(allowed.ids, picked)
+            answers = allowed.scores.answer(
                 logsumexp=logsumexp,
                 entropy=entropy,
-                picked=None if places is None else places.clamp(max=len(few.ids) - 1),
+                picked=None if indices is None else indices.clamp(max=len(allowed.ids) - 1),
                 top_k=top_k,
                 log_sum_sq=log_sum_sq,
                 mean_logit=mean_logit,
             )
-            return few.restored(found, picked, places)
+            return allowed.restored(answers, picked, indices)
         swept = isinstance(kl_to, SweptScores) and kl_to.dtype == self.dtype
         questions = Questions(
             self.source,
@@ -168,12 +168,12 @@ class SweptScores(Scores):
         return swept_divergence(self.source, other.source, Kind(kind, beta), self.max_bytes)
 
     def jsd_parts(self, other: Scores, beta: float) -> Tensor | None:
-        """Return β KL(p ‖ m) and (1-β) KL(q ‖ m), (2, N), m = β p + (1-β) q; None if not here."""
+        """Return β KL(p ‖ m) and (1-β) KL(q ‖ m), (2, N), m = β p + (1-β) q; None if not swept."""
         if not isinstance(other, SweptScores) or other.dtype != self.dtype:
             return None
         return swept_jsd_parts(self.source, other.source, beta, self.max_bytes)
 
-    def _few(self, top_k: int = 0) -> _Few | None:
+    def _allowed_tokens(self, top_k: int = 0) -> _AllowedTokens | None:
         """Return the scores of the allowed tokens alone, if a question can be answered by them."""
         if self.allowed is None or top_k > len(self.allowed):
             return None
@@ -182,7 +182,7 @@ class SweptScores(Scores):
         s, ids = self.source, self.allowed
         bias = None if s.bias is None else s.bias[ids]
         source = replace(s, weights=tuple(w[ids] for w in s.weights), bias=bias)
-        return _Few(ids, SweptScores(source, max_bytes=self.max_bytes))
+        return _AllowedTokens(ids, SweptScores(source, max_bytes=self.max_bytes))
 
     def _mean_weights(self) -> Tensor:
         """Return the weights of a mean over the tokens that are not masked: (V,)."""
@@ -251,8 +251,8 @@ class SweptScores(Scores):
         gflop = f"{2e-9 * s.rows * s.vocab * s.hidden_size:,.2f} GFLOP"
         loss = questions.plan(retain=True)
         return [
-            f"  an answer               1 product of {gflop}; {_cut(questions.plan())}",
-            f"  a loss with gradients   {3 if loss.retained else 4} products; {_cut(loss)}",
+            f"  an answer               1 product of {gflop}; {_describe(questions.plan())}",
+            f"  a loss with gradients   {3 if loss.retained else 4} products; {_describe(loss)}",
         ]
 
     # Decoding ------------------------------------------------------------------------------------
@@ -260,9 +260,9 @@ class SweptScores(Scores):
     def top(self, k: int, *, lse: bool = True) -> TopRows:  # noqa: ARG002
         """Return the k largest logits, their ids and the log-sum-exp: one sweep."""
         with torch.no_grad():
-            if (few := self._few(k)) is not None:
-                found = few.scores.top(k)
-                return found._replace(ids=few.renamed(found.ids))
+            if (allowed := self._allowed_tokens(k)) is not None:
+                top = allowed.scores.top(k)
+                return top._replace(ids=allowed.token_ids(top.ids))
             questions = Questions(self.source, top_k=k, max_bytes=self.max_bytes)
             sums, decisions = run_sweep.row_answers(questions)
         return TopRows(decisions.top_values, decisions.top_ids, sums.lse)
@@ -275,8 +275,8 @@ class SweptScores(Scores):
     def row_logits(self) -> Tensor:
         """Return all logits (N, V), each row computed independently of the others."""
         with torch.no_grad():
-            if (few := self._few()) is not None:
-                return few.spread(few.scores.row_logits(), self.vocab_size)
+            if (allowed := self._allowed_tokens()) is not None:
+                return allowed.spread(allowed.scores.row_logits(), self.vocab_size)
         return self.source.row_logits()
 
     def settled(self, z: Tensor, other: Tensor) -> Tensor:
@@ -287,17 +287,17 @@ class SweptScores(Scores):
         s = self.source
         with torch.no_grad():
             per_row, relative, absolute = s.error_bounds(s.take(slice(0, s.rows)), slice(0, s.rows))
-            widest = sum(w.detach().norm(dim=1, dtype=s.dtype).amax() for w in s.weights)
-            step = 2 * torch.finfo(z.dtype).eps
-            margin = 2 * (per_row[:, None] * widest + absolute)
-            margin = margin + (relative + step) * torch.maximum(z.abs(), other.abs())
+            largest_norm = sum(w.detach().norm(dim=1, dtype=s.dtype).amax() for w in s.weights)
+            rounding = 2 * torch.finfo(z.dtype).eps
+            margin = 2 * (per_row[:, None] * largest_norm + absolute)
+            margin = margin + (relative + rounding) * torch.maximum(z.abs(), other.abs())
             rows, ids = ((z - other).abs() <= margin).nonzero(as_tuple=True)
             if len(rows) == 0:
                 return z
             exact = s.pairs(rows, ids).to(z.dtype)
             return z.index_put((rows, ids), exact)
 
-    # Operations that keep the kind ---------------------------------------------------------------
+    # Operations that return SweptScores ----------------------------------------------------------
 
     def divided(self, temperature: float | Tensor) -> Self:
         """Return the scores divided by a temperature: a number, or one per row without gradient."""
@@ -350,12 +350,12 @@ class SweptScores(Scores):
         if bias is None:
             bias = self.source.hiddens[0].new_zeros(self.vocab_size)
         bias = bias.masked_fill(mask, -math.inf)
-        left = None
+        allowed = None
         if not torch._C._are_functorch_transforms_active() and bias.device.type == "cpu":
-            left = (bias.detach() != -math.inf).nonzero()[:, 0]
-        few = left is not None and 0 < len(left) <= self.few_allowed * self.vocab_size
+            allowed = (bias.detach() != -math.inf).nonzero()[:, 0]
+        few = allowed is not None and 0 < len(allowed) <= self.few_allowed * self.vocab_size
         masked = mask if self.masked is None else self.masked | mask
-        return replace(self._on(bias=bias), allowed=left if few else None, masked=masked)
+        return replace(self._on(bias=bias), allowed=allowed if few else None, masked=masked)
 
     def token_range(self, tokens: slice) -> Self | None:
         """Return the scores of a range of the vocabulary, on those rows of the weight."""
@@ -380,30 +380,30 @@ def cut_masked(sums: RowSums, ids: Tensor | None, masked: Tensor | None) -> RowS
     return sums._replace(picked=sums.picked.masked_fill(masked[ids], -math.inf))
 
 
-class _Few(NamedTuple):
-    """The scores of a few token ids, and the way back to the whole vocabulary."""
+class _AllowedTokens(NamedTuple):
+    """The scores of a few allowed token ids, and the mapping back to the whole vocabulary."""
 
     ids: Tensor  # (K,), ascending
     scores: SweptScores  # (N, K)
 
-    def renamed(self, places: Tensor) -> Tensor:
-        """Return token ids for places among the few; -1 stays."""
-        return torch.where(places < 0, places, self.ids[places.clamp(min=0)])
+    def token_ids(self, indices: Tensor) -> Tensor:
+        """Return the token ids at indices of `ids`; -1 stays -1."""
+        return torch.where(indices < 0, indices, self.ids[indices.clamp(min=0)])
 
     def spread(self, z: Tensor, vocab: int) -> Tensor:
         """Return logits (N, V) with -inf for all other tokens."""
         return z.new_full((len(z), vocab), -math.inf).index_copy_(1, self.ids, z)
 
     def restored(
-        self, found: RowAnswers, picked: Tensor | None, places: Tensor | None
+        self, answers: RowAnswers, picked: Tensor | None, indices: Tensor | None
     ) -> RowAnswers:
         """Return answers about the whole vocabulary."""
-        if picked is not None and places is not None:
-            same = self.ids[places.clamp(max=len(self.ids) - 1)] == picked
-            found = replace(found, picked=torch.where(same, found.picked, -math.inf))
-        if found.top_ids is not None:
-            found = replace(found, top_ids=self.renamed(found.top_ids))
-        return found
+        if picked is not None and indices is not None:
+            same = self.ids[indices.clamp(max=len(self.ids) - 1)] == picked
+            answers = replace(answers, picked=torch.where(same, answers.picked, -math.inf))
+        if answers.top_ids is not None:
+            answers = replace(answers, top_ids=self.token_ids(answers.top_ids))
+        return answers
 
 
 def linear_scores(
@@ -466,8 +466,8 @@ class _SweptTile(Tile):
             for i, (hidden, weight) in enumerate(zip(s.hiddens, s.weights, strict=True)):
                 if hidden.requires_grad:
                     total = _zeros(into, i, hidden, s.dtype)
-                    some = isinstance(self.rows, Tensor)
-                    part = total.new_zeros(len(g), total.shape[1]) if some else total[self.rows]
+                    gathered = isinstance(self.rows, Tensor)
+                    part = total.new_zeros(len(g), total.shape[1]) if gathered else total[self.rows]
                     for lo, hi in s.weight_ranges():
                         part.addmm_(g[:, lo:hi], s.weight_tile(i, lo, hi))
                     if isinstance(self.rows, Tensor):
@@ -479,15 +479,15 @@ class _SweptTile(Tile):
                 _zeros(into, 2 * n, s.bias, s.dtype).add_(g.sum(0))
 
 
-def _zeros(into: list[Tensor | None], place: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of gradients at a place, zeros at first."""
-    made = into[place]
-    if made is None:
-        made = into[place] = torch.zeros(like.shape, dtype=dtype, device=like.device)
-    return made
+def _zeros(into: list[Tensor | None], index: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient at an index; allocate zeros if it is None."""
+    total = into[index]
+    if total is None:
+        total = into[index] = torch.zeros(like.shape, dtype=dtype, device=like.device)
+    return total
 
 
-def _cut(plan: Plan) -> str:
+def _describe(plan: Plan) -> str:
     tiles = plan.n_chunks * plan.n_tiles
     size = f"{plan.tile_tokens:,} tokens x {plan.chunk_rows:,} rows"
     return f"{tiles:,} tiles of {size}; {plan.bytes:,} bytes"

@@ -1,9 +1,9 @@
 """Gradients of half-precision tensors, summed in float32 until they are complete.
 
 Autograd converts the gradient of a bfloat16 tensor to bfloat16 at every step, so several gradients
-of one weight are rounded before they are added: where two large ones cancel, little is left that is
-right. Within `summed_in_float32`, the sweeps return a `WideGradient`, which autograd takes for a
-bfloat16 tensor and which holds float32 numbers. `numbers` takes them out at the end.
+of one weight are rounded before they are added: if two large ones cancel, the sum is mostly
+rounding error. Within `summed_in_float32`, the sweeps return a `WideGradient`, which autograd takes
+for a bfloat16 tensor and which holds float32 numbers. `numbers` takes them out at the end.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class WideGradient(Tensor):
 
     @staticmethod
     def __new__(cls, wide: Tensor, dtype: torch.dtype) -> WideGradient:
-        """Take numbers, and the dtype to show."""
-        made: WideGradient = Tensor._make_wrapper_subclass(
+        """Return a gradient that holds `wide` and reports `dtype`."""
+        gradient: WideGradient = Tensor._make_wrapper_subclass(
             cls, wide.shape, strides=wide.stride(), dtype=dtype, device=wide.device
         )
-        made.wide = wide
-        return made
+        gradient.wide = wide
+        return gradient
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"WideGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -80,21 +80,21 @@ class WideGradient(Tensor):
         """Run a function on the float32 numbers; its result is wide too."""
         kwargs = dict(kwargs or {})
         shown = next(a.dtype for a in tree_leaves((args, kwargs)) if isinstance(a, cls))
-        asked = kwargs.get("dtype")
-        if asked == shown:
+        dtype = kwargs.get("dtype")
+        if dtype == shown:
             kwargs["dtype"] = torch.float32
         with torch.no_grad():
-            made = func(*tree_map(numbers, args), **tree_map(numbers, kwargs))
+            result = func(*tree_map(numbers, args), **tree_map(numbers, kwargs))
         if func._schema.is_mutable:
             return args[0]
-        if asked is not None and asked != shown:
-            return made
+        if dtype is not None and dtype != shown:
+            return result
 
         def wrap(x: Any) -> Any:
             is_wide = isinstance(x, Tensor) and x.dtype == torch.float32
             return cls(x, shown) if is_wide else x
 
-        return tree_map(wrap, made)
+        return tree_map(wrap, result)
 
 
 class _Converted(torch.autograd.Function):
@@ -115,5 +115,5 @@ def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
     plain = t.dtype == dtype or not (t.requires_grad and torch.is_grad_enabled())
     if plain or torch._C._are_functorch_transforms_active():
         return t.to(dtype)
-    made: Tensor = _Converted.apply(t, dtype)  # type: ignore[no-untyped-call]
-    return made
+    result: Tensor = _Converted.apply(t, dtype)  # type: ignore[no-untyped-call]
+    return result

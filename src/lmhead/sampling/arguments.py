@@ -13,7 +13,7 @@ from lmhead.sampling.model import Tokenizer
 Stop = str | int | Sequence[str | int]
 
 
-def is_one(prompt: Any) -> bool:
+def is_single(prompt: Any) -> bool:
     """Return whether this is one prompt, not a list of prompts."""
     if isinstance(prompt, Tensor):
         if prompt.dim() not in (1, 2) or prompt.numel() == 0:

@@ -1,6 +1,6 @@
 """`beam_search`: keep the best few sequences at every step, and return the best that end.
 
-In:  a model, prompts, how many beams, how to score and when to stop.
+In:  a model, prompts, the number of beams, scoring and stopping options.
 Out: `Beams`, per prompt the n best continuations and their scores.
 
 `beam_tokens` finds the best next tokens of every beam, `beam_groups` selects the next beams.
@@ -27,7 +27,7 @@ Prompt = Tensor | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Beams:
-    """What `beam_search` found, best first for each prompt.
+    """Results of `beam_search`, best first for each prompt.
 
     Attributes:
         sequences: per prompt a list of sequences, each a list of new ids, the end included.
@@ -68,8 +68,8 @@ def beam_search(
         model: a `Model`: body, head, eos_token_ids.
         prompt: ids (B, L), or B lists of ids of any lengths, which are padded on the left and put
             on torch's default device.
-        num_beams: how many sequences are kept at each step; 1 is greedy search.
-        max_new_tokens: how many ids are added at most.
+        num_beams: number of sequences kept at each step; 1 is greedy search.
+        max_new_tokens: maximum number of new ids.
         length_penalty: a sequence of n new ids has the score Σ log p / n ** length_penalty; above 0
             favours long sequences, below 0 short ones.
         early_stopping: when to stop after `num_beams` sequences have ended. True: at once. False:
@@ -79,7 +79,7 @@ def beam_search(
             each other's tokens (diverse beam search).
         diversity_penalty: subtracted from a token for each beam of an earlier group that chose it
             at the same step. Scores include it.
-        num_return_sequences: how many sequences per prompt to return; fewer come back where fewer
+        num_return_sequences: number of sequences per prompt to return; fewer if only fewer
             exist.
         eos_token_id: the ids that end a sequence, None for `model.eos_token_ids`, [] for none.
         pad_token_id: in a `prompt` tensor, such ids at the start of a row are padding.
@@ -173,12 +173,12 @@ def stream_beam_search(
     prompts = [[Group(rules) for _ in range(num_beam_groups)] for _ in ids]
     for steps, done in search.steps(prompts, ids, mask):
         best = [
-            _best(groups, num_return_sequences, place) if done else _best_so_far(groups)
-            for place, groups in enumerate(prompts)
+            _best(groups, num_return_sequences, index) if done else _best_so_far(groups)
+            for index, groups in enumerate(prompts)
         ]
         yield Beams(
-            sequences=[[hypothesis.tokens for hypothesis in found] for found in best],
-            scores=[[hypothesis.score for hypothesis in found] for found in best],
+            sequences=[[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in best],
+            scores=[[hypothesis.score for hypothesis in hypotheses] for hypotheses in best],
             steps=steps,
         )
 
@@ -264,36 +264,36 @@ class _Search:
         for g in range(self.num_groups):
             first = g * size if per_prompt > 1 else 0
             rows = starts + first + torch.arange(width, device=device)
-            taken = torch.tensor(chosen, dtype=torch.int64, device=device)
-            scores, ids = candidates.best(rows.flatten(), taken.repeat_interleave(width, 0))
+            chosen_tokens = torch.tensor(chosen, dtype=torch.int64, device=device)
+            scores, ids = candidates.best(rows.flatten(), chosen_tokens.repeat_interleave(width, 0))
             totals = torch.tensor([groups[g].totals for groups in live], dtype=torch.float64)
             ranked = rank(totals.to(device), *(t.reshape(*rows.shape, -1) for t in (scores, ids)))
             for p, groups in enumerate(live):
                 beams = idle if groups[g].done else groups[g].advance(ranked[p])
                 parents[p] += [p * per_prompt + first + candidate.beam for candidate in beams]
                 chosen[p] += [candidate.token for candidate in beams]
-        tokens = torch.tensor(chosen, device=device).clamp(min=0)  # any id, where there is no beam
+        tokens = torch.tensor(chosen, device=device).clamp(min=0)  # an unused beam (-1) gets id 0
         return torch.tensor(parents, device=device), tokens
 
 
 def _best_so_far(groups: list[Group]) -> list[Hypothesis]:
-    """Return the best sequence, ended or not; a sequence that goes on as if it ended now."""
-    found = [hypothesis for group in groups for hypothesis in group.ended]
+    """Return the best sequence; the score of an unfinished one is as if it ended now."""
+    hypotheses = [hypothesis for group in groups for hypothesis in group.ended]
     for group in groups:
         score = group.rules.score
         pairs = zip(group.totals, group.beams, strict=True)
-        found += [Hypothesis(score(total, len(beam)), beam) for total, beam in pairs]
-    return [max(found, key=lambda hypothesis: hypothesis.score)]
+        hypotheses += [Hypothesis(score(total, len(beam)), beam) for total, beam in pairs]
+    return [max(hypotheses, key=lambda hypothesis: hypothesis.score)]
 
 
-def _best(groups: list[Group], count: int, place: int) -> list[Hypothesis]:
+def _best(groups: list[Group], count: int, index: int) -> list[Hypothesis]:
     """Return the best sequences of all groups together."""
-    found = sorted((h for group in groups for h in group.ended), key=lambda h: -h.score)
-    if not found:
+    ended = sorted((h for group in groups for h in group.ended), key=lambda h: -h.score)
+    if not ended:
         raise ValueError(
-            f"processor must leave a sequence to return; it cut all of those of prompt {place}"
+            f"processor must leave a sequence to return; it removed all sequences of prompt {index}"
         )
-    return found[:count]
+    return ended[:count]
 
 
 def _check_groups(num_beams: int, num_beam_groups: int, diversity_penalty: float) -> None:

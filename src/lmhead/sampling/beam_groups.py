@@ -16,16 +16,16 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Rules:
-    """What the groups of a search have in common.
+    """Settings shared by the groups of a search.
 
     Attributes:
-        size: beams per group, and how many ended sequences a group keeps.
+        size: beams per group, and number of ended sequences that a group keeps.
         eos: the ids that end a sequence.
-        max_new_tokens: where every sequence ends.
+        max_new_tokens: length at which every sequence ends.
         length_penalty: the exponent of the length that a sum of log-probabilities is divided by.
         early_stopping: when a group with `size` ended sequences stops, see `Group.cannot_improve`.
-        diverse: whether there are other groups. Transformers had two programs, which differ in
-            what happens when a group may stop; `Group.advance` names the differences.
+        diverse: whether there are other groups. Transformers had one implementation for each
+            case; they differ in when a group stops, see `Group.advance`.
     """
 
     size: int
@@ -41,7 +41,7 @@ class Rules:
 
 
 class Candidate(NamedTuple):
-    """A token to add to a beam; `total` is the sum of log-probabilities with that token."""
+    """A beam extended by a token; `total` is the sum of log-probabilities, that token included."""
 
     total: float
     beam: int
@@ -62,7 +62,7 @@ class Group:
         totals: the sum of log-probabilities of each beam; -inf for a beam that does not exist.
         beams: the new ids of each beam.
         ended: the best sequences that have ended, best first, at most `rules.size`.
-        done: no sequence can be added any more.
+        done: whether the search has ended.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -80,15 +80,15 @@ class Group:
         rules, length = self.rules, len(self.beams[0]) + 1
         last = length == rules.max_new_tokens
         possible = [c for c in candidates if c.total > -math.inf]
-        # An end counts only among the best `size`; the others only fill the beams.
+        # A sequence may end only among the best `size`; lower candidates only continue beams.
         best = possible[: rules.size]
         unfinished = [c for c in possible if c.token not in rules.eos][: rules.size]
         if last and not rules.diverse:
             self._end(best)
         else:
             self._end([c for c in best if c.token in rules.eos])
-        # Transformers' group search bounds the future by the best candidate, ended or not, and asks
-        # whether it is done before it adds the sequences that the maximum length cuts off.
+        # Transformers' group search bounds future scores by the best candidate, ended or not, and
+        # tests whether it is done before it adds the sequences that end by the maximum length.
         ahead = possible if rules.diverse else unfinished
         self.done = not ahead or self.cannot_improve(ahead[0].total, length)
         if last and rules.diverse and not self.done:

@@ -4,7 +4,7 @@ In:  logits of the beams (R, V), lazy or not.
 Out: per beam the K best tokens and their log-probabilities, (R, K) each.
 
 Without a processor the K best tokens and the normaliser come from one sweep, and nothing of size
-R x V is built. A processor sees all V scores of a beam, so that it has to be.
+R x V is built. A processor needs all V scores of a beam, so they are built for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TopTokens:
             (values, self._ids), normaliser = answers.top_k, answers.logsumexp
             _check_logits(normaliser)
         else:
-            logits = _single_at_least(logits)
+            logits = _widened(logits)
             normaliser = logits.logsumexp(-1)
             _check_logits(normaliser)
             values, self._ids = top_tokens(logits, count)
@@ -78,8 +78,8 @@ class TopTokens:
 class ProcessedTokens:
     """The best tokens of each beam after a processor; the same answers as `TopTokens`.
 
-    `normalize_last` is for greedy search: the processor sees logits, and log-probabilities are made
-    of what it gives back. Beam search does it the other way round.
+    `normalize_last` is for greedy search: the processor gets logits, and its result is normalised.
+    In beam search the processor gets log-probabilities.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class ProcessedTokens:
         processor: Processor,
         *,
         normalize_last: bool,
-        **seen: Tensor,
+        **context: Tensor,
     ) -> None:
         self._count = min(count, logits.shape[-1])
         self._penalty, self._processor = diversity_penalty, processor
-        self._normalize_last, self._seen = normalize_last, seen
-        scores = _single_at_least(_dense(logits))
+        self._normalize_last, self._context = normalize_last, context
+        scores = _widened(_dense(logits))
         _check_logits(scores.logsumexp(-1))
         self._scores = scores if normalize_last else scores.log_softmax(-1)
 
@@ -103,14 +103,14 @@ class ProcessedTokens:
         """Return scores and ids (N, K) for `rows` (N,); `chosen` (N, C) as in `TopTokens`."""
         scores = self._scores[rows]
         if chosen.shape[1]:
-            loss = torch.where(chosen < 0, 0.0, -self._penalty).to(scores.dtype)
-            scores = scores.scatter_add(-1, chosen.clamp(min=0), loss)
-        seen: dict[str, Any] = {name: tensor[rows] for name, tensor in self._seen.items()}
-        processed = self._processor.process(scores, **seen)
+            penalties = torch.where(chosen < 0, 0.0, -self._penalty).to(scores.dtype)
+            scores = scores.scatter_add(-1, chosen.clamp(min=0), penalties)
+        context: dict[str, Any] = {name: tensor[rows] for name, tensor in self._context.items()}
+        processed = self._processor.process(scores, **context)
         if not isinstance(processed, Tensor) or processed.shape != scores.shape:
-            found = tuple(processed.shape) if isinstance(processed, Tensor) else type(processed)
+            got = tuple(processed.shape) if isinstance(processed, Tensor) else type(processed)
             raise ValueError(
-                f"processor.process must give scores of shape {tuple(scores.shape)}; got {found}"
+                f"processor.process must give scores of shape {tuple(scores.shape)}; got {got}"
             )
         best = processed.amax(-1)
         if bool((best.isnan() | (best == math.inf)).any()):
@@ -128,7 +128,7 @@ class ProcessedTokens:
 def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest of each row and their ids, by ascending id; ties: lowest id.
 
-    `torch.topk` leaves open which of equal scores it takes.
+    `torch.topk` does not specify which of equal scores it returns.
 
     >>> top_tokens(torch.tensor([[0.0, 2.0, 1.0, 1.0]]), 2)
     (tensor([[2., 1.]]), tensor([[1, 2]]))
@@ -145,7 +145,7 @@ def rank(totals: Tensor, scores: Tensor, ids: Tensor) -> list[list[Candidate]]:
     """Return all candidates of each prompt, best first; ties: first beam, then lowest id.
 
     Args:
-        totals: (P, W), what each beam has so far.
+        totals: (P, W), sum of log-probabilities of each beam so far.
         scores: (P, W, K), log-probabilities of tokens.
         ids: (P, W, K), the tokens.
 
@@ -154,8 +154,8 @@ def rank(totals: Tensor, scores: Tensor, ids: Tensor) -> list[list[Candidate]]:
     """
     ids, by_id = ids.sort(-1)
     total = (totals[..., None] + scores.gather(-1, by_id)).flatten(1)
-    total, place = total.sort(dim=-1, descending=True, stable=True)
-    beam, token = place // ids.shape[-1], ids.flatten(1).gather(-1, place)
+    total, order = total.sort(dim=-1, descending=True, stable=True)
+    beam, token = order // ids.shape[-1], ids.flatten(1).gather(-1, order)
     columns = zip(total.tolist(), beam.tolist(), token.tolist(), strict=True)
     return [list(map(Candidate, *row)) for row in columns]
 
@@ -168,7 +168,7 @@ def _dense(logits: LazyLogits | Tensor) -> Tensor:
         return logits.materialize()
 
 
-def _single_at_least(scores: Tensor) -> Tensor:
+def _widened(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 

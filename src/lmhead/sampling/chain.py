@@ -34,19 +34,19 @@ def check_chain(stages: Sequence[Stage], options: Options) -> None:
         if isinstance(stage, Cut | XTC):
             cut = stage
         last = stage
-    for kind in (Temperature, DynamicTemperature):
-        if sum(isinstance(s, kind) for s in stages) > 1:
+    for cls in (Temperature, DynamicTemperature):
+        if sum(isinstance(s, cls) for s in stages) > 1:
             raise ValueError(
-                f"{kind.name} occurs twice in stages; use it once, with the product of the two"
+                f"{cls.name} occurs twice in stages; use it once, with the product of the two"
             )
     cold = bool((torch.as_tensor(options.temperature, dtype=torch.float64) == 0).any())
     if not cold and options.do_sample:
         return
-    why = "do_sample=False" if not options.do_sample else "temperature 0"
-    counted = active(stages, greedy=True)
+    setting = "do_sample=False" if not options.do_sample else "temperature 0"
+    effective = active(stages, greedy=True)
     for stage in stages:
-        idle = isinstance(stage, XTC) and stage not in counted
+        idle = isinstance(stage, XTC) and stage not in effective
         if stage.gives == "ids" or isinstance(stage, DynamicTemperature) or idle:
             raise ValueError(
-                f"{stage.name} has no effect with {why}, which always takes the best token"
+                f"{stage.name} has no effect with {setting}, which always takes the best token"
             )

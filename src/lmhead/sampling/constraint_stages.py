@@ -12,11 +12,11 @@ from lmhead.sampling.stage import Call, Edit, PerRow, per_row
 
 
 def _ids(ids: Iterable[int], call: Call, name: str) -> list[int]:
-    given = [int(i) for i in ids]
-    wrong = next((i for i in given if not 0 <= i < call.vocab), None)
+    checked = [int(i) for i in ids]
+    wrong = next((i for i in checked if not 0 <= i < call.vocab), None)
     if wrong is not None:
         raise ValueError(f"{name} must hold ids in [0, {call.vocab}); got {wrong}")
-    return given
+    return checked
 
 
 def _force(z: Tensor, row: int, ids: list[int]) -> None:
@@ -25,7 +25,7 @@ def _force(z: Tensor, row: int, ids: list[int]) -> None:
 
 
 class Guidance(Edit):
-    """Classifier-free guidance: u + scale · (c - u), c and u being the log-probabilities with and
+    """Classifier-free guidance: u + scale · (c - u), with c and u the log-probabilities with and
     without the prompt.
     """
 
@@ -174,7 +174,7 @@ class ForcedTokens(Edit):
     name = "forced_tokens"
 
     def __init__(self, tokens: Mapping[int, Sequence[int]], *, name: str | None = None) -> None:
-        self.tokens = {int(at): list(ids) for at, ids in tokens.items()}
+        self.tokens = {int(position): list(ids) for position, ids in tokens.items()}
         self.name = name or self.name
 
     def edit(self, z: Tensor, call: Call) -> None:

@@ -2,12 +2,12 @@
 
 The same options mean different things in different programs: with logits [3, 2, 1], top_p 0.8 and
 temperature 0.5, Hugging Face divides first and keeps one token; llama.cpp cuts first and keeps two.
-An order says in which sequence the stages come and which ids the penalties count. A stage that a
-program does not have comes where the most similar stage is.
+An order defines the sequence of the stages and which ids the penalties count. A stage that a
+program does not have is placed next to the most similar one.
 
-Where llama.cpp is not followed: with mirostat it drops penalties, DRY and the dynamic temperature,
+Differences from llama.cpp: with mirostat it drops penalties, DRY and the dynamic temperature,
 which work here, and all cuts, which raise an error here. After top_n_sigma it still counts tokens
-that were removed (dynamic temperature, XTC, min_keep), and typical_p makes NaN of them; here
+that were removed (dynamic temperature, XTC, min_keep), and typical_p yields NaN for them; here
 they are removed. Temperature 0 with a dynatemp_range raises an error here, and samples there.
 """
 
@@ -64,26 +64,26 @@ _SEQUENCES: dict[str, str] = {
         forced_bos forced_eos forced suppress begin_suppress repetition counts dry no_repeat
         top_n_sigma top_k top_h typical top_p min_p epsilon eta xtc temperature mirostat""",
 }
-# Without penalty_last_n: how many ids the penalties of a program look back at.
+# Default of penalty_last_n by program; all ids otherwise.
 _LAST_N = {"llama.cpp": 64}
 # Which ids frequency and presence penalties count.
 _COUNTED: dict[str, Counted] = {"hf": "output", "vllm": "output", "llama.cpp": "context"}
-# Where top_k ignores min_tokens_to_keep.
+# Minimum of top_k by program, where it is not min_tokens_to_keep.
 _LEAST_K = {"llama.cpp": 1}
 
 
 def stages_of(options: Options, order: str, ties: str) -> list[Stage]:
-    """Return the stages that the options ask for, in the order of a program."""
+    """Return the stages that the options enable, in the order of a program."""
     makers = _Makers(options, order, ties)
-    made: list[Stage] = []
+    stages: list[Stage] = []
     for name in _SEQUENCES[order].split():
         make: Callable[[], Iterator[Stage]] = getattr(makers, name)
-        made.extend(make())
-    return made
+        stages.extend(make())
+    return stages
 
 
 class _Makers:
-    """One method per stage: nothing, or the stage that the options ask for."""
+    """One method per stage; it yields the stage if the options enable it."""
 
     def __init__(self, options: Options, order: str, ties: str) -> None:
         self.o, self.order, self.ties = options, order, ties
@@ -159,7 +159,9 @@ class _Makers:
 
     def forced(self) -> Iterator[Stage]:
         if self.o.forced_tokens:
-            yield ForcedTokens({at: as_ids(ids) for at, ids in self.o.forced_tokens.items()})
+            yield ForcedTokens(
+                {position: as_ids(ids) for position, ids in self.o.forced_tokens.items()}
+            )
 
     def suppress(self) -> Iterator[Stage]:
         if self.o.suppress_tokens:
@@ -224,6 +226,6 @@ class _Makers:
 
 def _at_least(k: PerRow, least: int) -> list[float] | float:
     """Raise top_k to min_tokens_to_keep; 0 and -1 still mean all tokens."""
-    given = torch.as_tensor(k, dtype=torch.float64)
-    raised: list[float] | float = torch.where(given > 0, given.clamp(min=least), given).tolist()
+    values = torch.as_tensor(k, dtype=torch.float64)
+    raised: list[float] | float = torch.where(values > 0, values.clamp(min=least), values).tolist()
     return raised

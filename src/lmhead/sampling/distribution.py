@@ -1,7 +1,7 @@
 """Distributions between stages: all tokens at first, candidates after the first cut.
 
     FullDistribution  the logits of every token, (B, V), and a temperature to apply
-    TopCandidates     the tokens that are left, best first, (B, K), rows padded with -inf
+    TopCandidates     the remaining tokens, best first, (B, K), rows padded with -inf
 
 A stage takes one of them and returns one of them. `TopCandidates` is small, in float64, and
 sorted, so that the definitions of the stages can be used directly.
@@ -36,10 +36,10 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-# Streams: each use has its own numbers.
+# Philox streams: independent numbers for each purpose.
 FOR_TOKENS = 0
 FOR_COINS = 1
-FOR_FACTORS = 2  # clusters, decisions on a path: see `vocab`
+FOR_FACTORS = 2  # clusters and tree branches, see `vocab`
 FOR_NEGATIVES = 3  # negatives of sampled losses
 
 
@@ -48,14 +48,14 @@ def position_tensor(position: Any) -> Tensor:
     if isinstance(position, Tensor):
         checks.check_id_type("position", position)
         return position.reshape(-1).long()
-    given = [position] if isinstance(position, int | float) else position
-    if not isinstance(given, list | tuple):
+    positions = [position] if isinstance(position, int | float) else position
+    if not isinstance(positions, list | tuple):
         raise TypeError(
             f"position must be an integer, or one per row; got {type(position).__name__}"
         )
-    for each in given:
-        checks.check_integer("position", each, low=0, high=2**63 - 1)
-    return torch.tensor(given, dtype=torch.int64)
+    for number in positions:
+        checks.check_integer("position", number, low=0, high=2**63 - 1)
+    return torch.tensor(positions, dtype=torch.int64)
 
 
 def make_keys(seeds: Sequence[int] | Tensor, positions: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_TOKENS) -> Tensor:
         return out
     high, low = _philox(keys.to(ids.device), ids, stream)
     bits = (high << 21) | (low >> 11)
-    # The largest would be rounded to 1.
+    # Rounding the largest value would give 1.
     return ((bits.double() + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53)
 
 
@@ -107,10 +107,10 @@ def _philox(keys: Tensor, ids: Tensor, stream: int) -> tuple[Tensor, Tensor]:
     return torch.where(odd, c[2], c[0]), torch.where(odd, c[3], c[1])
 
 
-# Up to here a heap finds the k-th largest faster than a histogram.
+# Largest k for which a heap finds the k-th largest faster than a histogram.
 _LARGEST_HEAP = 4096
-# Of the histogram by which `mass_radius` finds its radius, in units of β z.
-_STEP = 1 / 64
+# Bin width of the histogram of `mass_radius`, in units of β z.
+_BIN_WIDTH = 1 / 64
 # Initial capacity for the selected tokens of a row.
 _CAPACITY = 512
 _DOWN, _UP = torch.tensor(-math.inf), torch.tensor(math.inf)
@@ -170,23 +170,22 @@ def kth_largest(z: Tensor, k: Tensor) -> Tensor:
 def mass_radius(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tensor) -> Tensor:
     """Return the radius around `centre` within which the tokens have a mass of `limit`.
 
-    A radius in units of z, (B,), a little too large rather than too small; inf where all tokens
-    together have less.
+    (B,), in units of z, rounded up; inf if all tokens together have less mass.
     """
     core = _core(z)
     if core is not None:
         radius = torch.empty_like(beta)
-        width = torch.full_like(beta, _STEP)
-        given = views(z, beta, largest, centre, width, limit)
-        core.row_mass_radius(*given, radius, kernels.threads())
+        width = torch.full_like(beta, _BIN_WIDTH)
+        arrays = views(z, beta, largest, centre, width, limit)
+        core.row_mass_radius(*arrays, radius, kernels.threads())
         return radius
     z = z.double()
     distance = (z - centre[:, None]).abs().masked_fill(z == -math.inf, math.inf)
     nearest, order = distance.sort(1)
     weight = ((z - largest[:, None]) * beta[:, None]).exp().gather(1, order)
-    place = (weight.cumsum(1) < limit[:, None]).sum(1, keepdim=True)
-    found = nearest.gather(1, place.clamp(max=z.shape[1] - 1))
-    return torch.where(place < z.shape[1], found * (1 + 1e-9), math.inf)[:, 0]
+    index = (weight.cumsum(1) < limit[:, None]).sum(1, keepdim=True)
+    radius = nearest.gather(1, index.clamp(max=z.shape[1] - 1))
+    return torch.where(index < z.shape[1], radius * (1 + 1e-9), math.inf)[:, 0]
 
 
 def tokens_in_range(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,19 +196,19 @@ def tokens_in_range(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Te
     """
     core = _core(z)
     if core is not None:
-        # Rounded outwards: none may be lost.
+        # Rounded outwards, so that no token is missed.
         lo32 = torch.nextafter(lo.float(), _DOWN)
         hi32 = torch.nextafter(hi.float(), _UP)
-        _, ids, values = _listed(z, lambda *out: core.row_range(*views(z, lo32, hi32), *out))
+        _, ids, values = _selected(z, lambda *out: core.row_range(*views(z, lo32, hi32), *out))
         return ids, values * beta[:, None]
     inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
     counts = inside.sum(1)
     ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64, device=z.device)
     values = torch.full(ids.shape, -math.inf, dtype=torch.float64, device=z.device)
     row, token = inside.nonzero(as_tuple=True)
-    place = torch.arange(len(row), device=z.device) - (counts.cumsum(0) - counts)[row]
-    ids[row, place] = token
-    values[row, place] = z[row, token].double() * beta[row]
+    column = torch.arange(len(row), device=z.device) - (counts.cumsum(0) - counts)[row]
+    ids[row, column] = token
+    values[row, column] = z[row, token].double() * beta[row]
     values, order = values.sort(dim=1, descending=True, stable=True)
     return ids.gather(1, order), values
 
@@ -219,13 +218,13 @@ def nucleus(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the tokens nearest to `centre` until their masses reach `limit`; at least `least`.
 
-    In the form of `tokens_in_range`. None without the core, or if some row needs distant tokens.
+    Returned as by `tokens_in_range`. None without the core, or if a row needs distant tokens.
     """
     core = _core(z)
     if core is None:
         return None
-    given = views(z, beta, largest, centre, limit)
-    counts, ids, values = _listed(z, lambda *out: core.row_nucleus(*given, least, *out))
+    arrays = views(z, beta, largest, centre, limit)
+    counts, ids, values = _selected(z, lambda *out: core.row_nucleus(*arrays, least, *out))
     return None if 0 in counts.tolist() else (ids, values)
 
 
@@ -257,8 +256,8 @@ def sample_candidates(
         keys: (B, 2).
 
     Returns:
-        Token, its log-probability among these tokens and among all by z, and the log of the mass
-        that these tokens have among all: (B,) each.
+        Token, its log-probability among these tokens and in softmax(z), and the log of the mass
+        of these tokens in softmax(z): (B,) each.
     """
     core = _core(z)
     if core is None:
@@ -283,19 +282,19 @@ def gumbel_above(
         core.row_gumbel_above(*views(z, beta, keys, least, counts, ids), kernels.threads())
         return counts, ids
     counts = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
-    every = torch.arange(z.shape[1], device=z.device)[None]
+    token_ids = torch.arange(z.shape[1], device=z.device)[None]
     for i in range(z.shape[0]):
-        score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], every)[0]
-        found = ((score >= least[i]) & (z[i] > -math.inf)).nonzero()[:, 0]
-        counts[i] = len(found)
-        ids[i, : len(found)] = found[:width]
+        score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], token_ids)[0]
+        above = ((score >= least[i]) & (z[i] > -math.inf)).nonzero()[:, 0]
+        counts[i] = len(above)
+        ids[i, : len(above)] = above[:width]
     return counts, ids
 
 
-def _listed(z: Tensor, fill: Callable[..., None]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the core lists of each row: token counts (B,), ids and logits (B, K).
+def _selected(z: Tensor, fill: Callable[..., None]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens that the core selects in each row: counts (B,), ids and logits (B, K).
 
-    `fill` gets these three as arrays, and the number of threads; it is called again where there
+    `fill` gets these three as arrays, and the number of threads; it is called again if there
     are more tokens than expected.
     """
     counts = torch.empty(z.shape[0], dtype=torch.int64)
@@ -344,7 +343,7 @@ class TopCandidates:
 
     @cached_property
     def n(self) -> Tensor:
-        """How many tokens are left, (B,), float64."""
+        """Number of remaining tokens, (B,), float64."""
         return (self.z > -math.inf).sum(1).double()
 
     @cached_property
@@ -396,23 +395,23 @@ class FullDistribution:
     Attributes:
         z: (B, V), float32 or float64.
         beta: (B,), float64; the logits are beta · z.
-        extent: of z, the largest entry and the number of tokens that are not masked, (B,) each.
-        own: whether these are the model's logits, at temperature 1.
-        raw: the distribution at temperature 1, where this one is at another temperature; the
+        extent: largest entry of z, and number of unmasked tokens, (B,) each.
+        is_raw: whether these are the model's logits, at temperature 1.
+        raw: the model's distribution, if this one is the same at another temperature; the
             masses of both are computed in one pass.
     """
 
     z: Tensor
     beta: Tensor
     extent: tuple[Tensor, Tensor]
-    own: bool = False
+    is_raw: bool = False
     raw: FullDistribution | None = None
 
     @classmethod
-    def of(cls, z: Tensor, *, own: bool = False) -> FullDistribution:
+    def of(cls, z: Tensor, *, is_raw: bool = False) -> FullDistribution:
         """Return the distribution of logits (B, V), at temperature 1."""
         beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
-        return cls(z, beta, row_max(z), own)
+        return cls(z, beta, row_max(z), is_raw)
 
     @property
     def largest(self) -> Tensor:
@@ -426,7 +425,7 @@ class FullDistribution:
 
     @property
     def n(self) -> Tensor:
-        """How many tokens are not masked, (B,), float64."""
+        """Number of unmasked tokens, (B,), float64."""
         return self.extent[1]
 
     @cached_property
@@ -434,8 +433,8 @@ class FullDistribution:
         """Σ exp(x) and Σ x exp(x), x being the distance of a logit to the largest."""
         raw = self.raw
         if raw is None or "mass" in vars(raw):
-            mine = softmax_sums(self.z, self.beta[None], self.largest)
-            return mine[0, 0], mine[1, 0]
+            sums = softmax_sums(self.z, self.beta[None], self.largest)
+            return sums[0, 0], sums[1, 0]
         both = softmax_sums(self.z, torch.stack([self.beta, raw.beta]), self.largest)
         vars(raw)["mass"] = both[0, 1], both[1, 1]
         return both[0, 0], both[1, 0]
@@ -458,7 +457,7 @@ class FullDistribution:
 
     def scaled(self, beta: Tensor) -> FullDistribution:
         """Return this at another temperature; beta (B,) is its inverse."""
-        raw = self if self.own else self.raw
+        raw = self if self.is_raw else self.raw
         return FullDistribution(self.z, self.beta * beta, self.extent, raw=raw)
 
     def scaled_logits(self) -> Tensor:
@@ -484,17 +483,17 @@ class FullDistribution:
 
         A token is kept if those nearer have less than the share, or are fewer than `least`.
         """
-        found = nucleus(self.z, self.beta, self.largest, centre, self.mass[0] * share, least)
-        return None if found is None else TopCandidates(*found)
+        candidates = nucleus(self.z, self.beta, self.largest, centre, self.mass[0] * share, least)
+        return None if candidates is None else TopCandidates(*candidates)
 
     def around(self, centre: Tensor, share: Tensor) -> TopCandidates:
         """Return the tokens nearest to `centre` that hold a share of the mass, and a few more.
 
         `centre` and `share` are (B,), the former in units of z.
 
-        In a distribution with a peak, tokens far from it do not count: a near band is tried first.
+        A narrow band is tried first: most of the mass is usually close to the centre.
         """
-        # Include tokens that exceed the limit by rounding alone.
+        # Include tokens that exceed the limit only by rounding.
         limit = self.mass[0] * (share + _ROUNDING)
         near = _NEAR / self.beta
         candidates = self.within(centre - near, centre + near)
@@ -505,7 +504,7 @@ class FullDistribution:
         return self.within(centre - radius, centre + radius)
 
 
-# More than all rounding errors of a sum of probabilities.
+# Above the rounding error of a sum of probabilities.
 _ROUNDING = 1e-9
 # Half-width of the band that is tried first: tokens with e^-6 of the best probability.
 _NEAR = 6.0

@@ -15,17 +15,17 @@ class TokenEvent:
     Attributes:
         row: the number of the prompt.
         token: its id.
-        text: text that is complete now. It may lag by an unfinished character or
-            what may become a stop string; the texts of all events make the whole text.
+        text: text that is complete after this token. It may lag by an unfinished character or
+            a possible stop string; the texts of all events form the whole text.
         log_prob: the model's log-probability of the token.
         top: the k most probable (id, log-probability), best first; empty unless asked for.
         sampler_log_prob: its log-probability after the sampler's cuts; None for greedy.
-        finish_reason: None while the row continues; "eos" for a token of the model's that ends
-            a text, "stop" for a stop string or id, "length" for the maximum length.
+        finish_reason: None while the row continues; "eos" for one of the model's end-of-text
+            tokens, "stop" for a stop string or id, "length" for the maximum length.
         stopped_by: the stop string or id; None for other reasons.
-        log_prob_error: how far `log_prob` (unless `top` is asked for) and `sampler_log_prob` may be
-            off; above 0 only for a screened head.
-        kept: ids that the sampler could have drawn; None if not asked for, or if it left all.
+        log_prob_error: error bound of `log_prob` (unless `top` is asked for) and
+            `sampler_log_prob`; above 0 only for a screened head.
+        kept: ids that the sampler could have drawn; None if not asked for, or if it kept all.
     """
 
     row: int
@@ -68,7 +68,7 @@ class Generation:
 
     @property
     def log_prob_error(self) -> float:
-        """How far the log-probabilities may be off; above 0 only for a screened head."""
+        """Error bound of the log-probabilities; above 0 only for a screened head."""
         return max((event.log_prob_error for event in self.events), default=0.0)
 
     @property

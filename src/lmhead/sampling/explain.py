@@ -30,9 +30,9 @@ class Step:
         cut: number of tokens that this stage removed.
         cut_mass: their probability before this stage.
         cut_ids: the most probable of them.
-        entropy: of what is left, in nats.
-        best: the most probable token that is left.
-        best_prob: its probability among those that are left.
+        entropy: of the remaining tokens, in nats.
+        best: the most probable remaining token.
+        best_prob: its probability among the remaining tokens.
     """
 
     row: int
@@ -111,25 +111,23 @@ def _table(lines: Sequence[Sequence[str]]) -> list[str]:
 def explain(
     raw: FullDistribution, stages: Sequence[Stage], call: Call, *, greedy: bool, shown: int = SHOWN
 ) -> Explanation:
-    """Run the stages one by one and record what is left after each."""
+    """Run the stages one by one and record the remaining tokens after each."""
     distribution: Distribution = raw
     model = _log_probs(raw, call.vocab)
     before = model
     numbers = call.rows.tolist()
-    found = [_steps(numbers, model, model, model, "logits", "", shown)]
+    steps = [_steps(numbers, model, model, model, "logits", "", shown)]
     for stage in stages:
         distribution = stage(distribution, call)
         after = _log_probs(distribution, call.vocab)
-        left = (after > -math.inf).any(1)  # where no token is, after is NaN
-        if not bool(left.all()):
-            raise ValueError(
-                f"{stage.name} removed the last token of row {numbers[int((~left).nonzero()[0])]}: "
-                f"there is nothing to choose from"
-            )
-        found.append(_steps(numbers, model, before, after, stage.name, repr(stage), shown))
+        has_token = (after > -math.inf).any(1)  # NaN if no token remains
+        if not bool(has_token.all()):
+            row = numbers[int((~has_token).nonzero()[0])]
+            raise ValueError(f"{stage.name} removed the last token of row {row}")
+        steps.append(_steps(numbers, model, before, after, stage.name, repr(stage), shown))
         before = after
     tokens, _ = choose(distribution, call, greedy=greedy)
-    rows = tuple(tuple(step[i] for step in found) for i in range(len(model)))
+    rows = tuple(tuple(step[i] for step in steps) for i in range(len(model)))
     return Explanation(rows, tuple(tokens.tolist()))
 
 
@@ -149,19 +147,19 @@ def _steps(
 ) -> list[Step]:
     steps = []
     for row in range(len(model)):
-        left = after[row] > -math.inf
-        gone = ~left & (before[row] > -math.inf)
-        ids = gone.nonzero()[:, 0]
+        remaining = after[row] > -math.inf
+        removed = ~remaining & (before[row] > -math.inf)
+        ids = removed.nonzero()[:, 0]
         likely = before[row, ids].argsort(descending=True)[:shown]
-        p = after[row, left].exp()
+        p = after[row, remaining].exp()
         best = int(after[row].argmax())
         steps.append(
             Step(
                 row=numbers[row],
                 stage=stage,
                 settings=settings,
-                kept=int(left.sum()),
-                mass=float(model[row, left].exp().sum().clamp(max=1.0)),
+                kept=int(remaining.sum()),
+                mass=float(model[row, remaining].exp().sum().clamp(max=1.0)),
                 cut=len(ids),
                 cut_mass=float(before[row, ids].exp().sum()),
                 cut_ids=ids[likely].tolist(),

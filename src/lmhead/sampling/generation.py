@@ -70,7 +70,7 @@ def generate(
 
     The tokens of a row do not depend on the other rows: noise depends on its seed and position,
     padding is masked, and decisions are those of the exact logits. (The body's rounding
-    may differ with the size of a batch; it decides where two tokens are equal to the last digits.)
+    may differ with the batch size; it matters only if two logits differ in the last digits.)
 
     Args:
         model: see `lmhead.sampling.model.Model`.
@@ -84,7 +84,7 @@ def generate(
         logprobs: k, for the k most probable tokens of each position.
         eos_token_ids: in place of the model's; () to always generate `max_new_tokens`.
         grammar: what the new text must match, see `lmhead.sampling.Grammar`.
-        stream: called with each `TokenEvent`, as it comes.
+        stream: called with each `TokenEvent` as soon as it is generated.
         return_kept: whether `Generation.kept` is wanted: the ids that the sampler could have drawn
             for each token, for `lmhead.query(kept=...)`.
 
@@ -104,23 +104,23 @@ def generate(
     >>> model = SimpleNamespace(
     ...     body=body, head=LMHead.tied(body.embedding), eos_token_ids=(), tokenizer=None
     ... )
-    >>> made = generate(model, [3, 1, 4], max_new_tokens=5, logprobs=2)
-    >>> len(made.tokens), made.finish_reason, len(made.events[0].top)
+    >>> generation = generate(model, [3, 1, 4], max_new_tokens=5, logprobs=2)
+    >>> len(generation.tokens), generation.finish_reason, len(generation.events[0].top)
     (5, 'length', 2)
     """
     options = (max_new_tokens, stop, logprobs, eos_token_ids, grammar)
     task = GenerationTask(model, prompt, sampler, *options, return_kept=return_kept)
     # Only whole events are kept, so that an interruption leaves no partial event.
-    made: list[list[TokenEvent]] = [[] for _ in task.prompts]
+    events_by_row: list[list[TokenEvent]] = [[] for _ in task.prompts]
     interrupted = False
     try:
         for event in task.run():
-            made[event.row].append(event)
+            events_by_row[event.row].append(event)
             if stream is not None:
                 stream(event)
     except KeyboardInterrupt:
         interrupted = True
-    rows = [task.result(row, events, interrupted) for row, events in enumerate(made)]
+    rows = [task.result(row, events, interrupted) for row, events in enumerate(events_by_row)]
     return rows[0] if task.single else rows
 
 
@@ -137,9 +137,9 @@ def stream_generate(
 ) -> Iterator[TokenEvent]:
     """Yield a `TokenEvent` for each token of each row as soon as it is generated.
 
-    Equivalent to: [event for step in steps for event in rows of that step]
+    Equivalent to: the events of `generate`, in the order in which they are generated.
 
-    Arguments are those of `generate`, and are checked before the first token is asked for. Nothing
+    Arguments are those of `generate`, and are checked by the call itself, before iteration. Nothing
     is computed ahead: to stop early, leave the loop or call `.close()`.
 
     >>> from types import SimpleNamespace

@@ -2,7 +2,7 @@
 
 GenerationTask   checked arguments; runs the loop
 GenerationBatch  unfinished rows: ids, mask, cache, hidden state of the last position
-GenerationRow    one of them: its text, and when it is done
+GenerationRow    one row: its text and its stop conditions
 choose_tokens    the next token of every row, from their hidden states
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.lazy import LazyLogits
-from lmhead.sampling.arguments import Stop, id_list, is_one, prompt_ids, stops
+from lmhead.sampling.arguments import Stop, id_list, is_single, prompt_ids, stops
 from lmhead.sampling.events import FinishReason, Generation, TokenEvent
 from lmhead.sampling.grammar import Grammar, GrammarMatcher
 from lmhead.sampling.model import Cache, Model
@@ -54,9 +54,9 @@ class GenerationTask:
         if grammar is not None and not isinstance(grammar, Grammar):
             raise TypeError(f"grammar must be a Grammar or None; got {type(grammar).__name__}")
         self.grammar = grammar
-        self.single = is_one(prompt)
+        self.single = is_single(prompt)
         prompts = [prompt] if self.single else prompt
-        self.prompts = [prompt_ids(one, model.tokenizer) for one in prompts]
+        self.prompts = [prompt_ids(prompt_item, model.tokenizer) for prompt_item in prompts]
         max_length: int | None = getattr(model, "max_length", None)
         longest = max(map(len, self.prompts))
         if max_length is not None and longest > max_length:
@@ -82,14 +82,14 @@ class GenerationTask:
         while True:
             choice = batch.choose(self.logprobs, kept=self.return_kept)
             unfinished = []
-            for place, row in enumerate(rows):
-                event = row.take(choice, place)
+            for index, row in enumerate(rows):
+                event = row.take(choice, index)
                 if event.finish_reason is None:
-                    unfinished.append(place)
+                    unfinished.append(index)
                 yield event
             if not unfinished:
                 return
-            rows = [rows[place] for place in unfinished]
+            rows = [rows[index] for index in unfinished]
             batch.read(choice.tokens, unfinished)
 
     def result(self, number: int, events: list[TokenEvent], interrupted: bool) -> Generation:
@@ -103,13 +103,13 @@ class GenerationTask:
         return Generation(tuple(self.prompts[number]), text, reason, tuple(events))
 
     def _full_text(self, number: int, events: list[TokenEvent]) -> str:
-        """Return the text of a row that was interrupted, with what was held back."""
+        """Return the text of an interrupted row, with the text that was held back."""
         row = GenerationRow(self, number)
         return "".join(row.show(event.token) for event in events) + row.text.finish()
 
 
 class GenerationRow:
-    """An unfinished row: its text so far, and when it is done."""
+    """An unfinished row: its text so far and its stop conditions."""
 
     def __init__(self, task: GenerationTask, number: int) -> None:
         self.task, self.number, self.tokenizer = task, number, task.model.tokenizer
@@ -128,9 +128,9 @@ class GenerationRow:
         self.previous = token
         return self.text.push(piece)
 
-    def take(self, choice: Choice, place: int) -> TokenEvent:
+    def take(self, choice: Choice, index: int) -> TokenEvent:
         """Return the event of the next token."""
-        token = choice.tokens[place]
+        token = choice.tokens[index]
         self.left -= 1
         text = ""
         reason: FinishReason | None = None
@@ -153,21 +153,21 @@ class GenerationRow:
             row=self.number,
             token=token,
             text=text,
-            log_prob=choice.log_probs[place],
-            top=choice.top[place],
-            sampler_log_prob=choice.sampler_log_probs[place],
+            log_prob=choice.log_probs[index],
+            top=choice.top[index],
+            sampler_log_prob=choice.sampler_log_probs[index],
             log_prob_error=choice.log_prob_error,
             finish_reason=reason,
             stopped_by=stopped_by,
-            kept=_ids(choice.kept[place]) if choice.kept else None,
+            kept=_ids(choice.kept[index]) if choice.kept else None,
         )
 
 
-def _last_ids(row: int, given: dict[str, Any]) -> list[int]:
+def _last_ids(row: int, arguments: dict[str, Any]) -> list[int]:
     """Return the last ids of a row of the context, for an error message."""
-    ids, mask = given["context"][row], given.get("context_mask")
-    found: list[int] = ids if mask is None else ids[mask[row]].tolist()
-    return found[-8:]
+    ids, mask = arguments["context"][row], arguments.get("context_mask")
+    row_ids: list[int] = ids if mask is None else ids[mask[row]].tolist()
+    return row_ids[-8:]
 
 
 def _ids(kept: Tensor | None) -> tuple[int, ...] | None:
@@ -175,14 +175,14 @@ def _ids(kept: Tensor | None) -> tuple[int, ...] | None:
 
 
 class Choice(NamedTuple):
-    """The next token of every row, and what is known about it."""
+    """The next token of every row, with log-probabilities."""
 
     tokens: list[int]
     log_probs: list[float]
     sampler_log_probs: Sequence[float | None]
     top: Sequence[tuple[tuple[int, float], ...]]
-    log_prob_error: float = 0.0  # how far log-probabilities may be off, with a screened head
-    kept: Sequence[Tensor | None] = ()  # ids that the sampler left; () if not asked for
+    log_prob_error: float = 0.0  # error bound of log-probabilities; above 0 with a screened head
+    kept: Sequence[Tensor | None] = ()  # ids that the sampler kept; () if not asked for
     state: Any = None  # of the sampler
 
 
@@ -202,8 +202,8 @@ class GenerationBatch:
         length = max(map(len, prompts))
         self.ids = torch.tensor([[0] * (length - len(p)) + p for p in prompts], device=device)
         self.prompt_length = torch.tensor([len(p) for p in prompts], device=device)
-        place = torch.arange(length, device=device)
-        self.mask = place >= length - self.prompt_length[:, None]
+        column = torch.arange(length, device=device)
+        self.mask = column >= length - self.prompt_length[:, None]
         self.state: Any = None
         self.grammars: list[GrammarMatcher] = []  # one per row, or none
         self._run(self.ids, None)
@@ -217,9 +217,11 @@ class GenerationBatch:
             self.ids, self.mask = self.ids[rows], self.mask[rows]
             self.prompt_length = self.prompt_length[rows]
             self.state = _select(self.state, rows)
-            self.grammars = [self.grammars[place] for place in unfinished if self.grammars]
+            self.grammars = [self.grammars[index] for index in unfinished if self.grammars]
             select = getattr(self.sampler, "select", None)
-            self.sampler = select(rows) if select else self.sampler  # it may have a seed per row
+            self.sampler = (
+                select(rows) if select else self.sampler
+            )  # a sampler may have one seed per row
         self.ids = torch.cat((self.ids, new[:, None]), 1)
         self.mask = torch.cat((self.mask, torch.ones_like(new[:, None], dtype=torch.bool)), 1)
         self._run(new[:, None], self.cache)
@@ -269,8 +271,8 @@ def choose_tokens(
         hidden: (B, D), of the last positions.
         sampler: None for the most probable token.
         k: number of most probable tokens to return with it.
-        allowed: (B, W) int32, tokens whose bit is 0 are forbidden; None for no such rule.
-        kept: whether to return the tokens that the sampler left.
+        allowed: (B, W) int32, tokens whose bit is 0 are forbidden; None if all are allowed.
+        kept: whether to return the tokens that the sampler kept.
         given: further arguments of the sampler: context, position, prompt_length, ...
     """
     logits = head(hidden)
@@ -280,38 +282,38 @@ def choose_tokens(
         )
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    error, drawn, state = 0.0, None, None
-    left: Sequence[Tensor | None] = ()
+    error, sampler_log_probs, state = 0.0, None, None
+    kept_ids: Sequence[Tensor | None] = ()
     top: _Top | None
     if sampler is None:
         tokens, log_probs, top = _greedy(logits, k, allowed)
     else:
-        more = given if allowed is None else {**given, "allowed": allowed}
-        sampled = sampler(logits, **more)
+        arguments = given if allowed is None else {**given, "allowed": allowed}
+        sampled = sampler(logits, **arguments)
         state = sampled.state
         if isinstance(sampled, ScreenedSampled):
             by_sampler, log_probs = sampled.estimate
             error = sampled.estimate_error
         else:
             by_sampler, log_probs = sampled.log_prob, sampled.raw_log_prob
-            if allowed is not None and not k:  # of the model, not among allowed tokens
+            if allowed is not None and not k:  # over all tokens, not only the allowed ones
                 log_probs = _log_probs(logits, sampled.token)
-        tokens, drawn, top = sampled.token, by_sampler.tolist(), None
-        if k:  # exact with a screened head, too
+        tokens, sampler_log_probs, top = sampled.token, by_sampler.tolist(), None
+        if k:  # exact with a screened head as well
             log_probs, top = _log_probs_and_top(logits, tokens, k)
         if kept:
             counts = sampled.kept.counts()
-            left = [
+            kept_ids = [
                 ids if n < logits.shape[-1] else None
                 for ids, n in zip(sampled.kept, counts, strict=True)
             ]
     chosen = Choice(
         tokens.tolist(),
         log_probs.tolist(),
-        drawn or [None] * len(hidden),
+        sampler_log_probs or [None] * len(hidden),
         top.pairs() if top else [()] * len(hidden),
         error,
-        left,
+        kept_ids,
         state,
     )
     for row, (token, log_prob) in enumerate(zip(*chosen[:2], strict=True)):
@@ -356,7 +358,7 @@ def _greedy(
         return tokens, _log_probs(logits, tokens), None
     top = _top(logits, max(k, 1))
     tokens, log_probs = top.ids[:, 0], top.log_probs[:, 0]
-    if not isinstance(logits, LazyLogits):  # of equals, argmax takes the first, topk any
+    if not isinstance(logits, LazyLogits):  # among equals, argmax returns the first, topk any
         tokens = logits.argmax(-1)
     return tokens, log_probs, top if k else None
 
@@ -373,8 +375,8 @@ def _log_probs_and_top(logits: LazyLogits | Tensor, tokens: Tensor, k: int) -> t
 def _log_probs(logits: LazyLogits | Tensor, tokens: Tensor) -> Tensor:
     """Return the model's log-probabilities of tokens, (B,)."""
     if isinstance(logits, LazyLogits):
-        found: Any = logits.ask(log_prob=tokens)
-        log_probs: Tensor = found.log_prob
+        answers: Any = logits.ask(log_prob=tokens)
+        log_probs: Tensor = answers.log_prob
         return log_probs
     return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 

@@ -22,16 +22,16 @@ from lmhead.sampling.model import Model
 
 __all__ = ["Grammar", "GrammarMatcher"]
 
-# At most one space between the parts of a JSON text, so that white space cannot go on for ever.
+# At most one space between the parts of a JSON text: a model might generate white space for ever.
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class Grammar:
-    """What a generated text must match.
+    """A grammar that generated text must match.
 
-    Made by `json_schema`, `json_object`, `regex`, `choice` or `lark`. The text ends where nothing
-    more can follow, or with the model's end-of-text token where the grammar allows an end.
+    Create it by `json_schema`, `json_object`, `regex`, `choice` or `lark`. The text ends where
+    nothing more can follow, or with the model's end-of-text token where the grammar allows an end.
 
     Raises:
         ModuleNotFoundError: llguidance is not installed.
@@ -92,7 +92,7 @@ class Grammar:
             convert: Any = import_module("llguidance.gbnf_to_lark")
             try:
                 grammar = convert.any_to_lark(grammar)
-            except Exception as error:  # whatever the converter makes of a wrong text
+            except Exception as error:  # the converter may raise anything on invalid input
                 raise ValueError(f"grammar must be valid: {_one_line(error)}") from None
         return cls("lark", _library().LLMatcher.grammar_from_lark(grammar))
 
@@ -104,7 +104,7 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """How much of a text has been matched, and which tokens may come next."""
+    """State of matching one text: which tokens may come next."""
 
     def __init__(self, matcher: Any, name: str, vocab: int) -> None:
         self._matcher, self._name, self._entries = matcher, name, -(-vocab // 32)
@@ -118,7 +118,7 @@ class GrammarMatcher:
         return mask
 
     def accept(self, token: int) -> bool:
-        """Take a token; return whether the text is complete and nothing may follow."""
+        """Advance by a token; return whether the text is complete and nothing may follow."""
         self._matcher.consume_token(token)
         self._check()
         return bool(self._matcher.is_stopped())
@@ -129,7 +129,7 @@ class GrammarMatcher:
 
 
 def _vocabulary(model: Model) -> Any:
-    """Return llguidance's view of a model's tokens; made once per tokenizer."""
+    """Return the llguidance tokenizer of a model; built once per tokenizer."""
     tokenizer: Any = model.tokenizer
     if tokenizer is None:
         raise ValueError("grammar needs a model with a tokenizer; this one has none")
@@ -145,7 +145,7 @@ def _vocabulary(model: Model) -> Any:
 
 
 class _Tokens:
-    """A tokenizer in the form that llguidance reads."""
+    """Adapter of a tokenizer for llguidance."""
 
     def __init__(self, tokenizer: Any, vocab: int, ends: Sequence[int]) -> None:
         self._encode = tokenizer.encode
@@ -155,23 +155,28 @@ class _Tokens:
         self.tokens = [tokenizer.token_bytes(id) for id in known] + [b""] * (vocab - len(known))
         self.special_token_ids = [id for id, text in enumerate(self.tokens) if not text]
         self._ids = {text: id for id, text in enumerate(self.tokens) if text}
-        self._most = max(map(len, self._ids), default=1)
-        for id in self.special_token_ids:  # special tokens need a name; no grammar can spell it
+        self._longest_token = max(map(len, self._ids), default=1)
+        for id in self.special_token_ids:  # special tokens need bytes that no valid text contains
             self.tokens[id] = b"\xff<%d>" % id
 
     def __call__(self, text: str) -> list[int]:
         """Return tokens that spell the text exactly; some tokenizers put a space before it."""
-        wanted = text.encode("utf-8")
-        found: list[int] = self._encode(text, bos=False)
-        if b"".join(self.tokens[id] for id in found) == wanted:
-            return found
-        return list(self._longest(wanted))
+        text_bytes = text.encode("utf-8")
+        ids: list[int] = self._encode(text, bos=False)
+        if b"".join(self.tokens[id] for id in ids) == text_bytes:
+            return ids
+        return list(self._greedy_tokens(text_bytes))
 
-    def _longest(self, text: bytes) -> Iterator[int]:
-        """Yield the longest token that fits, again and again."""
+    def _greedy_tokens(self, text: bytes) -> Iterator[int]:
+        """Yield tokens of the text, each the longest that matches."""
         while text:
             size = next(
-                (n for n in range(min(len(text), self._most), 0, -1) if text[:n] in self._ids), 0
+                (
+                    n
+                    for n in range(min(len(text), self._longest_token), 0, -1)
+                    if text[:n] in self._ids
+                ),
+                0,
             )
             if size:
                 yield self._ids[text[:size]]

@@ -36,7 +36,7 @@ def kept_log_prob(
         token: (...), as in `Sampled.token`.
         kept: per row the ids that could have been drawn, as in `Sampled.kept`.
         temperature: the sampler's.
-        bias: (V,), as in `query`; so are the next three.
+        bias: (V,), as in `query`.
         softcap: as in `query`.
         scale: as in `query`.
         max_bytes: as in `query`.
@@ -65,8 +65,8 @@ def kept_log_prob(
     ids = token.reshape(n, 1)
     if not full:
         padded = torch.nn.utils.rnn.pad_sequence(lists, batch_first=True)
-        found = (_real(padded, sizes) & (padded == ids)).any(1)
-        if not bool(found.all()):
+        present = (_not_padding(padded, sizes) & (padded == ids)).any(1)
+        if not bool(present.all()):
             raise ValueError("kept must hold the token of every row; it does not")
         ids = torch.cat([ids, padded], 1)
     answers = query(
@@ -80,10 +80,12 @@ def kept_log_prob(
     )
     log_prob = answers.log_prob[:, 0]
     if not full:
-        among = answers.log_prob[:, 1:].masked_fill(~_real(ids[:, 1:], sizes), -torch.inf)
-        log_prob = log_prob - among.logsumexp(1)
+        kept_log_probs = answers.log_prob[:, 1:].masked_fill(
+            ~_not_padding(ids[:, 1:], sizes), -torch.inf
+        )
+        log_prob = log_prob - kept_log_probs.logsumexp(1)
     return log_prob.reshape(token.shape)  # type: ignore[no-any-return]
 
 
-def _real(padded: Tensor, sizes: Tensor) -> Tensor:
+def _not_padding(padded: Tensor, sizes: Tensor) -> Tensor:
     return torch.arange(padded.shape[1], device=padded.device)[None] < sizes[:, None]

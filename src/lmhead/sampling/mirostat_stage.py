@@ -30,7 +30,7 @@ class Mirostat2(Cut):
         return 2 * per_row("mirostat_tau", self.tau, call)
 
     def update(self, call: Call, log_prob: Tensor) -> Tensor:
-        """Return mu after a token with this log-probability among the tokens that were left."""
+        """Return mu after a token with this log-probability among the remaining tokens."""
         tau = per_row("mirostat_tau", self.tau, call)
         eta = per_row("mirostat_eta", self.eta, call)
         return self._mu(call) - eta * (-log_prob / math.log(2) - tau)
@@ -77,18 +77,18 @@ class Mirostat1(Mirostat2):
     def _k(self, candidates: TopCandidates, call: Call) -> Tensor:
         """Return the k for a surprise of mu, (B,): ⌊((s - 1) 2^mu / (1 - V^(1 - s)))^(1/s)⌋.
 
-        In logs, since 2^mu and the power 1/s may be too large for a number.
+        Computed in logarithms, since 2^mu and the power 1/s may overflow.
         """
         z = candidates.z[:, : self._FITTED]
-        place = torch.arange(1, z.shape[1], device=z.device, dtype=z.dtype)
-        t = ((place + 1) / place).log()
-        real = z[:, 1:] > -math.inf
-        b = torch.where(real, z[:, :-1] - z[:, 1:], 0.0)
-        s = (t * b).sum(1) / torch.where(real, t * t, 0.0).sum(1)
-        vocab = float(call.vocab)  # tokens that were masked before included
+        rank = torch.arange(1, z.shape[1], device=z.device, dtype=z.dtype)
+        t = ((rank + 1) / rank).log()
+        present = z[:, 1:] > -math.inf
+        b = torch.where(present, z[:, :-1] - z[:, 1:], 0.0)
+        s = (t * b).sum(1) / torch.where(present, t * t, 0.0).sum(1)
+        vocab = float(call.vocab)  # including masked tokens
         rest, log_vocab = s - 1, math.log(max(2.0, vocab))  # k is 1 below two tokens
         ratio = torch.where(rest == 0, 1 / log_vocab, rest / -torch.expm1(-rest * log_vocab))
         s_log_k = ratio.log() + self._mu(call) * math.log(2)
         k = (s_log_k / s).clamp(max=log_vocab + 1).exp().floor()
         k = torch.where(s == 0, torch.where(s_log_k > 0, vocab, 1.0), k)
-        return torch.where(real.any(1), k.clamp(1, vocab), 1.0)
+        return torch.where(present.any(1), k.clamp(1, vocab), 1.0)

@@ -49,8 +49,8 @@ class RepetitionPenalty(_ContextEdit):
         for row, ids in enumerate(_counted(call, self.counted, self.last_n)):
             if ids:
                 tokens = torch.tensor(sorted(set(ids)), device=z.device)
-                some = z[row, tokens]
-                z[row, tokens] = torch.where(some > 0, some / penalties[row], some * penalties[row])
+                old = z[row, tokens]
+                z[row, tokens] = torch.where(old > 0, old / penalties[row], old * penalties[row])
 
 
 class CountPenalty(_ContextEdit):
@@ -102,11 +102,11 @@ class NoRepeatNGram(_ContextEdit):
 
 
 class DRY(_ContextEdit):
-    """Don't repeat yourself: a token that would prolong a repetition of L >= allowed_length ids
+    """Don't repeat yourself: a token that would extend a repetition of L >= allowed_length ids
     is lowered by multiplier · base^(L - allowed_length).
 
-    A repetition does not reach across a sequence breaker: an id, or a tuple of ids. A token that is
-    a breaker by itself is not lowered.
+    A repetition does not extend across a sequence breaker: an id, or a tuple of ids. A token that
+    is a breaker by itself is not lowered.
     """
 
     name = "dry_multiplier"
@@ -125,9 +125,9 @@ class DRY(_ContextEdit):
         self.breakers = [(b,) if isinstance(b, int) else tuple(b) for b in breakers]
 
     def edit(self, z: Tensor, call: Call) -> None:
-        """Penalize each token by the longest repetition that it would prolong."""
+        """Penalize each token by the longest repetition that it would extend."""
         multiplier = per_row(self.name, self.multiplier, call).tolist()
-        # Where base^exponent would leave float32.
+        # The largest exponent for which base^exponent is finite in float32.
         most = int(88.7228391 / math.log(self.base)) if self.base > 1.000001 else math.inf
         for row, ids in enumerate(_counted(call, "context", self.last_n)):
             for token, length in self._repetitions(ids).items():
@@ -137,25 +137,25 @@ class DRY(_ContextEdit):
                 z[row, token] -= multiplier[row] * self.base**exponent
 
     def _repetitions(self, ids: tuple[int, ...]) -> dict[int, int]:
-        """Return, per token, the length of the longest repetition that it would prolong."""
+        """Return, per token, the length of the longest repetition that it would extend."""
         limit = self._since_breaker(ids)
         if limit < self.allowed_length:
             return {}
-        back = ids[::-1]
+        reversed_ids = ids[::-1]
         longest: dict[int, int] = {}
-        for at, length in enumerate(_matches_with_start(back)):
+        for index, length in enumerate(_matches_with_start(reversed_ids)):
             length = min(length, limit)
-            if at > 0 and length >= self.allowed_length:
-                token = back[at - 1]
+            if index > 0 and length >= self.allowed_length:
+                token = reversed_ids[index - 1]
                 longest[token] = max(longest.get(token, 0), length)
         return longest
 
     def _since_breaker(self, ids: tuple[int, ...]) -> int:
         """Return the number of ids after the last breaker (the longest, if several start there)."""
         for start in reversed(range(len(ids))):
-            here = [len(b) for b in self.breakers if ids[start : start + len(b)] == b]
-            if here:
-                return len(ids) - start - max(here)
+            lengths = [len(b) for b in self.breakers if ids[start : start + len(b)] == b]
+            if lengths:
+                return len(ids) - start - max(lengths)
         return len(ids)
 
 

@@ -42,16 +42,12 @@ class Kept(Sequence[Tensor]):
         cut_ids: list[Tensor | None],
         candidates: TopCandidates | None = None,
     ) -> None:
-        self._vocab, self._listed, self._cut, self._candidates = (
-            vocab,
-            kept_ids,
-            cut_ids,
-            candidates,
-        )
+        self._vocab, self._listed = vocab, kept_ids
+        self._cut, self._candidates = cut_ids, candidates
 
     @property
     def _kept(self) -> list[Tensor | None]:
-        """Per row the ids, where these are listed; made on first use."""
+        """Per row the kept ids, or None where the cut ids are stored; computed on first use."""
         candidates, self._candidates = self._candidates, None
         if candidates is not None:
             ids = candidates.ids.masked_fill(candidates.z == -math.inf, self._vocab).sort(1).values
@@ -60,14 +56,14 @@ class Kept(Sequence[Tensor]):
 
     @classmethod
     def of(cls, distribution: Distribution, vocab: int) -> Kept:
-        """Return the tokens that are left."""
+        """Return the kept tokens of a distribution."""
         if isinstance(distribution, TopCandidates):
             return cls(vocab, [], [None] * len(distribution.z), distribution)
         n = distribution.n.long()
         none: list[Tensor | None] = [None] * len(n)
         if bool((n == vocab).all()):
             return cls(vocab, none, none)
-        # Of each row the shorter list.
+        # Store the shorter list of each row: kept or cut ids.
         masked = distribution.z == -math.inf
         most = n * 2 >= vocab
         listed = torch.where(most[:, None], masked, ~masked)
@@ -103,12 +99,12 @@ class Kept(Sequence[Tensor]):
             return kept_ids
         if cut_ids is None:
             return torch.arange(self._vocab)
-        left = torch.ones(self._vocab, dtype=torch.bool, device=cut_ids.device)
-        left[cut_ids] = False
-        return left.nonzero()[:, 0]
+        is_kept = torch.ones(self._vocab, dtype=torch.bool, device=cut_ids.device)
+        is_kept[cut_ids] = False
+        return is_kept.nonzero()[:, 0]
 
     def counts(self) -> list[int]:
-        """Return how many tokens were kept, per row, without making the lists."""
+        """Return the number of kept tokens per row, without building the lists."""
         sizes = []
         for kept_ids, cut_ids in zip(self._kept, self._cut, strict=True):
             if kept_ids is not None:
@@ -131,7 +127,7 @@ class Sampled:
         raw_log_prob: of the token in softmax(logits), before any stage, float64.
         log_kept_mass: log of the mass that the kept tokens have in softmax(logits), float64.
         kept: per row the ids that could have been drawn, ascending.
-        state: what the next call needs to be given (mirostat), or None.
+        state: to pass to the next call (mirostat), or None.
     """
 
     token: Tensor
@@ -157,7 +153,7 @@ class ScreenedSampled(Sampled):
     Attributes:
         estimate: log-probabilities in the middle of certified intervals, from the copy alone:
             (log_prob, raw_log_prob).
-        estimate_error: how far an estimate may be off.
+        estimate_error: error bound of the estimates.
     """
 
     def __init__(
@@ -184,7 +180,7 @@ class ScreenedSampled(Sampled):
         return getattr(self, name)
 
 
-# Rows whose logits are held at a time.
+# Rows whose logits are in memory at a time.
 _BLOCK = 64
 
 
@@ -198,37 +194,37 @@ def run_stages(
     if not bool(greedy.any()) and isinstance(logits, Tensor):
         return _Job(list(stages), call, greedy=False).dense(logits)
     parts: list[tuple[Tensor, Sampled]] = []
-    for cold in (True, False):
-        which = (greedy == cold).nonzero()[:, 0]
-        if len(which) == 0 and (cold or parts):
+    for take_best in (True, False):
+        rows = (greedy == take_best).nonzero()[:, 0]
+        if len(rows) == 0 and (take_best or parts):
             continue
-        full = len(which) == len(greedy)
-        job = _Job(active(stages, greedy=cold), call if full else call.select(which), cold)
+        full = len(rows) == len(greedy)
+        job = _Job(active(stages, greedy=take_best), call if full else call.select(rows), take_best)
         if isinstance(logits, Tensor):
-            some = job.dense(logits if full else logits[which])
+            sampled = job.dense(logits if full else logits[rows])
         else:
-            some = job.lazy(logits, which)
-        parts.append((which, some))
+            sampled = job.lazy(logits, rows)
+        parts.append((rows, sampled))
     return _join(parts)
 
 
 def active(stages: Sequence[Stage], *, greedy: bool) -> list[Stage]:
-    """Return the stages with an effect: for a greedy choice, those that can change the best token.
+    """Return the stages that affect the token: for greedy rows, those that can change the argmax.
 
-    A temperature of 0 leaves one token. A cut that may remove the best token (typical_p, XTC)
-    counts if it comes before, as in llama.cpp, and with it all that comes before itself.
+    At temperature 0, a cut that may remove the best token (typical_p, XTC) has an effect if it
+    comes before the temperature, as in llama.cpp; then all stages before it have one, too.
     """
     if not greedy:
         return list(stages)
-    cold = next((i for i, s in enumerate(stages) if isinstance(s, Temperature)), 0)
-    cuts = [i for i in range(cold) if not isinstance(stages[i], Edit)]
+    temperature = next((i for i, s in enumerate(stages) if isinstance(s, Temperature)), 0)
+    cuts = [i for i in range(temperature) if not isinstance(stages[i], Edit)]
     last = max((i for i in cuts if not stages[i].keeps_argmax), default=-1)
     return [s for i, s in enumerate(stages) if isinstance(s, Edit) or i <= last]
 
 
 def start(z: Tensor, rows: Tensor | None = None) -> FullDistribution:
     """Validate rows of logits (B, V), at temperature 1; `rows` (B,) are their indices."""
-    full = FullDistribution.of(z, own=True)
+    full = FullDistribution.of(z, is_raw=True)
     top = full.largest
     if _finite(top):
         return full
@@ -241,18 +237,17 @@ def start(z: Tensor, rows: Tensor | None = None) -> FullDistribution:
 
 
 def choose(distribution: Distribution, call: Call, *, greedy: bool) -> tuple[Tensor, Tensor]:
-    """Choose the token of each row; return it and its logit among the tokens left: (B,) each."""
+    """Choose the token of each row; return it and its logit after all stages: (B,) each."""
     if isinstance(distribution, FullDistribution):
         if not greedy:
             token = gumbel_argmax(distribution.z, distribution.beta, call.keys)
-            return token, distribution.z.gather(1, token[:, None])[
-                :, 0
-            ].double() * distribution.beta
+            z = distribution.z.gather(1, token[:, None])[:, 0]
+            return token, z.double() * distribution.beta
         distribution = distribution.above(distribution.largest)
     if greedy:
         return distribution.ids[:, 0], distribution.z[:, 0]
-    place = (distribution.z + gumbel(call.keys, distribution.ids)).argmax(1, keepdim=True)
-    return distribution.ids.gather(1, place)[:, 0], distribution.z.gather(1, place)[:, 0]
+    index = (distribution.z + gumbel(call.keys, distribution.ids)).argmax(1, keepdim=True)
+    return distribution.ids.gather(1, index)[:, 0], distribution.z.gather(1, index)[:, 0]
 
 
 def _finite(x: Tensor) -> bool:
@@ -265,7 +260,7 @@ class _Raw:
     """The model's own distribution, before any stage."""
 
     lse: Tensor  # (B,)
-    n: Tensor  # (B,), how many tokens are not masked
+    n: Tensor  # (B,), number of unmasked tokens
     at: Callable[[Tensor], Tensor]  # logits at given ids: (B, K) to (B, K), float64
 
 
@@ -283,7 +278,7 @@ class _Job:
         distribution: Distribution = full
         for stage in self.stages:
             distribution = stage(distribution, self.call)
-        self._check_left(full, distribution)
+        self._check_not_empty(full, distribution)
         if type(distribution) is TopCandidates and not self.greedy:
             drawn = sample_candidates(z, full.lse, distribution.ids, distribution.z, self.call.keys)
             if drawn is not None:
@@ -291,21 +286,21 @@ class _Job:
         raw = _Raw(full.lse, full.n, lambda ids: z.gather(1, ids).double())
         return self._finish(distribution, raw)
 
-    def lazy(self, given: Scores, which: Tensor) -> Sampled:
-        """Sample by one sweep where the top is enough, else from blocks of dense rows."""
-        if len(which) != given.n_rows:
-            given = given.select(which)
+    def lazy(self, scores: Scores, rows: Tensor) -> Sampled:
+        """Sample by one sweep if the top tokens suffice, else from blocks of dense rows."""
+        if len(rows) != scores.n_rows:
+            scores = scores.select(rows)
         k = self._top()
         if k is not None:
-            return self._from_top(given, which, min(k, self.call.vocab))
+            return self._from_top(scores, rows, min(k, self.call.vocab))
         parts = []
-        for here in torch.arange(len(which)).split(_BLOCK):  # type: ignore[no-untyped-call]
-            job = _Job(self.stages, self.call.select(here), self.greedy)
-            parts.append((here, job.dense(given.select(here).row_logits())))
+        for block in torch.arange(len(rows)).split(_BLOCK):  # type: ignore[no-untyped-call]
+            job = _Job(self.stages, self.call.select(block), self.greedy)
+            parts.append((block, job.dense(scores.select(block).row_logits())))
         return _join(parts)
 
     def _top(self) -> int | None:
-        """Return how many of the best tokens are enough; None if all may be needed."""
+        """Return the number of top tokens that suffice; None if all may be needed."""
         if self.greedy and not self.stages:
             return 1
         first = next((s for s in self.stages if not isinstance(s, Temperature)), None)
@@ -314,11 +309,11 @@ class _Job:
         k = torch.as_tensor(first.k)
         return None if bool((k < 1).any()) else int(k.max())
 
-    def _from_top(self, given: Scores, which: Tensor, k: int) -> Sampled:
-        values, ids, lse = given.top(k)
-        fine = lse.isfinite() & values[:, 0].isfinite()
-        if not bool(fine.all()):
-            row = int(which[(~fine).nonzero()[0]])
+    def _from_top(self, scores: Scores, rows: Tensor, k: int) -> Sampled:
+        values, ids, lse = scores.top(k)
+        valid = lse.isfinite() & values[:, 0].isfinite()
+        if not bool(valid.all()):
+            row = int(rows[(~valid).nonzero()[0]])
             raise ValueError(
                 f"logits must be finite or -inf, and not all -inf; got other logits in row {row}"
             )
@@ -326,7 +321,7 @@ class _Job:
         for stage in self.stages:
             distribution = stage(distribution, self.call)
         return self._finish(
-            distribution, _Raw(lse, torch.full_like(lse, self.call.vocab), given.at)
+            distribution, _Raw(lse, torch.full_like(lse, self.call.vocab), scores.at)
         )
 
     def _finish(self, distribution: Distribution, raw: _Raw) -> Sampled:
@@ -334,11 +329,11 @@ class _Job:
         token, chosen = choose(distribution, call, greedy=self.greedy)
         raw_log_prob = (raw.at(token[:, None])[:, 0] - raw.lse).clamp(max=0.0)
         if self.greedy:
-            only = TopCandidates(token[:, None], torch.zeros_like(raw_log_prob)[:, None])
-            kept = Kept.of(only, call.vocab)
-            none = torch.zeros_like(raw_log_prob)
-            return Sampled(token, none, raw_log_prob, raw_log_prob, kept, call.surprise)
-        # What rounding leaves above 0 is not a probability above 1.
+            chosen_token = TopCandidates(token[:, None], torch.zeros_like(raw_log_prob)[:, None])
+            kept = Kept.of(chosen_token, call.vocab)
+            zero = torch.zeros_like(raw_log_prob)
+            return Sampled(token, zero, raw_log_prob, raw_log_prob, kept, call.surprise)
+        # Rounding may give a log-probability slightly above 0.
         log_prob = (chosen - distribution.lse).clamp(max=0.0)
         mass = self._kept_mass(distribution, raw).clamp(max=0.0)
         return self._sampled(distribution, token, log_prob, raw_log_prob, mass)
@@ -353,18 +348,18 @@ class _Job:
         return Sampled(token, log_prob, raw, mass, Kept.of(distribution, call.vocab), state)
 
     def _kept_mass(self, distribution: Distribution, raw: _Raw) -> Tensor:
-        """Return the log of the mass that the tokens left have in the model's distribution."""
+        """Return the log of the mass of the kept tokens in the model's distribution."""
         if isinstance(distribution, TopCandidates):
-            left = raw.at(distribution.ids).masked_fill(distribution.z == -math.inf, -math.inf)
+            kept = raw.at(distribution.ids).masked_fill(distribution.z == -math.inf, -math.inf)
         elif bool((distribution.n == raw.n).all()):
             return torch.zeros_like(raw.lse)
         else:
             ids = torch.arange(self.call.vocab)[None].expand(len(distribution.z), -1)
-            left = raw.at(ids).masked_fill(distribution.z == -math.inf, -math.inf)
-        return left.logsumexp(1) - raw.lse
+            kept = raw.at(ids).masked_fill(distribution.z == -math.inf, -math.inf)
+        return kept.logsumexp(1) - raw.lse
 
-    def _check_left(self, full: FullDistribution, distribution: Distribution) -> None:
-        """Raise where no token is left, naming the stage that removed the last one."""
+    def _check_not_empty(self, full: FullDistribution, distribution: Distribution) -> None:
+        """Raise if a row has no token left, naming the stage that removed the last one."""
         if _finite(distribution.top):
             return
         distribution = full
@@ -373,25 +368,26 @@ class _Job:
             top = distribution.top
             if not bool(top.isfinite().all()):
                 first = int((~top.isfinite()).nonzero()[0])
-                lost = float(top[first]) == -math.inf
-                raise ValueError(
-                    f"{stage.name} {'removed the last token' if lost else 'made a NaN or inf'} of "
-                    f"row {int(self.call.rows[first])}: there is nothing to choose from"
+                problem = (
+                    "removed the last token of"
+                    if float(top[first]) == -math.inf
+                    else "gave NaN or inf in"
                 )
+                raise ValueError(f"{stage.name} {problem} row {int(self.call.rows[first])}")
 
 
 def _join(parts: Sequence[tuple[Tensor, Sampled]]) -> Sampled:
     """Join the rows of several parts of a batch."""
     if len(parts) == 1:
         return parts[0][1]
-    order = torch.cat([which for which, _ in parts]).argsort()
-    some = [sampled for _, sampled in parts]
-    states = [s.state for s in some if s.state is not None]
+    order = torch.cat([rows for rows, _ in parts]).argsort()
+    samples = [sampled for _, sampled in parts]
+    states = [s.state for s in samples if s.state is not None]
     return Sampled(
-        token=torch.cat([s.token for s in some])[order],
-        log_prob=torch.cat([s.log_prob for s in some])[order],
-        raw_log_prob=torch.cat([s.raw_log_prob for s in some])[order],
-        log_kept_mass=torch.cat([s.log_kept_mass for s in some])[order],
-        kept=Kept.join([s.kept for s in some], [which for which, _ in parts]),
+        token=torch.cat([s.token for s in samples])[order],
+        log_prob=torch.cat([s.log_prob for s in samples])[order],
+        raw_log_prob=torch.cat([s.raw_log_prob for s in samples])[order],
+        log_kept_mass=torch.cat([s.log_kept_mass for s in samples])[order],
+        kept=Kept.join([s.kept for s in samples], [rows for rows, _ in parts]),
         state=torch.cat(states)[order] if states else None,
     )

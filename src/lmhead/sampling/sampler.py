@@ -37,7 +37,7 @@ PerRowInt = int | Sequence[int] | Tensor
 
 
 class Sampler:
-    """Choose the next token.
+    """Choose the next token from logits, by a chain of stages.
 
     Options are those of `lmhead.sampling.Options`, named as in Hugging Face's `GenerationConfig`
     and vLLM's `SamplingParams`: `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`,
@@ -85,8 +85,8 @@ class Sampler:
     @property
     def is_greedy(self) -> bool:
         """True if every row takes the best token."""
-        hot = torch.as_tensor(self.options.temperature, dtype=torch.float64) > 0
-        return not self.options.do_sample or not bool(hot.any())
+        samples = torch.as_tensor(self.options.temperature, dtype=torch.float64) > 0
+        return not self.options.do_sample or not bool(samples.any())
 
     def select(self, rows: Tensor) -> Sampler:
         """Return the sampler of some rows of a batch: their options and seeds."""
@@ -162,14 +162,14 @@ class Sampler:
         Args:
             logits: (..., V).
             context: the ids so far, prompt and output: (B, L), or a list of lists.
-            position: of the token to come, one or one per row: the noise depends on it. The
+            position: of the next token, one or one per row: the noise depends on it. The
                 number of context ids if not given.
             prompt_length: how many of the context ids are the prompt; all if not given.
             context_mask: (B, L), False for padding.
             unconditional: (..., V), logits without the prompt, for `guidance_scale`.
             state: `Sampled.state` of the previous call.
             allowed: (B, W) int32, a bit per token as in `LazyLogits.mask_tokens`: the others have
-                no probability. A screened head never scores them.
+                no probability. A screened head does not read tokens that no row allows.
 
         Raises:
             ValueError: NaN or inf among the logits, a row where every token is masked (naming the
@@ -179,17 +179,19 @@ class Sampler:
         call = self.call(
             shape, context, position, prompt_length, context_mask, unconditional, state
         )
-        lead, given = shape[:-1], _rows(logits)
-        screened = given if isinstance(given, ScreenedScores) else None
+        lead, all_rows = shape[:-1], _rows(logits)
+        screened = all_rows if isinstance(all_rows, ScreenedScores) else None
         greedy = self.greedy_rows(call)
 
         def exact(rows: Tensor | None = None) -> Sampled:
             """Sample from all logits: all rows in their shape, or some rows."""
-            free = given if allowed is None else _rows(masked(logits, allowed))
+            permitted = all_rows if allowed is None else _rows(masked(logits, allowed))
             if rows is not None:
-                some = free.select(rows) if isinstance(free, Scores) else free[rows]
-                return run_stages(some, self.stages, call.select(rows), greedy[rows])
-            sampled = run_stages(free, self.stages, call, greedy)
+                selected = (
+                    permitted.select(rows) if isinstance(permitted, Scores) else permitted[rows]
+                )
+                return run_stages(selected, self.stages, call.select(rows), greedy[rows])
+            sampled = run_stages(permitted, self.stages, call, greedy)
             return replace(
                 sampled,
                 token=sampled.token.reshape(lead),
@@ -200,7 +202,7 @@ class Sampler:
 
         if (
             screened is None
-            or screened.allowed is not None
+            or not screened.reads_copy
             or call.surprise is not None
             or call.unconditional is not None
         ):
@@ -210,14 +212,14 @@ class Sampler:
         if source is None:
             return exact()
         bits = None if allowed is None else padded_bitmask(allowed, shape)
-        found = sample_rows(head, source, self.stages, call, greedy, exact, allowed=bits)
-        found = found.reshape(lead)
-        ranges = (found.log_prob, found.raw_log_prob)
+        sample = sample_rows(head, source, self.stages, call, greedy, exact, allowed=bits)
+        sample = sample.reshape(lead)
+        ranges = (sample.log_prob, sample.raw_log_prob)
         log_prob, raw_log_prob = ((low + high) / 2 for low, high in ranges)
         error = max(
             (float((high - low).max()) / 2 for low, high in ranges if low.numel()), default=0.0
         )
-        return ScreenedSampled(found.token, (log_prob, raw_log_prob), error, exact)
+        return ScreenedSampled(sample.token, (log_prob, raw_log_prob), error, exact)
 
     def sample_screened(
         self,
@@ -237,13 +239,13 @@ class Sampler:
         if call.surprise is not None:
             raise ValueError("mirostat needs its state: call the sampler on head(hidden) instead")
         greedy = self.greedy_rows(call)
-        free = SweptScores(source)
+        scores = SweptScores(source)
 
         def dense(rows: Tensor) -> Sampled:
-            return run_stages(free.select(rows), self.stages, call.select(rows), greedy[rows])
+            return run_stages(scores.select(rows), self.stages, call.select(rows), greedy[rows])
 
-        found = sample_rows(screened, source, self.stages, call, greedy, dense, exact=exact)
-        return found.reshape(lead)
+        sample = sample_rows(screened, source, self.stages, call, greedy, dense, exact=exact)
+        return sample.reshape(lead)
 
     def process(
         self,
@@ -266,16 +268,16 @@ class Sampler:
         )
         z = _tensor_rows(scores)
         out = torch.empty_like(z)
-        for which, cold, part in self._kinds(call):
-            distribution: Distribution = start(z[which], part.rows)
-            for stage in active(self.stages, greedy=cold):
+        for rows, greedy, part in self._greedy_and_sampled(call):
+            distribution: Distribution = start(z[rows], part.rows)
+            for stage in active(self.stages, greedy=greedy):
                 distribution = stage(distribution, part)
             full = (
                 distribution.to_full(call.vocab)
                 if isinstance(distribution, TopCandidates)
                 else distribution
             )
-            out[which] = full.scaled_logits().to(z.dtype)
+            out[rows] = full.scaled_logits().to(z.dtype)
         return out.to(scores.dtype).reshape(scores.shape)
 
     def explain(
@@ -290,7 +292,7 @@ class Sampler:
         state: Tensor | None = None,
         shown: int = SHOWN,
     ) -> Explanation:
-        """Show what each stage does to these logits: tokens and mass left, tokens removed, entropy.
+        """Return what each stage does to these logits: tokens and mass kept, tokens cut, entropy.
 
         Prints as a table; `.to_json()` and `.steps` for programs, which list the `shown` most
         probable of the tokens that a stage cut.
@@ -301,19 +303,19 @@ class Sampler:
         )
         z = _dense_rows(logits)
         parts = []
-        for which, cold, part in self._kinds(call):
-            stages = active(self.stages, greedy=cold)
-            rows = start(z[which], part.rows)
-            parts.append(explain(rows, stages, part, greedy=cold, shown=shown))
+        for rows, greedy, part in self._greedy_and_sampled(call):
+            stages = active(self.stages, greedy=greedy)
+            distribution = start(z[rows], part.rows)
+            parts.append(explain(distribution, stages, part, greedy=greedy, shown=shown))
         return Explanation.join(parts)
 
-    def _kinds(self, call: Call) -> Iterator[tuple[Tensor, bool, Call]]:
-        """Yield the greedy rows, then the sampled ones: their indices, which kind, their call."""
+    def _greedy_and_sampled(self, call: Call) -> Iterator[tuple[Tensor, bool, Call]]:
+        """Yield indices, whether greedy, and call of the greedy rows, then of the sampled ones."""
         greedy = self.greedy_rows(call)
-        for cold in (True, False):
-            which = (greedy == cold).nonzero()[:, 0]
-            if len(which):
-                yield which, cold, call.select(which)
+        for take_best in (True, False):
+            rows = (greedy == take_best).nonzero()[:, 0]
+            if len(rows):
+                yield rows, take_best, call.select(rows)
 
     def greedy_rows(self, call: Call) -> Tensor:
         """Return which rows take the best token, (B,)."""
@@ -335,8 +337,8 @@ class Sampler:
     ) -> Call:
         """Validate the arguments of a call on logits of this shape, (..., V)."""
         vocab, n = shape[-1], math.prod(shape[:-1])
-        known = Context.of(context, n, vocab, prompt_length=prompt_length, mask=context_mask)
-        positions = torch.tensor(known.lengths, dtype=torch.int64)
+        tokens = Context.of(context, n, vocab, prompt_length=prompt_length, mask=context_mask)
+        positions = torch.tensor(tokens.lengths, dtype=torch.int64)
         if position is not None:
             positions = position_tensor(position)
             if len(positions) not in (1, n):
@@ -344,16 +346,16 @@ class Sampler:
                     f"position must be a number or one per row, {n}; got {len(positions)} of them"
                 )
             positions = positions.expand(n)
-        other = None
+        unconditional_rows = None
         if unconditional is not None:
             if unconditional.shape != shape:
                 raise ValueError(
                     f"unconditional must have the shape of logits, {tuple(shape)}; "
                     f"got {tuple(unconditional.shape)}"
                 )
-            other = _dense_rows(unconditional)
+            unconditional_rows = _dense_rows(unconditional)
         keys = make_keys(self._seeds(n), positions)
-        call = Call(keys, torch.arange(n), n, vocab, known, other)
+        call = Call(keys, torch.arange(n), n, vocab, tokens, unconditional_rows)
         mirostat = next((s for s in self.stages if isinstance(s, Mirostat2)), None)
         if mirostat is None:
             return call
@@ -411,28 +413,28 @@ def _tensor_rows(logits: Tensor) -> Tensor:
 
 
 def _dense_rows(logits: Tensor | LazyLogits) -> Tensor:
-    """Return (B, V), each row computed by itself where they are lazy."""
-    given = _rows(logits)
-    return given if isinstance(given, Tensor) else given.row_logits()
+    """Return (B, V); rows of lazy logits are computed independently of each other."""
+    all_rows = _rows(logits)
+    return all_rows if isinstance(all_rows, Tensor) else all_rows.row_logits()
 
 
 def _check_seed(seed: Any) -> int | list[int] | None:
-    given = seed.tolist() if isinstance(seed, Tensor) else seed
-    if given is None or type(given) is int:
-        return given
-    if isinstance(given, list | tuple) and all(type(s) is int for s in given):
-        return list(given)
+    value = seed.tolist() if isinstance(seed, Tensor) else seed
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, list | tuple) and all(type(s) is int for s in value):
+        return list(value)
     raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
 
 
 def _signature() -> inspect.Signature:
     """Return the options as keyword arguments, for `help` and editors."""
-    own = list(inspect.signature(Sampler.__init__).parameters.values())[1:-1]
-    theirs = [
+    parameters = list(inspect.signature(Sampler.__init__).parameters.values())[1:-1]
+    options = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
         for f in fields(Options)
     ]
-    return inspect.Signature([*theirs, *own])
+    return inspect.Signature([*options, *parameters])
 
 
 Sampler.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,13 +1,11 @@
-"""Base classes of stages, what they are given, and the temperature.
+"""Base classes of stages, their inputs, and the temperature.
 
-A stage is one step from logits to a token. It takes a distribution and gives one back, or, as the
-last one, a token. Three kinds:
+A stage takes a distribution over tokens and returns another one:
 
     Edit    changes the logits of tokens, by the context or by constraints
     Cut     keeps some tokens and removes the others
-    Choice  chooses the token
 
-A number in a stage may be one for all rows, or one per row.
+A parameter of a stage is a number for all rows, or one per row.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from lmhead.sampling.distribution import Distribution, FullDistribution, TopCand
 
 @dataclass(frozen=True)
 class Context:
-    """Per row the ids so far, without padding, and how many of them are the prompt."""
+    """Per row the ids so far, without padding, and the length of the prompt."""
 
     ids: tuple[tuple[int, ...], ...]
     prompts: tuple[int, ...]
@@ -46,21 +44,23 @@ class Context:
         Without `prompt_length` all of it is the prompt.
         """
         ids = _lists(context, rows, mask)
-        for row, some in enumerate(ids):
-            wrong = next((i for i in some if not 0 <= i < vocab), None)
+        for row, row_ids in enumerate(ids):
+            wrong = next((i for i in row_ids if not 0 <= i < vocab), None)
             if wrong is not None:
                 raise ValueError(f"context ids must be in [0, {vocab}); got {wrong} in row {row}")
-        lengths = [len(some) for some in ids]
+        lengths = [len(row_ids) for row_ids in ids]
         if prompt_length is None:
             prompts = lengths
         else:
-            given = torch.as_tensor(prompt_length)
-            if given.dim() > 1 or (given.dim() == 1 and len(given) != rows):
+            prompt_lengths = torch.as_tensor(prompt_length)
+            if prompt_lengths.dim() > 1 or (
+                prompt_lengths.dim() == 1 and len(prompt_lengths) != rows
+            ):
                 raise ValueError(
                     f"prompt_length must be a number or one per row, {rows}; "
-                    f"got shape {tuple(given.shape)}"
+                    f"got shape {tuple(prompt_lengths.shape)}"
                 )
-            prompts = given.expand(rows).tolist()
+            prompts = prompt_lengths.expand(rows).tolist()
             for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
                 if not 0 <= prompt <= length:
                     raise ValueError(
@@ -72,20 +72,20 @@ class Context:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def rows(self, some: Tensor) -> Context:
+    def rows(self, indices: Tensor) -> Context:
         """Return some of the rows."""
-        chosen = some.tolist()
+        chosen = indices.tolist()
         return Context(tuple(self.ids[i] for i in chosen), tuple(self.prompts[i] for i in chosen))
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Number of ids of each row."""
-        return tuple(len(some) for some in self.ids)
+        return tuple(len(row_ids) for row_ids in self.ids)
 
     @property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
         """Generated ids of each row."""
-        return tuple(some[n:] for some, n in zip(self.ids, self.prompts, strict=True))
+        return tuple(row_ids[n:] for row_ids, n in zip(self.ids, self.prompts, strict=True))
 
 
 def _lists(
@@ -103,22 +103,22 @@ def _lists(
                 f"got {tuple(context.shape)}"
             )
         if mask is None:
-            return tuple(tuple(some) for some in context.tolist())
+            return tuple(tuple(row_ids) for row_ids in context.tolist())
         if mask.shape != context.shape:
             raise ValueError(
                 f"context_mask must have the shape of context, {tuple(context.shape)}; "
                 f"got {tuple(mask.shape)}"
             )
         pairs = zip(context, mask.bool(), strict=True)
-        return tuple(tuple(some[real].tolist()) for some, real in pairs)
+        return tuple(tuple(row_ids[row_mask].tolist()) for row_ids, row_mask in pairs)
     if mask is not None:
         raise TypeError("context_mask needs a context tensor; got a list, which needs no padding")
-    given = list(context)
-    if given and isinstance(given[0], int):  # one row
-        given = [given]  # type: ignore[list-item]
-    if len(given) != rows:
-        raise ValueError(f"context must have one list per row of logits, {rows}; got {len(given)}")
-    return tuple(tuple(int(i) for i in some) for some in given)
+    lists = list(context)
+    if lists and isinstance(lists[0], int):  # one row
+        lists = [lists]  # type: ignore[list-item]
+    if len(lists) != rows:
+        raise ValueError(f"context must have one list per row of logits, {rows}; got {len(lists)}")
+    return tuple(tuple(int(i) for i in row_ids) for row_ids in lists)
 
 
 PerRow = float | Sequence[float] | Tensor
@@ -133,8 +133,8 @@ class Call:
 
     Attributes:
         keys: (B, 2), seed and position of each row.
-        rows: (B,), the numbers of the rows in the batch that the sampler was called with.
-        batch: number of rows of that batch.
+        rows: (B,), indices of the rows in the sampler's batch.
+        batch: number of rows of the sampler's batch.
         vocab: V.
         context: the ids so far.
         unconditional: (B, V), the logits without the prompt, for guidance.
@@ -167,8 +167,8 @@ class Stage(ABC):
 
     Attributes:
         name: the sampler option.
-        takes: what its definition reads: logits, or probabilities.
-        gives: logits again, or ids.
+        takes: input of its definition: logits, or probabilities.
+        gives: its output: logits, or ids.
         keeps_argmax: whether the best token always remains the best one.
     """
 
@@ -182,10 +182,10 @@ class Stage(ABC):
         """Return the distribution after this stage."""
 
     def __repr__(self) -> str:
-        given = ", ".join(
+        parameters = ", ".join(
             f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_" and k != "name"
         )
-        return f"{type(self).__name__}({given})"
+        return f"{type(self).__name__}({parameters})"
 
 
 class Edit(Stage):
@@ -212,11 +212,10 @@ class Edit(Stage):
 
 
 class Cut(Stage):
-    """A stage that keeps some tokens: found by selection among all, decided among candidates.
+    """A stage that keeps some tokens.
 
-    `find_candidates` selects the tokens that may be kept; `keep_mask` decides. Its arguments are
-    the same whether all tokens or candidates were left: the tokens that may be kept, best first,
-    and the distribution before the cut.
+    `find_candidates` selects from all tokens those that may be kept; `keep_mask` decides, given
+    these tokens, best first, and the distribution before the cut.
     """
 
     takes: ClassVar[Kind] = "probabilities"
@@ -233,7 +232,7 @@ class Cut(Stage):
         return candidates.keep(self.keep_mask(candidates, distribution, call))
 
     def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:  # noqa: ARG002
-        """Return the tokens that are kept, where there is a faster way to find them, else None."""
+        """Return the kept tokens if there is a faster way to find them; else None."""
         return None
 
     @abstractmethod
@@ -249,24 +248,24 @@ def per_row(name: str, value: PerRow, call: Call) -> Tensor:
     """Return a parameter for the rows of a call: (B,) in float64."""
     if isinstance(value, int | float):
         return torch.full(call.rows.shape, float(value), dtype=torch.float64)
-    given = torch.as_tensor(value, dtype=torch.float64, device=call.rows.device)
-    if given.dim() == 0:
-        return given.expand(len(call.rows)).contiguous()
-    if given.shape != (call.batch,):
+    values = torch.as_tensor(value, dtype=torch.float64, device=call.rows.device)
+    if values.dim() == 0:
+        return values.expand(len(call.rows)).contiguous()
+    if values.shape != (call.batch,):
         raise ValueError(
-            f"{name} must be a number or one per row, {call.batch}; got {given.numel()} of them"
+            f"{name} must be a number or one per row, {call.batch}; got {values.numel()} of them"
         )
-    return given[call.rows]
+    return values[call.rows]
 
 
-def any_row(value: PerRow, idle: float) -> bool:
-    """Return whether a parameter differs from `idle` in some row."""
-    given = torch.as_tensor(value, dtype=torch.float64)
-    return bool(given.ne(idle).any())
+def any_row(value: PerRow, neutral: float) -> bool:
+    """Return whether a parameter differs in any row from the value without effect."""
+    values = torch.as_tensor(value, dtype=torch.float64)
+    return bool(values.ne(neutral).any())
 
 
 class Temperature(Stage):
-    """z / T. A temperature of 0 is a greedy choice, which the sampler makes without this stage."""
+    """z / T. For temperature 0 the sampler takes the best token and skips this stage."""
 
     name = "temperature"
     keeps_argmax = True
@@ -275,7 +274,7 @@ class Temperature(Stage):
         self.temperature = temperature
 
     def __call__(self, distribution: Distribution, call: Call) -> Distribution:
-        """Scale the logits; nothing is computed yet where all tokens are left."""
+        """Scale the logits; for a full distribution only the factor is stored."""
         return distribution.scaled(1 / per_row(self.name, self.temperature, call))
 
 
@@ -288,13 +287,13 @@ class DynamicTemperature(Stage):
     name = "dynatemp_range"
     takes = "probabilities"
     keeps_argmax = True
-    _LEAST = 1e-6  # a temperature of 0 would be a division by it
+    _LEAST = 1e-6  # avoids division by zero
 
     def __init__(self, temperature: PerRow, range: PerRow, exponent: PerRow = 1.0) -> None:
         self.temperature, self.range, self.exponent = temperature, range, exponent
 
     def __call__(self, distribution: Distribution, call: Call) -> Distribution:
-        """Scale the logits by the entropy of what is left."""
+        """Scale the logits by a temperature that depends on the entropy."""
         middle = per_row("temperature", self.temperature, call)
         range = per_row(self.name, self.range, call)
         exponent = per_row("dynatemp_exponent", self.exponent, call)

@@ -1,9 +1,9 @@
-"""Bytes of tokens to text, piece by piece, and where to stop.
+"""Decode the bytes of tokens incrementally, and find stop strings.
 
 A token may end in the middle of a character, and a stop string may begin in one token and end in
 another. `TextStream` therefore returns text only when it can no longer change: the bytes of an
-unfinished character wait for the rest of it, and text that may be the beginning of a stop string
-waits until it is one, or not.
+unfinished character are held back until the rest of it, and text that may be the start of a stop
+string is held back until it is decided.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class TextStream:
     r"""Text from bytes, up to the first stop string.
 
-    The text does not depend on how the bytes are cut into pieces. Together it is
+    The text does not depend on how the bytes are split into pieces. It is
     `b"".join(pieces).decode("utf-8", "replace")`, up to the stop string that ends first (of several
     that end together, the longest); the stop string and what follows it are not returned.
 
     Args:
         stops: the stop strings.
-        before: bytes before the text, not part of it; a character that they leave unfinished is,
-            as soon as there is more of it.
+        before: bytes before the text, not part of it. A character that starts in them and ends in
+            the text belongs to the text.
 
     Attributes:
         stopped_by: the stop string that was found; None if there is none so far.
@@ -65,9 +65,11 @@ class TextStream:
         if self.stopped_by is not None:
             return ""
         text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, self.stopped_by = min(found)
+        matches = [
+            (at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0
+        ]
+        if matches:
+            _, at, self.stopped_by = min(matches)
             self._held = ""
             return text[:at]
         held = max((_overlap(text, stop) for stop in self.stops), default=0)
@@ -87,9 +89,9 @@ def bytes_after(tokenizer: Tokenizer, previous: int | None, token: int) -> bytes
     A tokenizer whose tokens change with the one before (no space at the beginning of a text, say)
     has a method of this name; for the others it is `token_bytes`.
     """
-    special: Any = getattr(tokenizer, "bytes_after", None)
-    found: bytes = special(previous, token) if special else tokenizer.token_bytes(token)
-    return found
+    method: Any = getattr(tokenizer, "bytes_after", None)
+    piece: bytes = method(previous, token) if method else tokenizer.token_bytes(token)
+    return piece
 
 
 def bytes_of(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:

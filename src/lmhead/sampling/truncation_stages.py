@@ -1,4 +1,4 @@
-"""Truncation stages: which tokens can be sampled (top-k, top-p, min-p and others).
+"""Truncation stages: top-k, top-p, min-p and others.
 
 `lmhead.reference` has a plain definition of each.
 
@@ -33,7 +33,7 @@ def _slack(lo: Tensor) -> Tensor:
 
 
 def _below_one(share: PerRow) -> bool:
-    """Return whether every row keeps less than all of the mass."""
+    """Return whether the share is below 1 in every row."""
     return share < 1 if isinstance(share, int | float) else bool((torch.as_tensor(share) < 1).all())
 
 
@@ -79,7 +79,7 @@ class _WithMinimum(Cut):
             least = full.kth(torch.full_like(lo, self.min_tokens_to_keep))
         return full.above(torch.minimum(_slack(lo), least))
 
-    def _or_enough(self, kept: Tensor) -> Tensor:
+    def _with_minimum(self, kept: Tensor) -> Tensor:
         kept[:, : self.min_tokens_to_keep] = True
         return kept
 
@@ -117,7 +117,7 @@ class TopP(_WithMinimum):
         """Keep a token if the mass before it is below p; p = 1 keeps all."""
         p = per_row(self.name, self.p, call)[:, None]
         mass = (candidates.z - before.lse[:, None]).exp()
-        return self._or_enough(mass.cumsum(1) - mass < torch.where(p < 1, p, math.inf))
+        return self._with_minimum(mass.cumsum(1) - mass < torch.where(p < 1, p, math.inf))
 
 
 class MinP(_WithMinimum):
@@ -137,7 +137,7 @@ class MinP(_WithMinimum):
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
         """Compare with the probability of the best token."""
         min_p = per_row(self.name, self.min_p, call)[:, None]
-        return self._or_enough((candidates.z - before.top[:, None]).exp() >= min_p)
+        return self._with_minimum((candidates.z - before.top[:, None]).exp() >= min_p)
 
 
 class Typical(_WithMinimum):
@@ -176,7 +176,7 @@ class Typical(_WithMinimum):
         distance = (-log_p - before.entropy[:, None]).abs()  # inf for padding
         order = distance.argsort(dim=1, stable=True)
         mass = log_p.exp().gather(1, order)
-        kept = self._or_enough((mass.cumsum(1) - mass < limit) | (limit >= 1))
+        kept = self._with_minimum((mass.cumsum(1) - mass < limit) | (limit >= 1))
         return torch.zeros_like(kept).scatter_(1, order, kept)
 
 
@@ -200,7 +200,7 @@ class Epsilon(_WithMinimum):
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
         """Compare probabilities."""
         p = (candidates.z - before.lse[:, None]).exp()
-        return self._or_enough(p >= self._least(before, call)[:, None])
+        return self._with_minimum(p >= self._least(before, call)[:, None])
 
 
 class Eta(Epsilon):
@@ -241,27 +241,27 @@ class TopH(Cut):
     """
 
     name = "top_h"
-    MOST = 100
+    CONSIDERED = 100
 
     def __init__(self, top_h: PerRow) -> None:
         self.top_h = top_h
 
     def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:  # noqa: ARG002
         """Return the tokens from the 100th largest logit upwards."""
-        return full.above(full.kth(torch.full_like(full.beta, self.MOST)))
+        return full.above(full.kth(torch.full_like(full.beta, self.CONSIDERED)))
 
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
         """Keep tokens while the sum of entropies, their own included, is at most the share."""
         share = per_row(self.name, self.top_h, call)[:, None]
-        best = candidates.z[:, : self.MOST]
+        best = candidates.z[:, : self.CONSIDERED]
         log_p = best.log_softmax(1)
         terms = torch.where(best > -math.inf, -log_p.exp() * log_p, 0.0)
-        # A share of 1 keeps all, though rounding may exceed the sum before the last token.
+        # With a share of 1 all are kept, although rounding may exceed the sum before the last one.
         kept = (terms.cumsum(1) <= share * terms.sum(1, keepdim=True)) | (share >= 1)
         kept &= log_p.exp() > 0
         kept[:, :1] = True
-        none = torch.zeros_like(candidates.z[:, self.MOST :], dtype=torch.bool)
-        return torch.cat([kept, none], 1)
+        rest = torch.zeros_like(candidates.z[:, self.CONSIDERED :], dtype=torch.bool)
+        return torch.cat([kept, rest], 1)
 
 
 class XTC(Stage):
@@ -287,17 +287,17 @@ class XTC(Stage):
         threshold = torch.where(active & (threshold <= 0.5), threshold, math.inf)
         least = distribution.lse + threshold.log()
         if isinstance(distribution, TopCandidates):
-            return distribution.keep(~self._out(distribution, least, distribution.n))
+            return distribution.keep(~self._removed(distribution, least, distribution.n))
         candidates = distribution.above(_slack(least / distribution.beta))
-        out = self._out(candidates, least, distribution.n)
+        removed = self._removed(candidates, least, distribution.n)
         z = distribution.scaled_logits()
-        row = torch.arange(len(z), device=z.device)[:, None].expand_as(out)
-        z[row[out], candidates.ids[out]] = -math.inf
+        row = torch.arange(len(z), device=z.device)[:, None].expand_as(removed)
+        z[row[removed], candidates.ids[removed]] = -math.inf
         return FullDistribution.of(z)
 
-    def _out(self, candidates: TopCandidates, least: Tensor, left: Tensor) -> Tensor:
-        """Return every likely token but the last, where enough tokens are left then."""
+    def _removed(self, candidates: TopCandidates, least: Tensor, remaining: Tensor) -> Tensor:
+        """Return every likely token but the last, if enough tokens remain."""
         likely = (candidates.z >= least[:, None]) & (candidates.z > -math.inf)
-        several = likely.sum(1, keepdim=True)
-        enough = left[:, None] - (several - 1) >= self.min_tokens_to_keep
-        return likely & (_ranks(candidates) < several - 1) & enough
+        count = likely.sum(1, keepdim=True)
+        enough = remaining[:, None] - (count - 1) >= self.min_tokens_to_keep
+        return likely & (_ranks(candidates) < count - 1) & enough

@@ -152,7 +152,8 @@ def check_command(command: str) -> None:
                 raise PageError(f"make has no target {target!r}")
     elif program == "python":
         name = rest[0] if rest[0] != "-m" else rest[1].replace(".", "/")
-        places = [ROOT / name, ROOT / f"{name}.py", ROOT / "src" / f"{name}.py"]
+        src = ROOT / "src"
+        places = [ROOT / name, ROOT / f"{name}.py", src / f"{name}.py", src / name / "__main__.py"]
         if name not in ("venv", "build") and not any(place.exists() for place in places):
             raise PageError(f"python cannot find {name!r}")
 

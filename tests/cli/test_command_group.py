@@ -1,5 +1,6 @@
 """What all commands share: exit codes, errors in one line, pipes, Ctrl-C, printable tokens."""
 
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 from tiny_models import write_model
 
 from lmhead.cli import main
+from lmhead.cli._command_group import importing
 from lmhead.cli._json import to_text
 from lmhead.cli._sampler_arguments import LEFT_OUT, parse_options
 from lmhead.cli._terminal import clip, columns, escape_controls, visible_bytes
@@ -253,3 +255,17 @@ def test_columns_of_combining_and_wide_characters() -> None:
     assert columns("e\u0301") == 1
     assert columns("你a") == 3
     assert clip("你好吗", 4) == "你…"
+
+
+def test_no_garbage_collection_while_modules_are_imported() -> None:
+    assert gc.isenabled()
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(ImportError), importing():
+            raise ImportError
+        assert not gc.isenabled()  # as the caller had it
+    finally:
+        gc.enable()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from lmhead.cli._command_group import FileError, combine_options
-from lmhead.progress import Progress, exit_on_interrupt
+from lmhead.cli._command_group import FileError, combine_options, importing
+from lmhead.progress import Progress
 from lmhead.user_cache import is_offline
 
 if TYPE_CHECKING:
@@ -64,16 +64,16 @@ def open_model(where: str | None, *, download: bool, threads: int | None) -> Lan
     """Import torch and open the model; None for the default one."""
     with Progress() as progress:
         progress("Loading torch ...")
-        with exit_on_interrupt():
+        with importing():
             import torch
 
-            from lmhead import models
+            from lmhead.models import open_model as open_any
         if threads is not None:
             torch.set_num_threads(threads)
         progress(f"Opening {where or 'the default model'} ...")
         ctx = click.get_current_context(silent=True)
         engine = None if ctx is None else ctx.meta.get(_ENGINE)
-        return models.open_model(where, download=download, engine=engine)
+        return open_any(where, download=download, engine=engine)
 
 
 def open_models(

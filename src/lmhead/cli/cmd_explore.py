@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from lmhead.cli._command_group import importing
 from lmhead.cli._model_arguments import model_options, open_models
-from lmhead.progress import exit_on_interrupt
 
 
 @click.command()
@@ -66,7 +66,7 @@ def command(
     if no_model and models:
         raise click.UsageError(f"--no-model and the model {models[0]} cannot be combined.")
     try:
-        with exit_on_interrupt():
+        with importing():
             from lmhead.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli._command_group import importing
 from lmhead.cli._model_arguments import (
     check_file,
     check_utf8,
@@ -33,7 +34,7 @@ from lmhead.cli._score_views import (
     table_of_files,
 )
 from lmhead.cli._terminal import dim, echo
-from lmhead.progress import Progress, exit_on_interrupt
+from lmhead.progress import Progress
 
 if TYPE_CHECKING:
     from lmhead.analysis import ScoredToken
@@ -243,7 +244,7 @@ def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield False
         return
-    with exit_on_interrupt():
+    with importing():
         from lmhead.analysis.score_workers import ScoreWorkers, serve
         from lmhead.models import open_model as opened
         from lmhead.parallel.process_ranks import LostRankError, all_ranks

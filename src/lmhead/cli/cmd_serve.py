@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lmhead.cli._command_group import importing
 from lmhead.cli._model_arguments import model_options, open_models
-from lmhead.progress import exit_on_interrupt
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel
@@ -64,7 +64,7 @@ def command(
         -d '{"prompt": "Once upon a time", "max_tokens": 20}'
     """
     try:
-        with exit_on_interrupt():
+        with importing():
             from lmhead.server import serve_api
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):

@@ -19,8 +19,8 @@ from lmhead.cli._command_group import (
     SectionedCommand,
     SectionedOption,
     as_usage_errors,
+    importing,
 )
-from lmhead.progress import exit_on_interrupt
 from lmhead.train.train_config import MAY_CHANGE, PRESETS, TrainConfig, make_config, option_name
 
 _RANK = int(os.environ.get("RANK", "0"))  # set by torchrun
@@ -154,7 +154,7 @@ def _reported_by_rank_0() -> Iterator[None]:
 
 def _call(work: Callable[[Any], Any]) -> Any:
     """Load torch and run the work; turn its errors into messages with an exit code."""
-    with exit_on_interrupt():
+    with importing():
         from lmhead import train
 
         import_module("lmhead.train.run_folder")  # loads torch

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import FileError
+from lmhead.cli._command_group import FileError, importing
 from lmhead.cli._model_arguments import MAX_THREADS, check_utf8, standard_input
 from lmhead.cli._terminal import dim, echo
-from lmhead.progress import exit_on_interrupt
 
 if TYPE_CHECKING:
     from lmhead.models.translator import Translation, Translator
@@ -100,7 +99,7 @@ def command(
         )
     if pairs is not None and texts:
         raise click.UsageError("--bleu reads the sentences from its file; remove TEXT")
-    with exit_on_interrupt():
+    with importing():
         import torch
 
         from lmhead.models.translator import load_translator

@@ -105,8 +105,8 @@ class TestLlamaCpp:
         self, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         expected = open_model(file, engine="llama.cpp").hidden(IDS.repeat(1, 4))[0]
-        monkeypatch.setattr(llama_cpp, "_ROOM", 8)
-        monkeypatch.setattr(llama_cpp, "_MOST", 5)
+        monkeypatch.setattr(llama_cpp, "_FIRST_CAPACITY", 8)
+        monkeypatch.setattr(llama_cpp, "_MAX_BATCH", 5)
         model = open_model(file, engine="llama.cpp")
         found, cache = model.hidden(IDS.repeat(1, 3))
         rest, _ = model.hidden(IDS, cache)
@@ -128,7 +128,7 @@ class TestLlamaCpp:
 def test_a_library_with_another_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     if not llama_cpp.is_available():
         pytest.skip("the package xllamacpp is not installed")
-    monkeypatch.setattr(llama_cpp, "_KNOWN", [1, 2, 3, 4])
+    monkeypatch.setattr(llama_cpp, "_KNOWN_DEFAULTS", [1, 2, 3, 4])
     llama_cpp._library.cache_clear()
     with pytest.raises(ModelError, match="has an interface that is not known here"):
         llama_cpp._library()

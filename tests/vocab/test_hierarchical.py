@@ -306,7 +306,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "too few": ({"frequencies": [1.0]}, ValueError, r"one entry per token, \(50,\); got \(1,\)"),
     "nan": ({"frequencies": [math.nan] * VOCAB}, ValueError, "finite and at least 0; got nan"),
     "all zero": ({"frequencies": [0] * VOCAB}, ValueError, "must not all be 0"),
-    "unknown tree": ({"tree": "splay"}, ValueError, "'balanced', or a file that is there"),
+    "unknown tree": ({"tree": "splay"}, ValueError, "'balanced', or an existing file"),
     "tree of others": ({"tree": balanced(49)}, ValueError, "over 50 tokens; got one over 49"),
     "not a tree": ({"tree": [0, 1]}, ValueError, "it misses 48, the first is 2"),
     "arity": ({"tree": "balanced", "arity": 1}, ValueError, "arity must be at least 2; got 1"),

@@ -118,7 +118,7 @@ SHARED: list[Any] = [0, 1]
 
 BAD: dict[str, tuple[Any, str]] = {
     "missing word": ([[0, 1], 3], r"every token of \[0, 4\); it misses 1, the first is 2"),
-    "word twice": ([[0, 1], [2, 3, 1]], "every token once; 1 is there 2 times"),
+    "word twice": ([[0, 1], [2, 3, 1]], "every token once; 1 occurs 2 times"),
     "id too large": ([[0, 1], [2, 4]], r"a token in \[0, 4\); got 4"),
     "negative id": ([[0, 1], [2, -3]], r"a token in \[0, 4\); got -3"),
     "one branch": ([[0, 1], [2, [3]]], "at least 2 branches; fork 3 has 1"),
@@ -132,7 +132,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "fork nowhere": ({"forks": [[0, 1], [2, 3]]}, "fork 1 is a branch of 0 forks"),
     "cycle": ({"forks": [[0, 1], [-2, 2], [-1, 3]]}, "fork 1 is on a cycle"),
     "fork too large": ({"forks": [[-2, 0], [1, 2, 3]]}, r"or fork -1 to -1; got -2"),
-    "no file": ("hufman", "'huffman', 'balanced', or a file that is there; got 'hufman'"),
+    "no file": ("hufman", "'huffman', 'balanced', or an existing file; got 'hufman'"),
     "another vocabulary": (balanced(5), "over 4 tokens; got one over 5"),
 }
 BAD_TYPES: dict[str, tuple[Any, str]] = {

@@ -4,7 +4,7 @@ In:  a `LanguageModel`, and text or ids.
 Out: dataclasses with `.to_json()`.
 
     token_text       text to ids to hidden states, in portions; ids to text
-    next_tokens      the next-token distribution, and what a sampler makes of it
+    next_tokens      the next-token distribution, before and after a sampler
     score            log-probability, rank and entropy of every token of a text
     score_file       the same for many texts, into a file
     lens             logit lens: the head applied after each layer

@@ -29,7 +29,7 @@ _CONTEXT = 12  # tokens kept to show where a difference is
 
 @dataclass(frozen=True)
 class Difference:
-    """A position of the text, and what both sides predict there.
+    """A position of the text, and the predictions of both sides.
 
     Attributes:
         position: index of the predicted token in the text, from 0.
@@ -217,9 +217,9 @@ def _logits(model: LanguageModel, ids: list[int], new: int) -> LazyLogits:
 def _windows(
     models: tuple[LanguageModel, ...], text: str | Iterable[str], window: int | None
 ) -> Iterator[tuple[list[int], int]]:
-    most = min((m.max_length for m in models if m.max_length is not None), default=None)
-    window = min(WINDOW, most or WINDOW) if window is None else window
-    checks.check_integer("window", window, low=1, high=most)
+    max_length = min((m.max_length for m in models if m.max_length is not None), default=None)
+    window = min(WINDOW, max_length or WINDOW) if window is None else window
+    checks.check_integer("window", window, low=1, high=max_length)
     portions = stream_ids(models[0], [text] if isinstance(text, str) else text)
     if len(models) > 1:
         portions = check_same_tokenization(models[1], portions)
@@ -240,7 +240,7 @@ def _processed(sampler: Sampler, z: Tensor, context: list[int]) -> Tensor:
 
 
 class _Predictions(NamedTuple):
-    """What one side predicts at N positions."""
+    """Predictions of one side at N positions."""
 
     best: Tensor  # (N,), ids
     best_p: Tensor  # (N,)
@@ -282,14 +282,14 @@ class RunningComparison:
         self.kl += math.fsum(values)
         self.max_kl = max(self.max_kl, *values)
         self.variation += math.fsum(v for v in variations if v is not None)
-        for side, found in enumerate((a, b)):
-            self.log_probs[side] += float(found.log_prob.double().sum())
+        for side, predictions in enumerate((a, b)):
+            self.log_probs[side] += float(predictions.log_prob.double().sum())
         for i, value in enumerate(values):
             full = len(self._worst) >= self.worst
             if self.worst and not (full and value <= self._worst[0][0]):
-                at = len(ids) - len(values) + i
+                index = len(ids) - len(values) + i
                 difference = self._difference(
-                    ids, at, self.positions + i + 1, i, a, b, value, variations[i]
+                    ids, index, self.positions + i + 1, i, a, b, value, variations[i]
                 )
                 push = heapq.heapreplace if full else heapq.heappush
                 push(self._worst, (value, -difference.position, difference))
@@ -298,7 +298,7 @@ class RunningComparison:
     def _difference(
         self,
         ids: list[int],
-        at: int,
+        index: int,
         position: int,
         i: int,
         a: _Predictions,
@@ -306,17 +306,18 @@ class RunningComparison:
         kl: float,
         variation: float | None,
     ) -> Difference:
-        start = max(0, at - _CONTEXT)
+        start = max(0, index - _CONTEXT)
         before = tuple(
-            piece_of(self.model, ids[j], ids[j - 1] if j else None) for j in range(start, at)
+            piece_of(self.model, ids[j], ids[j - 1] if j else None) for j in range(start, index)
         )
         best = [
-            (piece_of(self.model, int(s.best[i]), ids[at - 1]), float(s.best_p[i])) for s in (a, b)
+            (piece_of(self.model, int(s.best[i]), ids[index - 1]), float(s.best_p[i]))
+            for s in (a, b)
         ]
         return Difference(
             position=position,
             before=before,
-            token=piece_of(self.model, ids[at], ids[at - 1]),
+            token=piece_of(self.model, ids[index], ids[index - 1]),
             log_prob=(float(a.log_prob[i]), float(b.log_prob[i])),
             kl=kl,
             total_variation=variation,

@@ -112,20 +112,20 @@ def stream_lens(
     ids = prompt_ids(model, prompt)
     layers = model.layers(torch.tensor([ids]))
     if target is None:
-        wanted = [*ids[1:], int(model.head(layers[-1][0, -1:]).double().argmax(-1))]
+        target_ids = [*ids[1:], int(model.head(layers[-1][0, -1:]).double().argmax(-1))]
     else:
-        wanted = [target] * len(ids)
-    goal = torch.tensor(wanted)
+        target_ids = [target] * len(ids)
+    targets = torch.tensor(target_ids)
     lens = Lens(
         prompt=tuple(pieces_of(model, ids)),
-        targets=tuple(piece_of(model, w, id) for w, id in zip(wanted, ids, strict=True)),
+        targets=tuple(piece_of(model, w, id) for w, id in zip(target_ids, ids, strict=True)),
         cells=(),
     )
     yield lens, len(layers)
     output = stored(model.head.scores(layers[-1][0]))  # all other layers are compared with it
     for number, layer in enumerate(layers):
         compared = None if number == len(layers) - 1 else output
-        row = _cells(model, layer[0], compared, ids, goal, top)
+        row = _cells(model, layer[0], compared, ids, targets, top)
         lens = replace(lens, cells=(*lens.cells, row))
         yield lens, len(layers)
 
@@ -135,16 +135,16 @@ def _cells(
     hidden: Tensor,
     output: Scores | None,
     ids: list[int],
-    goal: Tensor,
+    targets: Tensor,
     top: int,
 ) -> tuple[Cell, ...]:
     """Return one row of the grid from one layer's states (T, D) and the model's output.
 
     `output` is None for the last layer, which is that output.
     """
-    goal = goal[:, None]
+    targets = targets[:, None]
     answers: Any = model.head.scores(hidden).answer(
-        top_k=top, logsumexp=True, entropy=True, picked=goal, rank=goal, kl_to=output
+        top_k=top, logsumexp=True, entropy=True, picked=targets, rank=targets, kl_to=output
     )
     lse = answers.lse[:, None]
     p = (answers.top_values - lse).exp().tolist()

@@ -1,4 +1,4 @@
-"""`next_tokens`: the next-token distribution after a prompt, and what a sampler makes of it.
+"""`next_tokens`: the next-token distribution after a prompt, before and after a sampler.
 
 In:  a model, a prompt, optionally a sampler.
 Out: `NextTokens`: the best tokens with logit, probability, sampler probability, removing stage.
@@ -29,7 +29,7 @@ from lmhead.sampling import Sampler, Step
 
 @dataclass(frozen=True)
 class Processed:
-    """What a sampler's stages left of the distribution.
+    """The distribution after a sampler's stages.
 
     Attributes:
         settings: the sampler, as text.
@@ -125,23 +125,25 @@ def next_tokens(
         checks.check_integer("prompt_length", prompt_length, low=0, high=len(ids))
     scores = model.head.scores(hidden_states(model, ids)[-1:])
     top = min(top, scores.vocab_size)
-    found, also = None, torch.empty(0, dtype=torch.int64)
+    result, sampler_best = None, torch.empty(0, dtype=torch.int64)
     if sampler is not None:
-        found = _process(model, scores.row_logits().double(), ids, sampler, prompt_length)
-        also = found.log_probs.topk(min(top, found.summary.kept)).indices
-    answers = scores.answer(entropy=True, top_k=top, picked=also[None], rank=also[None])
+        result = _process(model, scores.row_logits().double(), ids, sampler, prompt_length)
+        sampler_best = result.log_probs.topk(min(top, result.summary.kept)).indices
+    answers = scores.answer(
+        entropy=True, top_k=top, picked=sampler_best[None], rank=sampler_best[None]
+    )
     best = answers.top_ids[0]
-    new = ~torch.isin(also, best)
+    new = ~torch.isin(sampler_best, best)
     logits = torch.cat((answers.top_values[0], answers.picked[0][new]))
     figures = (
-        torch.cat((best, also[new])),
+        torch.cat((best, sampler_best[new])),
         logits,
         logits - answers.lse,
         torch.cat((torch.arange(top), answers.ranks[0][new])),
     )
     tokens = []
     for id, logit, log_prob, rank in zip(*(t.tolist() for t in figures), strict=True):
-        processed = log_prob if found is None else float(found.log_probs[id])
+        processed = log_prob if result is None else float(result.log_probs[id])
         tokens.append(
             Token(
                 piece_of(model, id, ids[-1]),
@@ -149,7 +151,7 @@ def next_tokens(
                 log_prob=log_prob,
                 processed_p=math.exp(processed),
                 rank=rank,
-                cut_by=None if found is None else found.cut_by.get(id),
+                cut_by=None if result is None else result.cut_by.get(id),
             )
         )
     tokens.sort(key=lambda token: token.rank)
@@ -159,7 +161,7 @@ def next_tokens(
         vocab_size=scores.vocab_size,
         entropy=float(answers.entropy[0]),
         mass=min(1.0, math.fsum(token.p for token in tokens)),
-        processed=None if found is None else found.summary,
+        processed=None if result is None else result.summary,
     )
 
 
@@ -185,12 +187,12 @@ def _process(
         log_probs[token] = 0.0
     else:
         log_probs = sampler.process(z, [ids], prompt_length=prompt_length)[0].log_softmax(-1)
-    left = log_probs > -math.inf
-    p = log_probs[left].exp()
+    kept = log_probs > -math.inf
+    p = log_probs[kept].exp()
     summary = Processed(
         settings=repr(sampler),
-        kept=int(left.sum()),
-        mass=float(z[0].softmax(-1)[left].sum().clamp(max=1.0)),
+        kept=int(kept.sum()),
+        mass=float(z[0].softmax(-1)[kept].sum().clamp(max=1.0)),
         entropy=float(-torch.xlogy(p, p).sum()) + 0.0,
         steps=steps,
         token=piece_of(model, token, ids[-1]),

@@ -19,7 +19,7 @@ class VocabularyMismatch(ValueError):  # noqa: N818
         reason: "sizes" (vocabulary sizes differ), "token" (one id has two meanings) or "cut" (the
             same tokens, but the same text is tokenized differently).
         place: the token id for "token", the index in the text for "cut", else None.
-        found: what each model has: sizes, bytes of the token, ids.
+        found: of each model: size, bytes of the token, or id.
     """
 
     def __init__(
@@ -28,14 +28,16 @@ class VocabularyMismatch(ValueError):  # noqa: N818
         place: int | None,
         found: tuple[int, int] | tuple[bytes, bytes],
     ) -> None:
-        one, two = found
+        first, second = found
         if reason == "sizes":
-            what = f"have vocabularies of {one!r} and {two!r} tokens"
+            problem = f"have vocabularies of {first!r} and {second!r} tokens"
         elif reason == "token":
-            what = f"have different vocabularies: token id {place} is {one!r} and {two!r}"
+            problem = f"have different vocabularies: token id {place} is {first!r} and {second!r}"
         else:
-            what = f"tokenize the text differently: token {place} has the ids {one!r} and {two!r}"
-        super().__init__(f"the models must have the same tokens to be compared; they {what}")
+            problem = (
+                f"tokenize the text differently: token {place} has the ids {first!r} and {second!r}"
+            )
+        super().__init__(f"the models must have the same tokens to be compared; they {problem}")
         self.reason, self.place, self.found = reason, place, found
 
 
@@ -63,8 +65,8 @@ def check_same_tokenization(
     first = next(portions, [])
     if other.tokenizer is None:
         raise ValueError("both models must have a tokenizer to read a text")
-    again = other.tokenizer.encode(other.tokenizer.decode(first[:256]))
-    for place, pair in enumerate(zip(first[:200], again, strict=False)):
+    encoded = other.tokenizer.encode(other.tokenizer.decode(first[:256]))
+    for place, pair in enumerate(zip(first[:200], encoded, strict=False)):
         if pair[0] != pair[1]:
             raise VocabularyMismatch("cut", place, pair)
     yield first

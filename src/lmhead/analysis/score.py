@@ -331,7 +331,7 @@ def default_window(model: LanguageModel) -> int:
 def windows(
     portions: Iterable[list[int]], window: int, stride: int
 ) -> Iterator[tuple[list[int], int]]:
-    """Cut a stream of ids: each entry has the ids of a window and one more, and how many are new.
+    """Split a stream of ids: yield the ids of each window and one more, and how many are new.
 
     In a window `ids[:-1]` are read, and the last `new` of `ids` are scored.
 
@@ -371,8 +371,8 @@ def score_window(model: LanguageModel, window: Window, top_k: int) -> Iterator[S
         strict=True,
     )
     for i, (log_prob, logit, rank, entropy) in enumerate(figures):
-        at = len(ids) - new + i
-        piece = piece_of(model, ids[at], ids[at - 1])
+        index = len(ids) - new + i
+        piece = piece_of(model, ids[index], ids[index - 1])
         token = Token(piece, logit, log_prob, math.exp(log_prob), rank)
         yield ScoredToken(position + i, token, entropy, tops[i])
 

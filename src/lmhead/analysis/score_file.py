@@ -92,9 +92,9 @@ def score_files(
         if restart:
             file.truncate(0)
         elif state.exists():
-            found = _read_state(state)
-            _check_settings(found["settings"], settings, partial)
-            done = [Score(**entry) for entry in found["done"]]
+            saved = _read_state(state)
+            _check_settings(saved["settings"], settings, partial)
+            done = [Score(**entry) for entry in saved["done"]]
         elif partial.stat().st_size:
             raise ValueError(
                 f"{partial} exists, but is not of an unfinished run ({state.name} is missing); "
@@ -162,7 +162,7 @@ class _Writer:
 def _kept_rows(file: IO[bytes], names: Sequence[str], done: list[Score], started: Score) -> Score:
     """Keep the complete rows of an unfinished run; return the totals of the text in progress.
 
-    Whatever follows the first damaged or missing row is cut off, in the file and in `done`.
+    Everything from the first damaged or missing row on is removed, in the file and in `done`.
     """
     file.seek(0)
     end, index = 0, 0
@@ -210,8 +210,8 @@ def _signature(name: str) -> list[int] | None:
     path = Path(name)
     if not path.is_file():
         return None
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _check_settings(old: dict[str, Any], new: dict[str, Any], partial: Path) -> None:
@@ -233,9 +233,9 @@ def _check_settings(old: dict[str, Any], new: dict[str, Any], partial: Path) -> 
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found["settings"], dict) and isinstance(found["done"], list):
-            return dict(found)
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(state["settings"], dict) and isinstance(state["done"], list):
+            return dict(state)
     except (ValueError, KeyError, TypeError):
         pass
     raise ValueError(

@@ -1,7 +1,7 @@
 """Score windows of texts on several processes ("ranks") that `torchrun` started.
 
-Rank 0 reads the texts, deals out their windows, and collects the scored tokens in order: what
-follows sees the same tokens as with one process. The others wait for windows, in `serve`.
+Rank 0 reads the texts, distributes their windows, and collects the scored tokens in order, the
+same as with one process. The others wait for windows, in `serve`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ScoreWorkers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or issubclass(kind, Exception | SystemExit):
-            self._tell(None)  # after Ctrl-C the others end by themselves
+            self._broadcast(None)  # after Ctrl-C the others end by themselves
 
     def open(self, where: Any) -> None:
-        """Let the others open their copy of a model."""
-        self._tell(("open", where))
+        """Make the other ranks open their copy of a model."""
+        self._broadcast(("open", where))
 
     def spread(
         self, model: LanguageModel, windows: Iterable[tuple[T, Window | None]], top_k: int
@@ -48,23 +48,23 @@ class ScoreWorkers:
         n = self._ranks.size
         rest = iter(windows)
         while group := list(islice(rest, _EACH * n)):
-            found: dict[int, list[ScoredToken]] = {}
-            shares = _deal([(i, w) for i, (_, w) in enumerate(group) if w is not None], n)
-            self._tell(("score", top_k))
+            scored: dict[int, list[ScoredToken]] = {}
+            shares = _distribute([(i, w) for i, (_, w) in enumerate(group) if w is not None], n)
+            self._broadcast(("score", top_k))
             with self._ranks.communication():
                 dist.scatter_object_list([None], shares, src=0)
             try:
-                found |= _score(model, shares[0], top_k)
+                scored |= _score(model, shares[0], top_k)
             finally:
                 answers = _collect(self._ranks, None)
             for answer in answers[1:]:
                 if isinstance(answer, Exception):
                     raise answer
-                found |= answer
+                scored |= answer
             for i, (key, _) in enumerate(group):
-                yield key, found.get(i, [])
+                yield key, scored.get(i, [])
 
-    def _tell(self, message: Any) -> None:
+    def _broadcast(self, message: Any) -> None:
         if self._ranks.size > 1:
             with self._ranks.communication():
                 dist.broadcast_object_list([message], src=0)
@@ -85,11 +85,11 @@ def serve(ranks: Ranks, open_model: Callable[[Any], LanguageModel]) -> None:
             dist.broadcast_object_list(message, src=0)
         if message[0] is None:
             return
-        kind, given = message[0]
+        kind, argument = message[0]
         if kind == "open":
             try:
-                model = open_model(given)
-            except Exception as error:  # rank 0 reads it with the first answer
+                model = open_model(argument)
+            except Exception as error:  # sent to rank 0 with the first answer
                 problem = error
             continue
         share: list[Any] = [None]
@@ -98,7 +98,7 @@ def serve(ranks: Ranks, open_model: Callable[[Any], LanguageModel]) -> None:
         answer: Any = problem
         if model is not None:
             try:
-                answer = _score(model, share[0], given)
+                answer = _score(model, share[0], argument)
             except Exception as error:  # sent to rank 0
                 answer = error
         _collect(ranks, answer)
@@ -117,8 +117,8 @@ def _collect(ranks: Ranks, answer: Any) -> list[Any]:
     return answers or []
 
 
-def _deal(windows: list[tuple[int, Window]], n: int) -> list[list[tuple[int, Window]]]:
-    """Deal out windows, the longest first, each to the rank with the fewest tokens so far."""
+def _distribute(windows: list[tuple[int, Window]], n: int) -> list[list[tuple[int, Window]]]:
+    """Distribute windows, the longest first, each to the rank with the fewest tokens so far."""
     shares: list[list[tuple[int, Window]]] = [[] for _ in range(n)]
     loads = [0] * n
     for entry in sorted(windows, key=lambda w: -len(w[1].ids)):

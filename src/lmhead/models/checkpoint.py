@@ -49,7 +49,7 @@ def build_head(
 ) -> nn.Module | None:
     """Return the head of a specification; None for the full softmax that `DecoderLM` makes itself.
 
-    "sampled" is a full head too: only its training loss differs.
+    "sampled" is a full head as well: only its training loss differs.
 
     >>> sizes = DecoderConfig(
     ...     vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
@@ -84,7 +84,7 @@ def _adaptive(spec: Mapping[str, Any], sizes: DecoderConfig, frequencies: Any) -
 
 
 def _hierarchical(_: Mapping[str, Any], sizes: DecoderConfig, frequencies: Any) -> nn.Module:
-    # A saved head takes the tree of its buffer, whichever it is made with.
+    # A saved head replaces this tree by that of its checkpoint.
     return HierarchicalHead(
         sizes.hidden_size,
         sizes.vocab_size,
@@ -192,12 +192,12 @@ def read_model_config(about: Fields, kind: type[_Config]) -> _Config:
         about: `config.json` of the checkpoint.
         kind: of the configuration.
     """
-    given = about.object("model")
+    model_fields = about.object("model")
     tensors = read_tensor_headers(about.path.parent / MODEL)
-    check_numbers(given, len(tensors))
+    check_numbers(model_fields, len(tensors))
     with _described_by(about.path):
-        config = kind(**given.values)
-    # A bound, so that nothing is allocated that the file cannot fill; shapes are compared later.
+        config = kind(**model_fields.values)
+    # Rough bound before anything is allocated; exact shapes are compared later.
     heads, inner = 2 * (config.num_attention_heads + config.key_heads), 2 * config.inner_size
     layers = sum(value for name, value in config.to_dict().items() if "layers" in name)
     rows = config.vocab_size + (config.max_length if config.position == "learned" else 0)
@@ -242,8 +242,8 @@ def _described_by(path: Path) -> Iterator[None]:
 def steps_of(run: Path) -> list[int]:
     """Return the steps of a run that have a checkpoint, in order."""
     folder = run / CHECKPOINTS
-    found = (_STEP.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_STEP.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def checkpoint_of(run: Path, step: int) -> Path:
@@ -278,20 +278,20 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 def set_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into a module: all that `weights_of` returns, and no others."""
-    own = weights_of(module)
-    for name in sorted(own.keys() ^ tensors.keys()):
-        what = "is missing" if name in own else "is not part of the model"
-        raise ValueError(f"the tensor {name} {what}")
-    for name, tensor in own.items():
-        found = tensors[name]
-        if found.shape != tensor.shape:
+    expected = weights_of(module)
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        problem = "is missing" if name in expected else "is not part of the model"
+        raise ValueError(f"the tensor {name} {problem}")
+    for name, tensor in expected.items():
+        given = tensors[name]
+        if given.shape != tensor.shape:
             raise ValueError(
-                f"{name} must have shape {tuple(tensor.shape)}; got {tuple(found.shape)}"
+                f"{name} must have shape {tuple(tensor.shape)}; got {tuple(given.shape)}"
             )
         dtypes = _FLOATS if tensor.is_floating_point() else (tensor.dtype,)
-        if found.dtype not in dtypes:
+        if given.dtype not in dtypes:
             wanted = " or ".join(map(str, dtypes))
-            raise ValueError(f"{name} must be {wanted}; got {found.dtype}")
+            raise ValueError(f"{name} must be {wanted}; got {given.dtype}")
     module.load_state_dict(
         {name: tensors[first] for first, (_, names) in _by_tensor(module).items() for name in names}
     )
@@ -300,8 +300,8 @@ def set_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def _by_tensor(module: nn.Module) -> dict[str, tuple[Tensor, list[str]]]:
     """Return each tensor under its first name, with all its names."""
     first: dict[int, str] = {}
-    found: dict[str, tuple[Tensor, list[str]]] = {}
+    names_by_tensor: dict[str, tuple[Tensor, list[str]]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         key = first.setdefault(id(tensor), name)
-        found.setdefault(key, (tensor.detach(), []))[1].append(name)
-    return found
+        names_by_tensor.setdefault(key, (tensor.detach(), []))[1].append(name)
+    return names_by_tensor

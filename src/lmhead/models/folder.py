@@ -94,9 +94,9 @@ def read_special_tokens(folder: Path, config: Fields) -> SpecialTokenIds:
     def ids(name: str) -> list[int]:
         source = next((source for source in sources if name in source), config)
         value = source.values.get(name)
-        found = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(id) is int and 0 <= id < 2**31 for id in found):
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(id) is int and 0 <= id < 2**31 for id in listed):
             raise source.error(name, "a token id or a list of them")
-        return found
+        return listed
 
     return SpecialTokenIds(next(iter(ids("bos_token_id")), None), tuple(ids("eos_token_id")))

@@ -86,20 +86,20 @@ def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> Language
 
 def _blocks(path: Path, folder: Path) -> dict[str, StoredBlocks]:
     """Return the matrices that the file stores in blocks, from the cached folder."""
-    kept = folder / _BLOCKS
-    with suppress(OSError, SafetensorError, KeyError), safe_open(kept, framework="pt") as file:
+    cached = folder / _BLOCKS
+    with suppress(OSError, SafetensorError, KeyError), safe_open(cached, framework="pt") as file:
         types = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
         if types.pop("content") == content_hash(tensors):
             return {name: StoredBlocks(types[name], t) for name, t in tensors.items()}
-    found = read_blocks(GgufFile(path))
-    tensors = {name: blocks.data for name, blocks in found.items()}
-    types = {name: blocks.type for name, blocks in found.items()}
+    blocks_by_name = read_blocks(GgufFile(path))
+    tensors = {name: blocks.data for name, blocks in blocks_by_name.items()}
+    types = {name: blocks.type for name, blocks in blocks_by_name.items()}
     part = folder / f"{_BLOCKS}.{os.getpid()}.part"
     with suppress(OSError, SafetensorError):  # else they are read from the file each time
         save_file(tensors, part, metadata={**types, "content": content_hash(tensors)})
-        part.replace(kept)
-    return found
+        part.replace(cached)
+    return blocks_by_name
 
 
 def unpack(path: str | PathLike[str], *, again: bool = False) -> Path:
@@ -140,7 +140,7 @@ def _key(path: Path) -> str:
 
 
 def _complete(folder: Path) -> bool:
-    """Return whether every file of a folder is there, with its size."""
+    """Return whether every file of a folder exists, with its size."""
     try:
         sizes = json.loads((folder / _RECEIPT).read_text())
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -156,8 +156,8 @@ def _convert(file: GgufFile, folder: Path) -> None:
     config |= special_ids(file.metadata)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as made:
-            new = Path(made) / "folder"
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as temporary:
+            new = Path(temporary) / "folder"
             new.mkdir()
             save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
             (new / "config.json").write_text(json.dumps(config, indent=2))
@@ -181,12 +181,12 @@ def _convert(file: GgufFile, folder: Path) -> None:
 def _tokenizer_config(metadata: Fields) -> dict[str, Any]:
     """Return tokenizer_config.json: the names of special tokens, and the chat template."""
     tokens = metadata.list_of(str, "tokenizer.ggml.tokens")
-    found = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, id in special_ids(metadata).items():
-        found[name.removesuffix("_id")] = tokens[id]
+        config[name.removesuffix("_id")] = tokens[id]
     if "tokenizer.chat_template" in metadata:
-        found["chat_template"] = metadata.text("tokenizer.chat_template")
-    return found
+        config["chat_template"] = metadata.text("tokenizer.chat_template")
+    return config
 
 
 def readable_architectures() -> set[str]:
@@ -201,8 +201,8 @@ def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Ten
     library = transformers()
     kind = file.metadata.text("general.architecture", "")
     readable = readable_architectures()
-    plain = str.maketrans("", "", "-_")  # qwen2moe and qwen2_moe are the same
-    if kind.translate(plain) not in {name.translate(plain) for name in readable}:
+    separators = str.maketrans("", "", "-_")  # qwen2moe and qwen2_moe are the same
+    if kind.translate(separators) not in {name.translate(separators) for name in readable}:
         raise ModelError(
             f"{file.path}: general.architecture must be one that transformers "
             f"{library.__version__} reads from GGUF ({', '.join(sorted(readable))}); got {kind!r}. "
@@ -214,7 +214,7 @@ def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Ten
             "which is not installed: pip install accelerate"
         )
     sizes = {k: v for k, v in file.metadata.values.items() if k.startswith(f"{kind}.")}
-    where: dict[str, Any] = {
+    location: dict[str, Any] = {
         "pretrained_model_name_or_path": file.path.resolve().parent,
         "gguf_file": file.path.name,
         "local_files_only": True,
@@ -224,11 +224,11 @@ def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Ten
         check_numbers(Fields(file.path, sizes), len(file.tensors))
         with offline_and_quiet():
             stored = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-            check_size(file.path, library.AutoConfig.from_pretrained(**where), stored)
-            model = library.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+            check_size(file.path, library.AutoConfig.from_pretrained(**location), stored)
+            model = library.AutoModelForCausalLM.from_pretrained(**location, dtype=torch.float32)
     except ModelError:
         raise
-    except Exception as error:  # whatever transformers makes of it
+    except Exception as error:  # transformers may raise anything on a damaged file
         raise ModelError(
             f"transformers cannot open {file.path}, of the architecture {kind!r}: {one_line(error)}"
         ) from error
@@ -236,7 +236,7 @@ def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Ten
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:  # a tied head is the embedding again
+        if tensor.data_ptr() not in seen:  # a tied head shares the embedding's memory
             tensors[name] = tensor.contiguous()
             seen.add(tensor.data_ptr())
     return config | {"dtype": "float32"}, tensors

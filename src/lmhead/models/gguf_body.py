@@ -18,15 +18,15 @@ from lmhead.models.gguf_file import MAGIC, GgufFile
 
 EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
-_TOKENS = 32  # of the vocabulary in the copy, which is not used
+_TOKENS = 32  # size of the copy's vocabulary, which is not used
 _ALIGNMENT = 32
-_MOST = 1 << 30  # bytes of a body: in larger models the head is a small part of the work
+_MAX_BYTES = 1 << 30  # of a body: in larger models the head is a small part of the work
 
 
 def is_worthwhile(file: GgufFile) -> bool:
-    """Return whether the head is a part of the work that is worth a copy of the rest."""
+    """Return whether the body is small enough for a copy without the head to pay off."""
     size = sum(t.nbytes for name, t in file.tensors.items() if name not in (EMBEDDING, _HEAD))
-    return size <= _MOST
+    return size <= _MAX_BYTES
 
 
 def write_body(file: GgufFile, path: Path) -> None:

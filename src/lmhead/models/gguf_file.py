@@ -7,7 +7,7 @@ tensors   name, uint32 number of dimensions, uint64 sizes (the last one first), 
           uint64 offset in the data
 data      from the next multiple of `general.alignment` (32) on
 
-The header is read at once, every length checked against the bytes that are left; the data is
+The header is read at once, every length is checked against the remaining bytes; the data is
 memory-mapped, and a tensor becomes float32 when it is read. The package `gguf` converts quantized
 types. (Its own `GGUFReader` takes 20 times as long for a vocabulary, and trusts the lengths.)
 """
@@ -78,15 +78,15 @@ class GgufFile:
         tensors, fields = self._number("Q"), self._number("Q")
         # A field has at least a name (8 bytes), a type (4) and a value (1); a tensor 32 bytes.
         self._check_count("metadata fields", fields, 13)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         self._fields: dict[str, slice] = {}
         for _ in range(fields):
             begin, name = self._offset, self._string()
-            if name in found:
+            if name in values:
                 raise self._corrupt(f"the field {name!r} occurs twice")
-            found[name] = self._value(self._number("I"))
+            values[name] = self._value(self._number("I"))
             self._fields[name] = slice(begin, self._offset)
-        self.metadata = Fields(self.path, found)
+        self.metadata = Fields(self.path, values)
         self._check_count("tensors", tensors, 32)
         self.tensors = self._read_tensors(tensors)
 
@@ -113,63 +113,63 @@ class GgufFile:
     def _numbers(
         self, name: str, data: NDArray[np.uint8], shape: tuple[int, ...]
     ) -> NDArray[np.float32]:
-        """Return the numbers that some bytes of a tensor stand for."""
+        """Convert the stored bytes of a tensor, or of some of its rows, to float32."""
         tensor = self.tensors[name]
         if tensor.kind.name in _PLAIN:
             numbers = data.view(_PLAIN[tensor.kind.name]).reshape(shape)
-            with np.errstate(all="ignore"):  # of float64 beyond float32
+            with np.errstate(all="ignore"):  # float64 may overflow float32
                 return numbers.astype(np.float32)
         rows = data.reshape(*shape[:-1], -1)
         try:
             with np.errstate(all="ignore"):  # damaged scales may be infinite
-                made: NDArray[np.float32] = self._gguf().quants.dequantize(rows, tensor.kind)
+                converted: NDArray[np.float32] = self._gguf().quants.dequantize(rows, tensor.kind)
         except NotImplementedError:
             raise ModelError(
                 f"{self.path}: {name} must have a type that the package gguf converts; got "
                 f"{tensor.kind.name}. Take a file with another quantization"
             ) from None
-        return made.reshape(shape)
+        return converted.reshape(shape)
 
     def _read_tensors(self, count: int) -> dict[str, GgufTensor]:
-        found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        headers: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):
             name, dimensions = self._string(), self._number("I")
             if not 1 <= dimensions <= _MAX_DIMENSIONS:
                 raise self._corrupt(f"{name!r} must have 1 to 4 dimensions; got {dimensions}")
             sizes = [self._number("Q") for _ in range(dimensions)]
-            if name in found:
+            if name in headers:
                 raise self._corrupt(f"the tensor {name!r} occurs twice")
-            found[name] = tuple(reversed(sizes)), self._number("I"), self._number("Q")
+            headers[name] = tuple(reversed(sizes)), self._number("I"), self._number("Q")
         step = self.metadata.integer("general.alignment", 32, low=1, high=2**20)
         begin = -(-self._offset // step) * step
         return {
             name: self._tensor(name, shape, kind, begin + offset)
-            for name, (shape, kind, offset) in found.items()
+            for name, (shape, kind, offset) in headers.items()
         }
 
     def _tensor(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         """Return a tensor, after checking its type and that it lies inside the file."""
         gguf = self._gguf()
         try:
-            known = gguf.GGMLQuantizationType(kind)
-            block, size = map(int, gguf.GGML_QUANT_SIZES[known])
+            type_ = gguf.GGMLQuantizationType(kind)
+            block, size = map(int, gguf.GGML_QUANT_SIZES[type_])
         except (KeyError, ValueError):
             raise ModelError(
                 f"{self.path}: {name} must have a type that the package gguf knows; got {kind}. "
                 "Install a newer gguf, or take a file with another quantization"
             ) from None
-        if known.name[0] == "I" and known.name[1:].isdigit():
+        if type_.name[0] == "I" and type_.name[1:].isdigit():
             raise ModelError(
-                f"{self.path}: {name} must be of a floating or quantized type; got {known.name}"
+                f"{self.path}: {name} must be of a floating or quantized type; got {type_.name}"
             )
         if 0 in shape or shape[-1] % block:
             raise self._corrupt(
-                f"{name!r} must have rows of a multiple of {block} for {known.name}; got {shape}"
+                f"{name!r} must have rows of a multiple of {block} for {type_.name}; got {shape}"
             )
         nbytes = prod(shape) // block * size
         if begin + nbytes > len(self._map):
             raise self._truncated(f"{name} ends at byte {begin + nbytes:,}")
-        return GgufTensor(shape, known, begin, nbytes)
+        return GgufTensor(shape, type_, begin, nbytes)
 
     def _gguf(self) -> Any:
         if find_spec("gguf") is None:
@@ -212,7 +212,7 @@ class GgufFile:
         raise self._corrupt(f"a field has the unknown type {kind}")
 
     def _check_count(self, what: str, count: int, size: int) -> None:
-        """Validate that `count` things of at least `size` bytes fit into the rest of the file."""
+        """Validate that `count` entries of at least `size` bytes fit into the rest of the file."""
         if self._offset + count * size > len(self._map):
             raise self._truncated(f"it claims {count:,} {what} at byte {self._offset:,}")
 

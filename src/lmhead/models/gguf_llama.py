@@ -116,7 +116,7 @@ def read_blocks(file: GgufFile) -> dict[str, StoredBlocks]:
     """Return the matrices of the layers that are stored in blocks, by the names of `LlamaBody`."""
     heads = file.metadata.integer("llama.attention.head_count", low=1)
     groups = file.metadata.integer("llama.attention.head_count_kv", heads, low=1)
-    found = {}
+    blocks = {}
     for name, tensor in file.tensors.items():
         layer, _, part = name.removeprefix("blk.").removesuffix(".weight").partition(".")
         ours = PARTS.get(_PARTS.get(part, ""), "")
@@ -125,8 +125,8 @@ def read_blocks(file: GgufFile) -> dict[str, StoredBlocks]:
         data = torch.from_numpy(file.bytes_of(name).reshape(tensor.shape[0], -1).copy())
         if part in ("attn_q", "attn_k"):
             data = _half_by_half(data, heads if part == "attn_q" else groups)
-        found[f"blocks.{layer}.{ours}.weight"] = StoredBlocks(tensor.kind.name, data)
-    return found
+        blocks[f"blocks.{layer}.{ours}.weight"] = StoredBlocks(tensor.kind.name, data)
+    return blocks
 
 
 def _rotary(file: GgufFile, size: int, length: int) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _rotary(file: GgufFile, size: int, length: int) -> dict[str, Any]:
     factor = 1.0
     if fields.values.get("llama.rope.scaling.type") == "linear":
         factor = fields.number("llama.rope.scaling.factor", 1.0)
-    factor = fields.number("llama.rope.scale_linear", factor)  # of older files
+    factor = fields.number("llama.rope.scale_linear", factor)  # in older files
     if _DIVISORS not in file.tensors:
         kind = (
             {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}

@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file, as a `tokenizers.Tokenizer`.
 
 In:  the metadata `tokenizer.ggml.*` of the file.
-Out: what `tokenizer.json` would hold.
+Out: the content of a `tokenizer.json`.
 
 Two kinds are supported: "gpt2", byte-level BPE with a named rule for splitting text before merging;
 and "llama", sentencepiece tokens with scores.
@@ -19,22 +19,22 @@ from lmhead.errors import ModelError
 from lmhead.models.model_files import Fields, reject_panics
 
 _UNKNOWN, _CONTROL, _ADDED = 2, 3, 4  # of `token_type`
-_MAX_LENGTH = 512  # characters of a sentencepiece token: merges take the square of that
+_MAX_LENGTH = 512  # characters of a sentencepiece token: merging takes quadratic time
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_REST}"
-# Tokens of the vocabulary are taken whole, also where no merges lead to them.
-_WHOLE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2")
-# How text is split before merging, by llama.cpp's name of the rule: a pattern, or whether digits
+# Rules with which a text that is a token is not split, even if no merges lead to it.
+_IGNORE_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2")
+# How text is split before merging, by llama.cpp's name of the rule: a pattern, or True if digits
 # are split off before GPT-2's own rule.
 SPLITS: dict[str, str | bool] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "mpt"), False),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), True),
     **dict.fromkeys(("codeshell", "exaone", "minerva-7b"), True),
-    **dict.fromkeys((*_WHOLE, "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys((*_IGNORE_MERGES, "dbrx", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), _QWEN2),
 }
 
@@ -71,8 +71,8 @@ def make_tokenizer(metadata: Fields) -> Tokenizer:
         if bos is not None and metadata.flag("tokenizer.ggml.add_bos_token", kind == "llama"):
             token = tokens[bos]
             tokenizer.post_processor = TemplateProcessing(f"{token} $A", None, [(token, bos)])
-    made: Tokenizer = tokenizer
-    return made
+    result: Tokenizer = tokenizer
+    return result
 
 
 def special_ids(metadata: Fields) -> dict[str, int]:
@@ -97,7 +97,9 @@ def _byte_level(metadata: Fields, tokens: list[str]) -> Any:
             f"{rule!r}. Open the model's Hugging Face folder instead"
         )
     vocab = {token: id for id, token in enumerate(tokens)}
-    tokenizer: Any = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=rule in _WHOLE))
+    tokenizer: Any = Tokenizer(
+        BPE(vocab=vocab, merges=merges, ignore_merges=rule in _IGNORE_MERGES)
+    )
     split = SPLITS[rule]
     steps: list[Any] = []
     if isinstance(split, str):
@@ -125,10 +127,10 @@ def _sentencepiece(metadata: Fields, tokens: list[str]) -> Any:
         scores = metadata.list_of(float, "tokenizer.ggml.scores", len(tokens))
     # Two tokens merge into the token with the best score: each way to split a token is a merge.
     merges = sorted(
-        (-scores[id], vocab[token[:at]], vocab[token[at:]], token[:at], token[at:])
+        (-scores[id], vocab[token[:split]], vocab[token[split:]], token[:split], token[split:])
         for token, id in vocab.items()
-        for at in range(1, len(token))
-        if token[:at] in vocab and token[at:] in vocab
+        for split in range(1, len(token))
+        if token[:split] in vocab and token[split:] in vocab
     )
     unknown = metadata.integer("tokenizer.ggml.unknown_token_id", 0, high=len(tokens) - 1)
     tokenizer: Any = Tokenizer(

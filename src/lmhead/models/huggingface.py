@@ -35,7 +35,7 @@ from lmhead.models.language_model import LanguageModel
 from lmhead.models.model_files import Fields, TensorHeader, check_numbers, one_line
 from lmhead.sampling.model import Body
 
-# How far head and model may differ on one token, relative to the largest logit.
+# Largest difference of head and model on one token, relative to the largest logit.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _TOLERANCE_HALF = 5e-2
 CAUSAL = "AutoModelForCausalLM"
@@ -156,7 +156,7 @@ def _through_transformers(
             length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     except ModelError:
         raise
-    except Exception as error:  # whatever transformers makes of a damaged folder
+    except Exception as error:  # transformers may raise anything on a damaged folder
         raise ModelError(
             f"transformers cannot open {folder}: {one_line(error)}. Its config.json and its "
             "weights may not belong together: download the folder again"
@@ -291,18 +291,18 @@ def read_softcap_and_scale(config: Any) -> tuple[float | None, float]:
 def _compare(model: Any, base: nn.Module, head: LMHead, folder: Path) -> LayerStack | None:
     """Validate that head and model agree on the logits of one token; return the model's layers."""
     ids = torch.tensor([[min(head.vocab_size - 1, 7)]])
-    kept: list[Any] = []
+    outputs: list[Any] = []
 
-    def keep(module: nn.Module, args: Any, out: Any) -> None:  # noqa: ARG001
-        kept.append(out)
+    def record(module: nn.Module, args: Any, out: Any) -> None:  # noqa: ARG001
+        outputs.append(out)
 
-    hook = base.register_forward_hook(keep)
+    hook = base.register_forward_hook(record)
     try:
         theirs = model(input_ids=ids, use_cache=True).logits[0, -1]
     finally:
         hook.remove()
     takes_cache = "past_key_values" in inspect.signature(base.forward).parameters
-    if takes_cache and not hasattr(kept[-1], "past_key_values"):
+    if takes_cache and not hasattr(outputs[-1], "past_key_values"):
         raise ModelError(
             f"{type(model).__name__} in {folder} must return the cache that it is asked for; it "
             "keeps the state of one sequence in its modules, and sequences would mix. Use "
@@ -312,7 +312,7 @@ def _compare(model: Any, base: nn.Module, head: LMHead, folder: Path) -> LayerSt
         raise ModelError(f"the weights in {folder} must give finite logits; got NaN or infinity")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PerformanceWarning)  # one row
-        ours = head(kept[-1].last_hidden_state[0, -1]).materialize()
+        ours = head(outputs[-1].last_hidden_state[0, -1]).materialize()
     if not close_logits(ours, theirs):
         raise ModelError(
             f"the head of {type(model).__name__} in {folder} must be a linear layer with bias, "

@@ -94,17 +94,17 @@ class HuggingFaceBody(nn.Module):
         super().__init__()
         self.base = base
         self._stack = stack
-        self._takes = set(inspect.signature(base.forward).parameters)
+        self._accepts = set(inspect.signature(base.forward).parameters)
 
     def forward(
         self, ids: Tensor, cache: Any = None, mask: Tensor | None = None
     ) -> tuple[Tensor, HuggingFaceCache | RereadCache]:
         """Process new tokens; arguments and results as in `lmhead.sampling.model.Body`."""
         before = 0 if cache is None else cache.length
-        if "past_key_values" not in self._takes:
-            every = ids if cache is None else torch.cat((cache.ids, ids), 1)
-            out = self._read(every, mask, 0, use_cache=False)
-            return out.last_hidden_state[:, before:], RereadCache(every)
+        if "past_key_values" not in self._accepts:
+            all_ids = ids if cache is None else torch.cat((cache.ids, ids), 1)
+            out = self._read(all_ids, mask, 0, use_cache=False)
+            return out.last_hidden_state[:, before:], RereadCache(all_ids)
         past = None if cache is None else fork(cache.inner)
         out = self._read(ids, mask, before, past_key_values=past, use_cache=True)
         return out.last_hidden_state, HuggingFaceCache(out.past_key_values, before + ids.shape[1])
@@ -139,12 +139,12 @@ class HuggingFaceBody(nn.Module):
                 f"mask must be bool and of shape {shape}, one entry for each token so far; "
                 f"got {mask.dtype} {tuple(mask.shape)}"
             )
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "attention_mask": mask.long(),
             "position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)[:, before:],
         }
-        given = {name: value for name, value in given.items() if name in self._takes}
-        return self.base(input_ids=ids, return_dict=True, **given, **options)
+        arguments = {name: value for name, value in arguments.items() if name in self._accepts}
+        return self.base(input_ids=ids, return_dict=True, **arguments, **options)
 
 
 @dataclass(frozen=True)
@@ -209,10 +209,10 @@ def find_layers(base: nn.Module, run: Callable[[], Any]) -> LayerStack | None:
         for hook in hooks:
             hook.remove()
     tail: list[nn.Module] = []
-    for module, given, out in reversed(calls):
+    for module, input_, out in reversed(calls):
         if module is not base and _same(out, current):
             tail.insert(0, module)
-            current = given
+            current = input_
     for blocks in lists:
         end = output_of.get(id(blocks[-1]))
         if end is not None and _same(end, current):
@@ -225,8 +225,8 @@ def find_layers(base: nn.Module, run: Callable[[], Any]) -> LayerStack | None:
 
 def _first(out: Any) -> Tensor:
     """Return the hidden states of a block's output, which may be the first of several."""
-    found: Tensor = out if isinstance(out, Tensor) else out[0]
-    return found
+    hidden: Tensor = out if isinstance(out, Tensor) else out[0]
+    return hidden
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -34,7 +34,7 @@ _AUTO = "AutoModelForSeq2SeqLM"
 
 
 class Sizes(NamedTuple):
-    """What `Translator` reads of a model's configuration."""
+    """The part of a model's configuration that `Translator` reads."""
 
     vocab_size: int
     hidden_size: int
@@ -105,16 +105,18 @@ class ConditionedDecoder:
         mask: Tensor,  # noqa: ARG002 all prompts have one length
     ) -> tuple[Tensor, DecoderCache]:
         """As `lmhead.sampling.model.Body`; the first call has one row per source."""
-        memory, seen = (self._memory, self._mask) if cache is None else (cache.memory, cache.mask)
+        memory, source_mask = (
+            (self._memory, self._mask) if cache is None else (cache.memory, cache.mask)
+        )
         out = self._decoder(
             input_ids=ids,
             encoder_hidden_states=memory,
-            encoder_attention_mask=seen.long(),
+            encoder_attention_mask=source_mask.long(),
             past_key_values=None if cache is None else _fork(cache.inner),
             use_cache=True,
             return_dict=True,
         )
-        return out.last_hidden_state, DecoderCache(out.past_key_values, memory, seen)
+        return out.last_hidden_state, DecoderCache(out.past_key_values, memory, source_mask)
 
 
 def _fork(cache: Any) -> Any:
@@ -145,22 +147,25 @@ def load_encoder_decoder(folder: Path) -> tuple[HuggingFaceEncoderDecoder, list[
             stored = sum(tensor.size for tensor in tensors.values())
             check_size(config.path, described, stored, _AUTO)
             model = load_model(folder, library, _AUTO)
-            chosen = model.generation_config
-            begin = chosen.decoder_start_token_id
+            settings = model.generation_config
+            begin = settings.decoder_start_token_id
             if begin is None:
                 begin = model.config.decoder_start_token_id
-            ends = chosen.eos_token_id
+            ends = settings.eos_token_id
             end = ends[0] if isinstance(ends, list) else ends
             if begin is None or end is None:
                 raise ModelError(
                     f"{config.path} must have decoder_start_token_id and eos_token_id; "
                     f"got {begin} and {end}"
                 )
-            prompt = [begin, *([chosen.forced_bos_token_id] if chosen.forced_bos_token_id else [])]
+            prompt = [
+                begin,
+                *([settings.forced_bos_token_id] if settings.forced_bos_token_id else []),
+            ]
             head = _head(model, folder, begin)
     except ModelError:
         raise
-    except Exception as error:  # whatever transformers makes of a damaged folder
+    except Exception as error:  # transformers may raise anything on a damaged folder
         raise ModelError(f"transformers cannot open {folder}: {one_line(error)}") from error
     return HuggingFaceEncoderDecoder(model, head), prompt, int(end)
 

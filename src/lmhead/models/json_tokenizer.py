@@ -5,7 +5,7 @@ Out: text to ids, and the bytes of every id.
 
 A token's bytes are not simply its name: a byte-level vocabulary writes every byte as one character
 (a space as Ġ), a sentencepiece one writes a space as ▁ and bytes as <0x0A>, BERT's prefixes the
-continuation of a word with ##. The file's `decoder` says which it is; `_TokenBytes` reads it. Parts
+continuation of a word with ##. The file's `decoder` tells which; `_TokenBytes` interprets it. Parts
 of characters stay bytes, so that text can be assembled from any tokens.
 """
 
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from lmhead.errors import ModelError
 from lmhead.models.model_files import exists, one_line, read_text, reject_panics
 
-_MOST_GROWTH = 1000
+_MAX_GROWTH = 1000
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -80,14 +80,14 @@ class JsonTokenizer:
         except ModelError:
             raise
         except Exception as error:  # a vocabulary without bytes and without an unknown token
-            lacking = [c for c in dict.fromkeys(text) if self._tokenizer.token_to_id(c) is None]
+            missing = [c for c in dict.fromkeys(text) if self._tokenizer.token_to_id(c) is None]
             raise ValueError(
                 f"text must consist of tokens in {self.path}, which has no "
-                f"{', '.join(map(repr, lacking[:5])) or error}"
+                f"{', '.join(map(repr, missing[:5])) or error}"
             ) from error
         if bos and ids and ids[-1] == self.eos_token_id:
-            own = self._tokenizer.encode(text, add_special_tokens=False).ids
-            if ids.count(ids[-1]) > own.count(ids[-1]):
+            plain_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            if ids.count(ids[-1]) > plain_ids.count(ids[-1]):
                 ids.pop()
         return ids
 
@@ -166,7 +166,7 @@ def _check_growth(text: str, path: Path) -> None:
     try:
         parts = [json.loads(text).get(name) for name in ("normalizer", "decoder")]
     except (ValueError, AttributeError, RecursionError):
-        return  # no tokenizer: the library says why
+        return  # not a tokenizer: the library raises an error
     growth = 1
     while parts:
         part = parts.pop()
@@ -176,10 +176,10 @@ def _check_growth(text: str, path: Path) -> None:
             parts += [part.get(name) for name in ("normalizers", "decoders")]
             added = [part.get(name) for name in ("content", "prepend", "append")]
             growth *= max([1, *(len(text) for text in added if isinstance(text, str))])
-    if growth > _MOST_GROWTH:
+    if growth > _MAX_GROWTH:
         raise ModelError(
             f"{path}: the replacements of normalizer and decoder must make a text at most "
-            f"{_MOST_GROWTH} times as long; got {growth:.2g}"
+            f"{_MAX_GROWTH} times as long; got {growth:.2g}"
         )
 
 
@@ -191,7 +191,7 @@ def max_token_id(tokenizer: Any, path: Path) -> int:
 
 
 class _TokenBytes:
-    """From a token's name to its bytes, as the `decoder` of a tokenizer.json says.
+    """Convert a token's name to its bytes, following the `decoder` of a tokenizer.json.
 
     Attributes:
         bytes_of: the bytes of a name.
@@ -249,7 +249,7 @@ def _strips(step: dict[str, Any]) -> bool:
 
 
 def _replacements(step: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what a step of the decoder replaces by what."""
+    """Return the replacements (old, new) of a step of the decoder."""
     kind = step.get("type")
     if kind == "Metaspace":
         return [(step.get("replacement", "▁"), " ")]
@@ -266,9 +266,9 @@ def _byte_characters() -> dict[str, int]:
 
     A byte that is printable in Latin-1 is its own character; the others are U+0100 and up.
     """
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
         chr(0x100 + index): byte for index, byte in enumerate(others)
     }
 

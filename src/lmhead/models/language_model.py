@@ -57,7 +57,7 @@ class LanguageModel:
         body: token ids to hidden states, see `lmhead.sampling.model.Body`.
         head: hidden states to lazy logits.
         eos_token_ids: the tokens that end a text.
-        tokenizer: text to ids and back; None for ids alone.
+        tokenizer: text to ids and back; None if only ids are supported.
         max_length: the maximum number of tokens it was trained on at once; None for no bound.
         name: for display, e.g. of the file.
         chat: its chat template; None if it has none.
@@ -73,7 +73,7 @@ class LanguageModel:
 
     @property
     def engine(self) -> Engine:
-        """What computes the body: see `open_model`."""
+        """The engine that computes the body: see `open_model`."""
         if isinstance(self.body, LlamaCppBody):
             return "llama.cpp"
         return "torch" if getattr(self.body, "step", None) is None else "core"
@@ -110,11 +110,11 @@ class LanguageModel:
             One (B, T, D) per layer, starting with the embedding, each after the final norm, so
             that `head(layer)` are its logits; the last is the result of `hidden`.
         """
-        read: Any = getattr(self.body, "layers", None)
-        if read is None:
+        method: Any = getattr(self.body, "layers", None)
+        if method is None:
             raise TypeError(
                 f"the body of {self.name or 'this model'} must have a method layers(ids); "
                 f"got a {type(self.body).__name__}"
             )
-        found: list[Tensor] = read(ids)
-        return found
+        states: list[Tensor] = method(ids)
+        return states

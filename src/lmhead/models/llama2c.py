@@ -58,8 +58,8 @@ def load_llama2c(
     path = Path(model_path)
     config, max_length, tied = _read_header(path)
     state = _map_arrays(path, config, max_length, tied)
-    own = None if tied else state.pop("head")
-    # The body is made on the meta device and assigned views of the file. (The embedding is made
+    head_weight = None if tied else state.pop("head")
+    # The body is built on the meta device, then assigned views of the file. (The embedding is built
     # from its view: to initialise one on the meta device, torch would load its compiler.)
     embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
         state["embedding.weight"]
@@ -69,11 +69,11 @@ def load_llama2c(
     body.load_state_dict(state, assign=True)
     body.requires_grad_(False).eval()
     attach_step(body)
-    if own is None:
+    if head_weight is None:
         head = LMHead.tied(body.embedding)
     else:
         head = LMHead(config.hidden_size, config.vocab_size, device="meta")
-        head.load_state_dict({"weight": own}, assign=True)
+        head.load_state_dict({"weight": head_weight}, assign=True)
         head.requires_grad_(False)
     return LanguageModel(
         body,
@@ -95,10 +95,10 @@ def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
         )
     try:
         with path.open("rb") as file:
-            found = file.read(_HEADER.size)
+            header = file.read(_HEADER.size)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
-    size, inner, layers, heads, groups, vocab, max_length = _HEADER.unpack(found)
+    size, inner, layers, heads, groups, vocab, max_length = _HEADER.unpack(header)
     if size == _LATER_VERSIONS:
         raise ModelError(
             f"{path} must be a llama2.c checkpoint of version 0 (export.py --version 0); got "
@@ -153,11 +153,11 @@ def _map_arrays(path: Path, config: LlamaConfig, max_length: int, tied: bool) ->
         for name, per_layer, shape in _arrays(config, max_length, tied)
     ]
     expected = _HEADER.size + 4 * sum(prod(shape) for _, _, shape in arrays)
-    found = file_size(path)
-    if found != expected:
+    size = file_size(path)
+    if size != expected:
         raise ModelError(
             f"{path} must have {expected:,} bytes, as its header says ({config}, "
-            f"max_seq_len={max_length}, {'tied' if tied else 'own'} head); got {found:,}"
+            f"max_seq_len={max_length}, {'tied' if tied else 'untied'} head); got {size:,}"
         )
     # Copy on write: a change stays in this process and never reaches the file.
     numbers = torch.from_numpy(np.memmap(path, "<f4", mode="c", offset=_HEADER.size))

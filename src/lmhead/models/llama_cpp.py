@@ -3,9 +3,9 @@
 In:  a GGUF file.
 Out: hidden states after the final norm, from llama.cpp's own computation.
 
-The library is that inside the package `xllamacpp`, which exports llama.cpp's C interface; it is
-called through ctypes. Parameters go by value there, in structures that grow from version to
-version: of those only the first fields are touched, after a check that they are where expected.
+The package `xllamacpp` contains the library, which exports llama.cpp's C interface; it is called
+through ctypes. Parameters are structures passed by value that grow from version to version: only
+their first fields are used, after a check that they are at the expected offsets.
 Of a Llama, llama.cpp gets a copy without the head, and embeddings instead of ids (`gguf_body`).
 llama.cpp rounds activations to 8 bits and keys and values to 16, so hidden states differ from those
 of the float32 body by a few percent; head, log-probabilities and samplers are exact for them.
@@ -30,14 +30,14 @@ from lmhead.errors import ModelError
 from lmhead.models.gguf_body import EMBEDDING, is_worthwhile, write_body
 from lmhead.models.gguf_file import GgufFile
 
-_ROOM = 1024  # positions of a context at first; doubled when it is full
-_MOST = 512  # tokens of one call
-_KNOWN = [512, 2048, 512, 1]  # n_ctx, n_batch, n_ubatch and n_seq_max by default
+_FIRST_CAPACITY = 1024  # positions of a context at first; doubled when it is full
+_MAX_BATCH = 512  # tokens of one call
+_KNOWN_DEFAULTS = [512, 2048, 512, 1]  # n_ctx, n_batch, n_ubatch and n_seq_max by default
 _POINTER = ctypes.c_void_p
 
 
 class _Params(ctypes.Structure):
-    """llama_model_params or llama_context_params, and more bytes than either has."""
+    """llama_model_params or llama_context_params, with more bytes than either has."""
 
     _fields_ = [("numbers", ctypes.c_uint32 * 4), ("rest", ctypes.c_uint8 * 1008)]
 
@@ -76,21 +76,21 @@ class _Library:
         self._check()
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Any:
-        found = getattr(self._all, name, None)
-        if found is None:
+        function = getattr(self._all, name, None)
+        if function is None:
             raise ModelError(f"{_package()} has no function {name}: install another version")
-        found.restype, found.argtypes = result, arguments
-        return found
+        function.restype, function.argtypes = result, arguments
+        return function
 
     def _check(self) -> None:
-        """Refuse a library whose structures begin in another way."""
+        """Raise if the first fields of the library's structures are not the expected ones."""
         ids = (ctypes.c_int32 * 3)(1, 2, 3)
         batch = self.batch(ctypes.addressof(ids), 3)
-        begins = list(self.context_params().numbers)
-        given = (batch.count, batch.tokens, *batch.others)
-        if begins != _KNOWN or given != (3, ctypes.addressof(ids), *[None] * 5):
+        defaults = list(self.context_params().numbers)
+        fields = (batch.count, batch.tokens, *batch.others)
+        if defaults != _KNOWN_DEFAULTS or fields != (3, ctypes.addressof(ids), *[None] * 5):
             raise ModelError(
-                f"{_package()} has an interface that is not known here: install another version, "
+                f"{_package()} has an unknown interface: install another version, "
                 "or leave out engine='llama.cpp'"
             )
 
@@ -119,38 +119,38 @@ class _Context:
 
     def __init__(self, model: _LlamaCppModel) -> None:
         self._model, self._lib = model, model.library
-        self._room = 0
-        self._at: int | None = None
+        self._capacity = 0
+        self._address: int | None = None
         self._ids: list[int] = []
 
     def __del__(self) -> None:
-        if self._at:
-            self._lib.free_context(self._at)
+        if self._address:
+            self._lib.free_context(self._address)
 
     def read(self, ids: list[int], new: int) -> Tensor:
-        """Return the hidden states (new, D) of the last ids; those before are kept if they can."""
-        if len(ids) > self._room:
-            self._open(max(_ROOM, 2 * self._room, len(ids)))
-        known = len(ids) - new
-        if self._ids[:known] != ids[:known]:
-            known = 0
-        self._lib.forget(self._lib.memory(self._at), 0, known, -1)
-        self._ids = ids[:known]
+        """Return the hidden states (new, D) of the last ids; reuse keys and values if valid."""
+        if len(ids) > self._capacity:
+            self._open(max(_FIRST_CAPACITY, 2 * self._capacity, len(ids)))
+        reused = len(ids) - new
+        if self._ids[:reused] != ids[:reused]:
+            reused = 0
+        self._lib.forget(self._lib.memory(self._address), 0, reused, -1)
+        self._ids = ids[:reused]
         threads = torch.get_num_threads()
-        self._lib.set_threads(self._at, threads, threads)
-        parts = [self._decode(ids[i : i + _MOST]) for i in range(known, len(ids), _MOST)]
+        self._lib.set_threads(self._address, threads, threads)
+        parts = [self._decode(ids[i : i + _MAX_BATCH]) for i in range(reused, len(ids), _MAX_BATCH)]
         return torch.cat(parts)[-new:]
 
-    def _open(self, room: int) -> None:
-        if self._at:
-            self._lib.free_context(self._at)
+    def _open(self, capacity: int) -> None:
+        if self._address:
+            self._lib.free_context(self._address)
         params = self._lib.context_params()
-        params.numbers[0] = room
-        self._at = self._lib.context(self._model.address, params)
-        if not self._at:
-            raise ModelError(f"llama.cpp cannot make a context of {room} tokens")
-        self._lib.set_embeddings(self._at, True)
-        self._room, self._ids = room, []
+        params.numbers[0] = capacity
+        self._address = self._lib.context(self._model.address, params)
+        if not self._address:
+            raise ModelError(f"llama.cpp cannot make a context of {capacity} tokens")
+        self._lib.set_embeddings(self._address, True)
+        self._capacity, self._ids = capacity, []
 
     def _decode(self, ids: list[int]) -> Tensor:
         tokens = (ctypes.c_int32 * len(ids))(*ids)
@@ -158,14 +158,14 @@ class _Context:
         if self._model.takes_embeddings:
             embedded = self._model.embed(ids)
             batch.tokens, batch.others[0] = None, embedded.data_ptr()
-        failed = self._lib.decode(self._at, batch)
+        failed = self._lib.decode(self._address, batch)
         if failed:
-            self._ids, self._room = [], 0
+            self._ids, self._capacity = [], 0
             raise RuntimeError(f"llama.cpp could not decode {len(ids)} tokens: code {failed}")
         self._ids = self._ids + ids
         numbers = ctypes.c_float * (len(ids) * self._model.size)
-        made = numbers.from_address(self._lib.embeddings(self._at))
-        return torch.frombuffer(made, dtype=torch.float32).view(len(ids), -1).clone()
+        buffer = numbers.from_address(self._lib.embeddings(self._address))
+        return torch.frombuffer(buffer, dtype=torch.float32).view(len(ids), -1).clone()
 
 
 class _LlamaCppModel:
@@ -184,15 +184,15 @@ class _LlamaCppModel:
         self.size = int(self.library.size(self.address))
 
     def _open(self, path: Path) -> int | None:
-        found: int | None = self.library.load(str(path).encode(), self.library.model_params())
-        return found
+        address: int | None = self.library.load(str(path).encode(), self.library.model_params())
+        return address
 
     def _open_body(self) -> int | None:
-        """Open a copy of the body; None if there is no room for it."""
+        """Open a copy of the body; None if there is no disk space for it."""
         with suppress(OSError), TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             copy = Path(folder) / "body.gguf"
             write_body(self._file, copy)
-            return self._open(copy)  # mapped: the file may go
+            return self._open(copy)  # memory-mapped: the file can be deleted
         return None
 
     def embed(self, ids: list[int]) -> Tensor:
@@ -227,7 +227,8 @@ class LlamaCppBody:
     Args:
         path: the file.
         vocab_size: V, for checks.
-        plain_llama: whether it is a Llama with the usual tensors: it can then do without its head.
+        plain_llama: whether it is a Llama with the usual tensors, which can be opened without its
+            head.
     """
 
     def __init__(self, path: Path, vocab_size: int, *, plain_llama: bool) -> None:
@@ -245,12 +246,12 @@ class LlamaCppBody:
         while len(self._contexts) < rows:
             self._contexts.append(_Context(self._model))
         hidden = torch.zeros(rows, new, self._model.size)
-        every = []
+        all_ids = []
         for row in range(rows):
-            given = ids[row] if mask is None else ids[row][mask[row, before:]]
+            row_ids = ids[row] if mask is None else ids[row][mask[row, before:]]
             past = () if cache is None else cache.ids[row]
-            every.append((*past, *given.tolist()))
-            if len(given):
-                made = self._contexts[row].read(list(every[-1]), len(given))
-                hidden[row, new - len(given) :] = made
-        return hidden, LlamaCppCache(tuple(every), before + new)
+            all_ids.append((*past, *row_ids.tolist()))
+            if len(row_ids):
+                states = self._contexts[row].read(list(all_ids[-1]), len(row_ids))
+                hidden[row, new - len(row_ids) :] = states
+        return hidden, LlamaCppCache(tuple(all_ids), before + new)

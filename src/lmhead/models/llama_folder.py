@@ -59,7 +59,7 @@ def is_plain(config: Fields) -> bool:
 
 
 def read_sizes(config: Fields, tensors: Mapping[str, TensorHeader], where: Path) -> LlamaConfig:
-    """Return the sizes, checked against the tensors that are there.
+    """Return the sizes, checked against the tensors of the folder.
 
     Fields that are absent have the defaults of transformers.
 
@@ -165,16 +165,16 @@ def _map(
     tensors: Mapping[str, TensorHeader], names: Mapping[str, str], config: Fields
 ) -> dict[str, Tensor]:
     """Return the named tensors, memory-mapped; of one dtype, if need be by conversion."""
-    found: dict[str, Tensor] = {}
+    mapped: dict[str, Tensor] = {}
     for path in sorted({tensors[name].path for name in names}):
         with safe_open(path, framework="pt") as file:
             for name in names:
                 if tensors[name].path == path:
-                    found[name] = aligned(file.get_tensor(name))
-    dtypes = {tensor.dtype for tensor in found.values()}
+                    mapped[name] = aligned(file.get_tensor(name))
+    dtypes = {tensor.dtype for tensor in mapped.values()}
     if len(dtypes) == 1:
-        return found
+        return mapped
     # As transformers does: the dtype of the configuration for all, else the widest in the files.
     wanted = config.text("dtype", config.text("torch_dtype", ""))
     dtype = _DTYPES.get(wanted) or reduce(torch.promote_types, dtypes)
-    return {name: tensor.to(dtype) for name, tensor in found.items()}
+    return {name: tensor.to(dtype) for name, tensor in mapped.items()}

@@ -6,7 +6,7 @@ Numbers from a file are checked before anything is allocated or looped over:
     read_bytes, read_json     regular files of bounded size
     Fields                    typed, bounded fields of a JSON object or a GGUF header
     read_tensor_headers       shapes and dtypes in a safetensors file, without its data
-    reject_panics             what Rust libraries raise, as a `ModelError`
+    reject_panics             errors of Rust libraries, as a `ModelError`
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _short.maxstring = _short.maxother = 60
 def file_size(path: Path) -> int:
     """Return the size of a regular file in bytes."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
-    if not S_ISREG(found.st_mode):  # a pipe or a device may never end
+    if not S_ISREG(status.st_mode):  # a pipe or a device may never end
         raise ModelError(f"{path} must be a regular file; got a folder, pipe or device")
-    return found.st_size
+    return status.st_size
 
 
 def exists(path: Path) -> bool:
@@ -86,16 +86,16 @@ def read_json(path: Path) -> Fields:
     """Return the object in a JSON file."""
     text = read_text(path)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ModelError(f"{path} is nested too deeply to be a model's JSON file") from None
     except ValueError as error:
         raise ModelError(
             f"{path} is not valid JSON ({error}): it is damaged. Download it again"
         ) from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} must hold a JSON object; got {type(found).__name__}")
-    return Fields(path, found)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object; got {type(value).__name__}")
+    return Fields(path, value)
 
 
 class Fields:
@@ -122,8 +122,8 @@ class Fields:
 
     def error(self, name: str, wanted: str) -> ModelError:
         """Return the error for a field that is not what it must be."""
-        found = _short.repr(self.values[name]) if name in self.values else "nothing"
-        return ModelError(f"{self.path}: {self.prefix}{name} must be {wanted}; got {found}")
+        got = _short.repr(self.values[name]) if name in self.values else "nothing"
+        return ModelError(f"{self.path}: {self.prefix}{name} must be {wanted}; got {got}")
 
     def integer(
         self, name: str, default: int | None = None, *, low: int = 0, high: int = MAX_INTEGER
@@ -239,18 +239,18 @@ def read_tensor_headers(path: Path) -> dict[str, TensorHeader]:
 
 def check_tensors(
     where: Path,
-    found: Mapping[str, TensorHeader],
+    headers: Mapping[str, TensorHeader],
     expected: Mapping[str, tuple[int, ...]],
     dtypes: tuple[str, ...] = ("F64", "F32", "F16", "BF16"),
 ) -> None:
-    """Validate that all expected tensors are there, with their shapes and a dtype of weights."""
+    """Validate that all expected tensors are present, with their shapes and a floating dtype."""
     for name, shape in expected.items():
-        if name not in found:
+        if name not in headers:
             raise ModelError(
                 f"the weights in {where} are not complete: {name} is missing. Download the files "
                 "again"
             )
-        header = found[name]
+        header = headers[name]
         if header.shape != shape:
             raise ModelError(
                 f"the weights in {where} have other shapes than its configuration says: {name} "
@@ -264,9 +264,9 @@ def check_tensors(
 
 @contextmanager
 def reject_panics(message: str) -> Iterator[None]:
-    """Turn whatever a library makes of a damaged file into a `ModelError`.
+    """Turn any error of a library on a damaged file into a `ModelError`.
 
-    Rust libraries raise bare Exceptions, and panics that are no Exceptions at all.
+    Rust libraries raise bare Exceptions, and panics, which derive from BaseException.
     """
     try:
         yield

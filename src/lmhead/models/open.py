@@ -49,7 +49,7 @@ def open_model(
             or a name of the Hugging Face hub, such as "HuggingFaceTB/SmolLM2-135M", that has been
             downloaded before; None for `smollm2` if it is installed, else `tiny`.
         download: whether to download a name of the hub; otherwise nothing is ever downloaded.
-        engine: what computes the body; `model.engine` says which it is. "core": the compiled core,
+        engine: computes the body; `model.engine` is the one in use. "core": the compiled core,
             for single tokens of a Llama in float32. "torch". "llama.cpp", with the package
             xllamacpp: for GGUF files, in llama.cpp's own precision. None for "core" where it is
             supported, else "torch". The head is ours with all of them.
@@ -76,10 +76,10 @@ def _find(where: str | PathLike[str] | None, download: bool) -> tuple[Path, str 
     if where is None:
         where = bundled.default_model()
     if isinstance(where, str) and where in bundled.BUNDLED:
-        found = bundled.find(where)
-        if found is None:
+        installed = bundled.find(where)
+        if installed is None:
             raise bundled.not_installed(where)
-        return found, where
+        return installed, where
     path = Path(where).expanduser()
     if exists(path):
         return path, None
@@ -152,10 +152,10 @@ def _find_downloaded(name: str) -> Path | None:
         return None
     hub: Any = import_module("huggingface_hub")
     try:
-        found = hub.try_to_load_from_cache(name, "config.json")
+        config = hub.try_to_load_from_cache(name, "config.json")
     except ValueError:  # of the hub's validation: the name cannot be a model's
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _download(name: str) -> Path:
@@ -179,7 +179,7 @@ def _download(name: str) -> Path:
 def check_hashes(folder: Path) -> None:
     """Validate the files of a folder in the hub's cache: each links to a file named by its hash.
 
-    SHA-256 for large files, else that of Git. Where links cannot be made there is no such name.
+    SHA-256 for large files, else Git's SHA-1. Files that are not links are not checked.
     """
     for path in sorted(folder.rglob("*")):
         blob = path.resolve()

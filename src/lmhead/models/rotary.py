@@ -40,12 +40,12 @@ _NAMES = {"rope_type", "type", "rope_theta"}
 
 def read_rotary(config: Fields) -> Fields:
     """Return the fields on rotary positions in one object, with `rope_type` and `rope_theta`."""
-    found = {"rope_theta": config.number("rope_theta", 10000.0)}
+    values = {"rope_theta": config.number("rope_theta", 10000.0)}
     for name in ("rope_scaling", "rope_parameters"):
-        found |= config.object(name).values
-    fields = Fields(config.path, found, "rope_parameters.")
+        values |= config.object(name).values
+    fields = Fields(config.path, values, "rope_parameters.")
     kind = fields.text("rope_type", fields.text("type", "default"))
-    return Fields(config.path, {**found, "rope_type": kind}, fields.prefix)
+    return Fields(config.path, {**values, "rope_type": kind}, fields.prefix)
 
 
 def is_known(rotary: Fields) -> bool:

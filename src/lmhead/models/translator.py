@@ -66,7 +66,7 @@ class Translator:
         name: for display.
         prompt: the ids that begin a translation, if there are more than `begin`.
         template: whether the tokenizer adds special tokens to a sentence, as those of Hugging Face
-            do; if not, `end` is put after it.
+            do; if not, `end` is appended.
 
     Example::
 
@@ -109,7 +109,7 @@ class Translator:
         checks.check_integer("num_beams", num_beams, low=1)
         checks.check_integer("n_best", n_best, low=1, high=num_beams)
         sources = self._encode([text.strip() for text in texts])
-        found: list[list[Translation]] = [[] for _ in sources]
+        translations: list[list[Translation]] = [[] for _ in sources]
         for rows in _batches([len(source) for source in sources]):
             source, mask = pad([sources[row] for row in rows], self.end)
             beams = beam_search(
@@ -121,11 +121,11 @@ class Translator:
                 max_new_tokens=max_new_tokens or self.model.config.max_length,
             )
             for row, sequences, scores in zip(rows, beams.sequences, beams.scores, strict=True):
-                found[row] = [
+                translations[row] = [
                     Translation(self.decode(ids), score, tuple(ids))
                     for ids, score in zip(sequences, scores, strict=True)
                 ]
-        return found
+        return translations
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without the end token."""
@@ -134,7 +134,7 @@ class Translator:
     def _encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text with the end token; [] for an empty one."""
         encoded = self.vocabulary.encode_batch(texts, add_special_tokens=self._template)
-        kept = [one.ids if text else [] for one, text in zip(encoded, texts, strict=True)]
+        kept = [encoding.ids if text else [] for encoding, text in zip(encoded, texts, strict=True)]
         return [[*ids, self.end] if ids and ids[-1] != self.end else ids for ids in kept]
 
 

@@ -16,7 +16,7 @@ class AdaptiveEmbedding(nn.Module):
     """Token embeddings whose width follows the frequency of tokens (Baevski and Auli, 2019).
 
     Equivalent to: head_weight[place] in the shortlist, weights[c][place] @ projections[c] in
-    cluster c: the rows that the head multiplies with, brought to the width D.
+    cluster c, where place is the rank of the token by frequency within its part.
 
     Args:
         head: its weights are shared, not copied: trained from both sides.
@@ -44,7 +44,7 @@ class AdaptiveEmbedding(nn.Module):
             for projection in self.projections:
                 bound = 1 / math.sqrt(projection.shape[0])
                 nn.init.uniform_(projection, -bound, bound)
-        # The order of tokens belongs to the head; in a list it is not registered here as well.
+        # In a list, so that the head is not registered as a submodule.
         self._head = [head]
 
     @property

@@ -38,13 +38,13 @@ class AdaptiveHead(FactoredHead):
     Args:
         hidden_size: D.
         vocab_size: V.
-        cutoffs: where the shortlist and the clusters end, ascending: [2000, 10000] is a shortlist
+        cutoffs: ends of the shortlist and of the clusters, ascending: [2000, 10000] is a shortlist
             of 2000 tokens and clusters of 8000 and V - 10000. None lets `choose_cutoffs` decide.
         frequencies: (V,), how often each token occurs, for their order and the cut-offs. None
-            takes tokens to be numbered by frequency, most frequent first.
-        div_value: by how much the width shrinks from one cluster to the next.
-        bias: True for a bias everywhere, "head" for one in the head alone, as torch has it. It
-            starts at the log of `frequencies` if these are given: one thing less to learn.
+            assumes that ids are sorted by frequency, most frequent first.
+        div_value: ratio of the widths of successive clusters.
+        bias: True for a bias everywhere, "head" for one in the head only, as in torch. It
+            is initialised to the log of `frequencies` if these are given.
         device: where to put the parameters.
         dtype: the type of the parameters.
 
@@ -119,8 +119,8 @@ class AdaptiveHead(FactoredHead):
     ) -> AdaptiveHead:
         """Return a head on the weights of torch's adaptive softmax: shared, not copied.
 
-        `frequencies` (V,) says which token is at which place, where torch was given tokens in
-        another order; None where their numbers are places, as torch has it.
+        `frequencies` (V,) gives the order of the tokens if the ids of torch's module are ranks by
+        frequency; None if both use the same ids.
 
         >>> theirs = nn.AdaptiveLogSoftmaxWithLoss(16, 100, [10, 40])
         >>> head, hidden = AdaptiveHead.from_torch(theirs), torch.randn(5, 16)
@@ -132,7 +132,7 @@ class AdaptiveHead(FactoredHead):
                 f"module must be an nn.AdaptiveLogSoftmaxWithLoss; got {type(module).__name__}"
             )
         bias: Literal[False, "head"] = "head" if module.head.bias is not None else False
-        made = cls(
+        head = cls(
             module.in_features,
             module.n_classes,
             cutoffs=[int(c) for c in module.cutoffs[:-1]],
@@ -141,13 +141,13 @@ class AdaptiveHead(FactoredHead):
             bias=bias,
             device="meta",
         )
-        made.head_weight, made.head_bias = module.head.weight, module.head.bias
+        head.head_weight, head.head_bias = module.head.weight, module.head.bias
         tails: Any = module.tail
         for c, (projection, linear) in enumerate(tails):
-            made.projections[c], made.weights[c] = projection.weight, linear.weight
-        made.word_at = _token_order(module.n_classes, frequencies).to(module.head.weight.device)
-        made._order()
-        return made.train(module.training)
+            head.projections[c], head.weights[c] = projection.weight, linear.weight
+        head.word_at = _token_order(module.n_classes, frequencies).to(module.head.weight.device)
+        head._order()
+        return head.train(module.training)
 
     def reset_parameters(self) -> None:
         """Initialize as `nn.Linear`: uniform within ±1 / √(input width); biases by frequency."""
@@ -190,20 +190,20 @@ class AdaptiveHead(FactoredHead):
         )
 
     def _order(self) -> None:
-        """Compute what depends on `word_at`."""
-        every = torch.arange(self.vocab_size, device=self.word_at.device)
+        """Validate `word_at` and compute its inverse."""
+        token_ids = torch.arange(self.vocab_size, device=self.word_at.device)
         self.place_of = torch.empty_like(self.word_at)
         if self.word_at.device.type == "meta":
             self._sorted = False
             return
-        if not torch.equal(self.word_at.sort().values, every):
+        if not torch.equal(self.word_at.sort().values, token_ids):
             ends = f"{int(self.word_at.min())} to {int(self.word_at.max())}"
             raise ValueError(
                 f"word_at must hold each of {self.vocab_size} tokens once; got "
                 f"{len(set(self.word_at.tolist()))} tokens, {ends}"
             )
-        self.place_of[self.word_at] = every
-        self._sorted = torch.equal(self.word_at, every)
+        self.place_of[self.word_at] = token_ids
+        self._sorted = torch.equal(self.word_at, token_ids)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

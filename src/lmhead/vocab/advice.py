@@ -1,9 +1,9 @@
-"""Which head for this vocabulary? Costs on this machine, modelled or measured, and a choice.
+"""Recommend a head for a vocabulary, by costs on this machine, modelled or measured.
 
-In:  V, D, the tokens of a training step, perhaps how often tokens occur.
+In:  V, D, the number of tokens of a training step, perhaps token frequencies.
 Out: `Advice`: a row per head, a recommendation with its reasons; prints as a table, or as JSON.
 
-The model counts, and multiplies by what `calibration` finds out about this machine in a moment:
+The model counts operations, and multiplies them by the rates that `calibration` measures:
 
     head           step: pairs of a width                      one token: entries read
     full, tied     N V of D                                    V D
@@ -11,8 +11,8 @@ The model counts, and multiplies by what `calibration` finds out about this mach
     hierarchical   N L of D                                    a call
     sampled        N (K+1) of D                                V D
 
-with L the decisions on a path of a Huffman tree, about the entropy of the tokens in bits. Dense
-gradients cost by the entry: of V D for full and sampled, of all weights for adaptive.
+with L the mean path length in a Huffman tree, about the entropy of the tokens in bits. Dense
+gradients cost per entry: V D entries for full and sampled, all weights for adaptive.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from lmhead.vocab.sampled_loss import SampledLoss
 _DIV_VALUE = 4.0
 # A head that takes less of a training step than this is not worth a factored softmax.
 _SMALL_SHARE = 0.4
-# A factored head must be faster than the full one by this much to be worth what it costs.
-_WORTH = 2.0
+# A factored head is recommended if it is faster than the full one by this factor.
+_MIN_SPEEDUP = 2.0
 # Weight, gradient and Adam's two moments, in float32.
 _TRAINING_BYTES = 16
 
 
 @dataclass(frozen=True)
 class HeadCost:
-    """What one kind of head costs.
+    """Costs of one kind of head.
 
     Attributes:
         kind: "full", "tied", "adaptive", "hierarchical" or "sampled".
-        parameters: of the head alone; 0 where it shares the embedding's.
+        parameters: of the head alone; 0 if it shares those of the embedding.
         training_bytes: of its weights, their gradients and Adam's moments, in float32.
         step_seconds: loss and gradients of one training step.
         log_prob_seconds: the log-probability of one token.
         argmax_seconds: the best token of one state.
-        note: what to know of it.
+        note: advantages and disadvantages.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class HeadCost:
 
 @dataclass(frozen=True)
 class Advice:
-    """Costs of all heads, and which to take.
+    """Costs of all heads, and a recommendation.
 
     Attributes:
         vocab_size: V.
@@ -79,7 +79,7 @@ class Advice:
         tokens: N, of a training step.
         measured: whether the seconds were measured, or modelled.
         heads: a `HeadCost` each.
-        recommendation: the kind to take.
+        recommendation: the recommended kind.
         reasons: why.
         cutoffs: those of the adaptive head.
     """
@@ -146,10 +146,10 @@ def advise(
         hidden_size: D.
         tokens: N, of a training step.
         frequencies: (V,), how often tokens occur; Zipf's law if not given.
-        layers: Transformer blocks under the head, of about 12 D² parameters: whether the head is
-            what a step waits for. None judges the head alone.
+        layers: Transformer blocks of the model, of about 12 D² parameters each, to estimate the
+            head's share of a step. None considers the head alone.
         num_samples: K, of the sampled loss.
-        measure: make every head and time it, instead of the model: takes the time and the memory
+        measure: build every head and time it, instead of modelling: takes the time and the memory
             of a few training steps of a full head.
 
     >>> advice = advise(33278, 256, layers=2)
@@ -211,7 +211,7 @@ _NOTES = {
     "full": "the softmax itself; `grad_filter` makes its gradients cheaper",
     "tied": "full, on the embedding's weight",
     "adaptive": "nearly the perplexity of full where tokens follow Zipf's law; exact distribution",
-    "hierarchical": "the cheapest step and token, for some perplexity; exact distribution",
+    "hierarchical": "the cheapest step and token, at a higher perplexity; exact distribution",
     "sampled": "trains a full head; evaluation and decoding cost what full costs",
 }
 
@@ -225,22 +225,22 @@ def _cost(kind: str, parameters: int, *seconds: float) -> HeadCost:
 
 def _modelled(case: _Case, rates: Rates) -> list[HeadCost]:
     n, d = case.tokens, case.width
-    every = case.vocab * d
-    log_prob = rates.question["full"] + rates.read * every
-    best = rates.search["full"] + rates.compare * every
-    full = (rates.sweep.seconds(n * case.vocab, d) + rates.gradient * every, log_prob, best)
-    sampled = rates.samples.seconds(n * (case.samples + 1), d) + rates.gradient * every
+    entries = case.vocab * d
+    log_prob = rates.question["full"] + rates.read * entries
+    argmax = rates.search["full"] + rates.compare * entries
+    full = (rates.sweep.seconds(n * case.vocab, d) + rates.gradient * entries, log_prob, argmax)
+    sampled = rates.samples.seconds(n * (case.samples + 1), d) + rates.gradient * entries
     tree = (
         rates.paths.seconds(n * case.path, d),
         rates.question["hierarchical"],
         rates.search["hierarchical"] * case.path,
     )
     sizes = {
-        "full": (every, full),
+        "full": (entries, full),
         "tied": (0, full),
         "adaptive": _adaptive(case, rates),
         "hierarchical": ((case.vocab - 1) * (d + 1), tree),
-        "sampled": (every, (sampled, log_prob, best)),
+        "sampled": (entries, (sampled, log_prob, argmax)),
     }
     return [_cost(kind, size, *seconds) for kind, (size, seconds) in sizes.items()]
 
@@ -251,7 +251,7 @@ def _adaptive(case: _Case, rates: Rates) -> tuple[int, tuple[float, float, float
     entries = case.shortlist * d
     step = rates.sweep.seconds(n * case.shortlist, d)
     kind = "adaptive" if case.cutoffs else "full"
-    # A token is looked up in its own cluster; the best one may be in any.
+    # A log-probability reads one cluster; the argmax may be in any.
     read, compared = float(entries), entries
     for count, width, share in case.clusters:
         step += rates.clusters + rates.sweep.seconds(n * share * count, width)
@@ -273,7 +273,7 @@ def _measured(case: _Case) -> list[HeadCost]:
         "sampled": lambda: LMHead(case.width, case.vocab),
     }
     targets = case.shares.multinomial(case.tokens, replacement=True)
-    made = []
+    costs = []
     for kind, make in heads.items():
         head = make()
         trained = SampledLoss(head, num_samples=case.samples) if kind == "sampled" else head
@@ -282,10 +282,10 @@ def _measured(case: _Case) -> list[HeadCost]:
             best_of(calibration.log_prob(head)),
             best_of(calibration.argmax(head)),
         )
-        made.append(_cost(kind, sum(p.numel() for p in head.parameters()), *seconds))
+        costs.append(_cost(kind, sum(p.numel() for p in head.parameters()), *seconds))
         if kind == "full":
-            made.append(_cost("tied", 0, *seconds))
-    return made
+            costs.append(_cost("tied", 0, *seconds))
+    return costs
 
 
 def _choose(case: _Case, heads: tuple[HeadCost, ...], layers: int | None) -> tuple[str, list[str]]:
@@ -294,15 +294,15 @@ def _choose(case: _Case, heads: tuple[HeadCost, ...], layers: int | None) -> tup
     tree = by_kind["hierarchical"]
     plain, reasons = "full", []
     if layers is not None:
-        # Counted, not timed: a sweep multiplies about as fast as a block does.
+        # By number of multiplications: a sweep is about as fast per multiplication as a block.
         share = case.vocab / (case.vocab + 12 * layers * case.width)
         if advise_tying(case.vocab, case.width, layers).tie:
             plain = "tied"
         reasons.append(f"a full head would be {share:.0%} of a training step's multiplications")
         if share < _SMALL_SHARE:
-            return plain, [*reasons, "the exact softmax is affordable: nothing to give up for it"]
+            return plain, [*reasons, "the exact softmax is affordable: no need to approximate it"]
     gain = full.step_seconds / adaptive.step_seconds
-    if gain < _WORTH:
+    if gain < _MIN_SPEEDUP:
         reasons.append(
             f"an adaptive head would be {gain:.1f} times as fast: too little for a second softmax"
         )

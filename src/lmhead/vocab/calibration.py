@@ -1,10 +1,10 @@
-"""What the inner loops of heads cost on this machine: a few rates, from a moment of trial.
+"""Measure the rates of the inner loops of heads on this machine.
 
-In:  nothing; the threads are torch's.
+In:  nothing; uses torch's number of threads.
 Out: `Rates`, seconds per unit of work, measured once per process and number of threads.
 
-Every rate is the difference of two calls of real heads, or a call so small that nothing is left
-but the call. Heads are small, so all of it takes well under a second.
+Every rate is the difference of two calls of real heads, or a call so small that it measures the
+overhead of a call. The heads are small: all measurements take well under a second.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from lmhead.vocab.frequencies import zipf
 from lmhead.vocab.hierarchical_head import HierarchicalHead
 from lmhead.vocab.sampled_loss import SampledLoss
 
-# Rows, tokens and the two widths of a trial; tokens of a tree; entries of a weight in memory.
+# Rows, tokens and the two widths of a measurement; tokens of a tree; entries of a large weight.
 _ROWS, _TOKENS, _NARROW, _WIDE = 256, 1024, 16, 256
 _TREE = 2048
 _ENTRIES = 2**23
-_FEW = 8  # rows or tokens: what is left is the overhead of a call
+_FEW = 8  # rows or tokens: measures the overhead of a call
 
 
 @dataclass(frozen=True)
 class Loop:
     """Seconds of a loop over pairs of a row and a token, or a decision."""
 
-    call: float  # however small it is
+    call: float  # overhead of a call
     pair: float  # per pair, beside its multiplications
     product: float  # per multiplication
 
@@ -51,12 +51,12 @@ class Rates:
 
     Attributes:
         sweep: loss and gradients of a softmax over tokens, a sweep.
-        clusters: what a cluster costs beside its sweep.
+        clusters: overhead of a cluster beside its sweep.
         paths: loss and gradients of decisions on paths of a tree.
         samples: loss and gradients against sampled tokens.
         gradient: per entry of a weight whose gradient is dense.
-        question: of one token's log-probability, however few tokens: full, adaptive, a tree.
-        search: the same of the best token; of a tree, per decision on a path.
+        question: overhead of one token's log-probability: full, adaptive, hierarchical.
+        search: overhead of an argmax; for hierarchical, per decision on a path.
         read: per entry of a weight, for one token's log-probability.
         compare: per entry of a weight, for the best token.
         product: per multiplication of plain products, as in a Transformer block.
@@ -81,7 +81,7 @@ def rates() -> Rates:
 
 @cache
 def _rates(threads: int) -> Rates:
-    del threads  # the key
+    del threads  # key of the cache
     state = torch.random.get_rng_state()
     try:
         return _measure()
@@ -130,7 +130,7 @@ def _measure() -> Rates:
 
 
 def _loop(make: Callable[[int, int], nn.Module], pairs: float) -> Loop:
-    """Fit three measured steps: tiny, narrow, wide; `pairs` are those of a row."""
+    """Fit three measured steps: tiny, narrow, wide; `pairs` is the number per row."""
     call = best_of(step(make(_NARROW, _FEW), 1))
     narrow = best_of(step(make(_NARROW, _TOKENS), _ROWS)) - call
     wide = best_of(step(make(_WIDE, _TOKENS), _ROWS)) - call
@@ -181,11 +181,11 @@ def argmax(head: Any) -> Callable[[], object]:
 
 
 def best_of(call: Callable[[], object], rounds: int = 4) -> float:
-    """Return the least time of a few calls, after a first one."""
+    """Return the shortest time of a few calls, after one warm-up call."""
     call()
-    taken = []
+    seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - start)
-    return max(min(taken), 1e-9)
+        seconds.append(time.perf_counter() - start)
+    return max(min(seconds), 1e-9)

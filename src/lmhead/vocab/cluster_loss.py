@@ -5,10 +5,10 @@ With target y, its class weight w_y, smoothing ε, and tokens v with weights w_v
     loss = (1-ε) w_y · -log p(y)  +  ε/V Σ_v w_v · -log p(v)
 
 and -log p(v) is the head's cross-entropy of the entry that v goes through, plus that of v in its
-cluster. So each part has a `RowLoss` of its own: in the head a cluster counts with the sum of its
-tokens' weights, and without smoothing a token is seen by the head and by one cluster at most. The
-gradients of all parts are made in the forward pass, three products each, as `linear_cross_entropy`
-makes them.
+cluster. So each part has its own `RowLoss`: in the head a cluster has the sum of its
+tokens' weights, and without smoothing a target concerns the head and at most one cluster. The
+gradients of all parts are computed in the forward pass, three products each, as in
+`linear_cross_entropy`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def cluster_loss(
         rows = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
         for job in plan.jobs:
             questions = job.questions(clusters, hidden)
-            made = job.loss.rows(row_answers(questions)[0])
-            rows = rows + made if job.rows is None else rows.index_add(0, job.rows, made)
+            part_loss = job.loss.rows(row_answers(questions)[0])
+            rows = rows + part_loss if job.rows is None else rows.index_add(0, job.rows, part_loss)
         return rows.to(dtype)
     scale = torch.ones_like(plan.weight)
     if reduction == "mean":
@@ -65,20 +65,20 @@ def cluster_loss(
 
 @dataclass(frozen=True)
 class _Job:
-    """The share of one part in the loss."""
+    """The terms of one part (head or cluster) in the loss."""
 
     part: Part
     loss: RowLoss
-    rows: Tensor | None = None  # (M,), the tokens that it sees; None for all
+    rows: Tensor | None = None  # (M,), rows with a term in this part; None for all
     ids: Tensor | None = None  # (M,)
     mix: Tensor | None = None  # (tokens of the part,)
     soft: Tensor | None = None  # (M, tokens of the part)
     active: Tensor | None = None  # (M,)
 
     def questions(self, clusters: Clusters, hidden: Tensor) -> Questions:
-        seen = hidden if self.rows is None else hidden[self.rows]
+        rows = hidden if self.rows is None else hidden[self.rows]
         return Questions(
-            clusters.source(self.part, seen),
+            clusters.source(self.part, rows),
             ids=None if self.ids is None else self.ids[:, None],
             mix=self.mix,
             soft=self.soft,
@@ -103,12 +103,12 @@ def _hard(
     """Plan the loss for targets that are ids, (N,)."""
     keep = targets != ignore_index
     ids = torch.where(keep, targets, 0)
-    own = keep.double()
+    target_weight = keep.double()
     if class_weight is not None:
-        own = own * class_weight.double()[ids]
+        target_weight = target_weight * class_weight.double()[ids]
     places = clusters.places(ids)
     part_of = torch.where(keep, clusters.part_of(places), -1)
-    share = (1 - smoothing) * own
+    share = (1 - smoothing) * target_weight
     mixes = _mixes(clusters, class_weight, smoothing, targets.device)
     spread = smoothing / clusters.vocab * keep.double()
     jobs = []
@@ -119,15 +119,15 @@ def _hard(
             continue
         inside = part_of == part.number
         local = torch.where(inside, places - part.start, 0)
-        if mix is not None:  # every token is smoothed over every cluster
-            # Tokens that do not count are left out before the projection, NaN or not.
+        if mix is not None:  # smoothing involves every cluster for every row
+            # Ignored rows are removed before the projection: they may be NaN.
             rows = keep.nonzero()[:, 0]
             loss = _row_loss((share * inside)[rows], mix, spread[rows])
             jobs.append(_Job(part, loss, rows=rows, ids=local[rows], mix=mix))
             continue
         rows = inside.nonzero()[:, 0]
         jobs.append(_Job(part, _row_loss(share[rows], None, spread), rows=rows, ids=local[rows]))
-    return _Plan(jobs, own.sum())
+    return _Plan(jobs, target_weight.sum())
 
 
 def _soft(
@@ -142,13 +142,13 @@ def _soft(
     spread = smoothing / clusters.vocab * ones
     pieces = [weighted[:, part.start : part.stop] for part in clusters.parts]
     sums = [piece.sum(1, keepdim=True, dtype=torch.float64) for piece in pieces]
-    whole = torch.cat([pieces[0], *(s.to(weighted.dtype) for s in sums[1:])], 1)
+    head_targets = torch.cat([pieces[0], *(s.to(weighted.dtype) for s in sums[1:])], 1)
     jobs = []
     for part, mix in zip(clusters.parts, mixes, strict=True):
         mass = torch.cat(sums, 1).sum(1) if part.number == 0 else sums[part.number][:, 0]
         loss = _row_loss((1 - smoothing) * mass, mix, spread)
         loss = loss._replace(picked=None, softened=(1 - smoothing) * ones)
-        soft = whole if part.number == 0 else pieces[part.number]
+        soft = head_targets if part.number == 0 else pieces[part.number]
         jobs.append(_Job(part, loss, mix=mix, soft=soft))
     return _Plan(jobs, ones.sum())
 
@@ -168,22 +168,22 @@ def _mixes(
         return [None] * len(clusters.parts)
     dtype = accumulation_dtype(clusters.head_weight.dtype)
     if class_weight is None:
-        every = torch.ones(clusters.vocab, dtype=dtype, device=device)
+        weights = torch.ones(clusters.vocab, dtype=dtype, device=device)
     else:
-        every = clusters_order(clusters, class_weight.detach().to(dtype))
+        weights = _by_place(clusters, class_weight.detach().to(dtype))
     tails = []
     for part, bias in zip(clusters.parts[1:], clusters.biases, strict=True):
-        mix = every[part.start : part.stop]
+        mix = weights[part.start : part.stop]
         tails.append(mix if bias is None else mix.masked_fill(bias == -math.inf, 0.0))
-    head = torch.cat([every[: clusters.shortlist], *(t.sum()[None] for t in tails)])
+    head = torch.cat([weights[: clusters.shortlist], *(t.sum()[None] for t in tails)])
     if clusters.head_bias is not None:
         masked = clusters.head_bias == -math.inf
         head = head.masked_fill(masked, 0.0)
-        gone = masked[clusters.shortlist :].tolist()
-        tails = [torch.zeros_like(t) if g else t for t, g in zip(tails, gone, strict=True)]
+        removed = masked[clusters.shortlist :].tolist()
+        tails = [torch.zeros_like(t) if g else t for t, g in zip(tails, removed, strict=True)]
     return [head, *tails]
 
 
-def clusters_order(clusters: Clusters, by_token: Tensor) -> Tensor:
+def _by_place(clusters: Clusters, by_token: Tensor) -> Tensor:
     """Return a vector (V,) by token as (V,) by place."""
     return by_token if clusters.word_at is None else by_token[clusters.word_at]

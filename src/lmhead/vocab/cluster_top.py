@@ -1,11 +1,11 @@
 """The k best tokens of an adaptive head, by branch and bound, exact.
 
-A token has at most the probability of its cluster: a cluster whose probability is under the k-th
-best token found so far need not be read. The head is always read, and for most states nothing else.
+A token has at most the probability of its cluster: a cluster whose probability is below that of the
+k-th best token so far is not read. The head is always read, and for most states nothing else.
 
-Products run in float32 first; what their rounding leaves undecided is done again in float64, and
-what ties even there is sorted whole. The order is that of exact log-probabilities, lowest id first
-among equals, in any batch.
+Products run in float32 first; rows that rounding leaves undecided are repeated in float64, and
+rows that are still undecided are sorted in full. The order is that of exact log-probabilities,
+lowest id first among equals, in any batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lmhead.sweep.source import unit_roundoff, without_autocast
 from lmhead.vocab.clusters import Clusters, Part, exact_source
 from lmhead.vocab.factors import Factors
 
-# Candidates kept beyond k: that far down the list the gap is larger than rounding.
+# Candidates kept beyond k: by then the gap to the k-th exceeds rounding errors.
 _SPARE = 8
 # Tokens converted to float64 at a time.
 _TILE = 8192
-# From here on comparing all pairs of candidates costs more than float64.
+# From this k on, comparing all pairs of candidates costs more than float64.
 _LARGE = 256
 
 
@@ -36,65 +36,74 @@ def cluster_top(clusters: Clusters, hidden: Tensor, k: int) -> tuple[Tensor, Ten
     start = 0
     with torch.no_grad(), without_autocast(hidden.device):
         for rows in clusters.blocks(hidden):
-            open = torch.arange(len(rows), device=rows.device)
+            undecided = torch.arange(len(rows), device=rows.device)
             for exact in (True,) if k > _LARGE else (False, True):
-                search = _Search(clusters, rows[open], k, exact=exact)
-                values[start + open], ids[start + open], decided = search.run()
-                open = open[~decided]
-                if len(open) == 0:
+                search = _Search(clusters, rows[undecided], k, exact=exact)
+                values[start + undecided], ids[start + undecided], decided = search.run()
+                undecided = undecided[~decided]
+                if len(undecided) == 0:
                     break
             else:
-                values[start + open], ids[start + open] = Factors.top(clusters, rows[open], k)
+                values[start + undecided], ids[start + undecided] = Factors.top(
+                    clusters, rows[undecided], k
+                )
             start += len(rows)
     return values, ids
 
 
 @dataclass
-class _Found:
-    """The candidates of each row, best first by what is known: (B, K) each."""
+class _Candidates:
+    """The candidates of each row, best first: (B, K) each."""
 
     values: Tensor  # float64, log-probabilities; -inf where there is none
     places: Tensor
-    parts: Tensor  # which part a candidate is of
+    parts: Tensor  # number of the candidate's part
 
 
 class _Search:
-    """Some rows through the head and the clusters that may hold one of the best."""
+    """Search of the head, and of the clusters that may hold one of the k best tokens."""
 
     def __init__(self, clusters: Clusters, hidden: Tensor, k: int, *, exact: bool) -> None:
         self.clusters, self.hidden, self.k, self.exact = clusters, hidden, k, exact
         n = len(hidden)
         self.error = torch.zeros(n, dtype=torch.float64, device=hidden.device)
-        # Of a pruned or cut-off token, the largest log-probability that it may have.
-        self.left = torch.full_like(self.error, -math.inf)
+        # Upper bound of the log-probability of all pruned or dropped tokens.
+        self.bound = torch.full_like(self.error, -math.inf)
 
     def run(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return values (B, k), ids (B, k), and which rows are decided beyond rounding."""
         clusters = self.clusters
-        head, every = clusters.parts[0], torch.arange(len(self.hidden), device=self.hidden.device)
-        log_p, source, lse = self._log_softmax(head, every)
+        head, all_rows = (
+            clusters.parts[0],
+            torch.arange(len(self.hidden), device=self.hidden.device),
+        )
+        log_p, source, lse = self._log_softmax(head, all_rows)
         entries = log_p[:, clusters.shortlist :]
-        found = self._best(head, log_p[:, : clusters.shortlist], source, lse, every, None)
-        found = self._sorted(found)
+        candidates = self._best(head, log_p[:, : clusters.shortlist], source, lse, all_rows, None)
+        candidates = self._sorted(candidates)
         for part in clusters.parts[1:]:
             mass = entries[:, part.number - 1]
-            least = found.values[:, self.k - 1] if found.values.shape[1] >= self.k else -math.inf
-            # Written so that a NaN is looked at.
-            near = ~(mass + 2 * self.error < least)
-            self.left = torch.where(near, self.left, torch.maximum(self.left, mass))
-            rows = near.nonzero()[:, 0]
+            kth = (
+                candidates.values[:, self.k - 1]
+                if candidates.values.shape[1] >= self.k
+                else -math.inf
+            )
+            # NaN counts as needed.
+            needed = ~(mass + 2 * self.error < kth)
+            self.bound = torch.where(needed, self.bound, torch.maximum(self.bound, mass))
+            rows = needed.nonzero()[:, 0]
             if len(rows) == 0:
                 continue
             entry = torch.full((len(rows), 1), clusters.shortlist + part.number - 1)
             through = source.select(rows).at(entry.to(rows)) - lse[rows, None]
             inner, tail, tail_lse = self._log_softmax(part, rows)
-            some = self._best(part, inner, tail, tail_lse, rows, through)
-            found = self._merge(found, some, rows)
-        broken = log_p.isnan().any(1) | found.values.isnan().any(1)
-        values, places = found.values[:, : self.k], found.places[:, : self.k]
+            more = self._best(part, inner, tail, tail_lse, rows, through)
+            candidates = self._merge(candidates, more, rows)
+        broken = log_p.isnan().any(1) | candidates.values.isnan().any(1)
+        values, places = candidates.values[:, : self.k], candidates.places[:, : self.k]
         ids = clusters.tokens(places).masked_fill(broken[:, None], -1)
         values = values.masked_fill(broken[:, None], math.nan)
-        return values, ids, self._decided(found) | broken
+        return values, ids, self._decided(candidates) | broken
 
     def _log_softmax(self, part: Part, rows: Tensor) -> tuple[Tensor, Source, Tensor]:
         """Return log-probabilities (B, tokens) of a part, its source, lse (B,); float64."""
@@ -131,44 +140,49 @@ class _Search:
         lse: Tensor,
         rows: Tensor,
         through: Tensor | None,
-    ) -> _Found:
+    ) -> _Candidates:
         """Return the best tokens of a part, their logits exact: equal rows of the weight tie."""
         kept = min(log_p.shape[1], self.k + _SPARE)
-        rough, local = log_p.topk(kept, dim=1)
+        approximate, local = log_p.topk(kept, dim=1)
         if kept < log_p.shape[1]:
-            rest = rough[:, -1] if through is None else rough[:, -1] + through[:, 0]
-            self.left[rows] = torch.maximum(self.left[rows], rest)
+            rest = approximate[:, -1] if through is None else approximate[:, -1] + through[:, 0]
+            self.bound[rows] = torch.maximum(self.bound[rows], rest)
         values = source.at(local) - lse[:, None]
         if through is not None:
             values = values + through
-        return _Found(values, local + part.start, torch.full_like(local, part.number))
+        return _Candidates(values, local + part.start, torch.full_like(local, part.number))
 
-    def _merge(self, found: _Found, some: _Found, rows: Tensor) -> _Found:
-        """Return all candidates, sorted, as many as may matter."""
-        n, width = len(found.values), some.values.shape[1]
-        values = found.values.new_full((n, width), -math.inf)
-        places, parts = found.places.new_zeros(n, width), found.parts.new_zeros(n, width)
-        values[rows], places[rows], parts[rows] = some.values, some.places, some.parts
-        values = torch.cat([found.values, values], 1)
-        places, parts = torch.cat([found.places, places], 1), torch.cat([found.parts, parts], 1)
-        return self._sorted(_Found(values, places, parts))
+    def _merge(self, candidates: _Candidates, more: _Candidates, rows: Tensor) -> _Candidates:
+        """Return all candidates, sorted; at most k + _SPARE."""
+        n, width = len(candidates.values), more.values.shape[1]
+        values = candidates.values.new_full((n, width), -math.inf)
+        places, parts = candidates.places.new_zeros(n, width), candidates.parts.new_zeros(n, width)
+        values[rows], places[rows], parts[rows] = more.values, more.places, more.parts
+        values = torch.cat([candidates.values, values], 1)
+        places, parts = (
+            torch.cat([candidates.places, places], 1),
+            torch.cat([candidates.parts, parts], 1),
+        )
+        return self._sorted(_Candidates(values, places, parts))
 
-    def _sorted(self, found: _Found) -> _Found:
-        by_id = self.clusters.tokens(found.places).argsort(1)
-        order = found.values.gather(1, by_id).sort(dim=1, descending=True, stable=True).indices
+    def _sorted(self, candidates: _Candidates) -> _Candidates:
+        by_id = self.clusters.tokens(candidates.places).argsort(1)
+        order = candidates.values.gather(1, by_id).sort(dim=1, descending=True, stable=True).indices
         order = by_id.gather(1, order)
         if order.shape[1] > self.k + _SPARE:
             order, rest = order[:, : self.k + _SPARE], order[:, self.k + _SPARE, None]
-            self.left = torch.maximum(self.left, found.values.gather(1, rest)[:, 0])
-        return _Found(*(t.gather(1, order) for t in (found.values, found.places, found.parts)))
+            self.bound = torch.maximum(self.bound, candidates.values.gather(1, rest)[:, 0])
+        return _Candidates(
+            *(t.gather(1, order) for t in (candidates.values, candidates.places, candidates.parts))
+        )
 
-    def _decided(self, found: _Found) -> Tensor:
-        """Return rows whose k best tokens no rounding could change."""
-        values, parts = found.values, found.parts
-        # Tokens that were not kept, or lie in a cluster that was not read.
-        decided = self.left + 2 * self.error < values[:, self.k - 1]
+    def _decided(self, candidates: _Candidates) -> Tensor:
+        """Return the rows whose k best tokens are certain despite rounding."""
+        values, parts = candidates.values, candidates.parts
+        # All dropped tokens, and those of clusters that were not read, are below the k-th.
+        decided = self.bound + 2 * self.error < values[:, self.k - 1]
         if self.exact:
-            return decided | (self.left == -math.inf)
+            return decided | (self.bound == -math.inf)
         # Within a part the order is exact; between parts it depends on their sums.
         gap = values[:, : self.k, None] - values[:, None, :]
         close = (gap.abs() <= 2 * self.error[:, None, None]) & (
@@ -185,8 +199,8 @@ def _norms(hidden: Tensor) -> Tensor:
 def _largest(weight: Tensor) -> Tensor:
     """Return an upper bound of the largest |w| of all rows.
 
-    In float32 where it can be, which is several times faster than float64; squares may be rounded,
-    or lost below 10⁻³⁸.
+    In float32 if possible, which is several times faster than float64; the factor and the term
+    cover rounding and underflow of the squares.
     """
     if weight.dtype == torch.float64:
         return torch.linalg.vector_norm(weight, dim=1).max() * 1.001  # type: ignore[no-any-return]
@@ -203,6 +217,6 @@ def _product(source: Source, dtype: torch.dtype) -> Tensor:
     hidden = source.hiddens[0].to(dtype)
     weight, bias = source.weights[0], source.bias
     tile = source.vocab if weight.dtype == dtype else _TILE
-    made = [hidden @ weight[lo : lo + tile].to(dtype).T for lo in range(0, source.vocab, tile)]
-    z = torch.cat(made, 1) if len(made) > 1 else made[0]
+    tiles = [hidden @ weight[lo : lo + tile].to(dtype).T for lo in range(0, source.vocab, tile)]
+    z = torch.cat(tiles, 1) if len(tiles) > 1 else tiles[0]
     return z if bias is None else z + bias.to(dtype)

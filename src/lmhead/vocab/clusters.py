@@ -1,14 +1,14 @@
-"""`Clusters`: the distribution of an adaptive head, and how it answers.
+"""`Clusters`: the distribution of an adaptive head, and its answers.
 
-Tokens are numbered by frequency, and cut into a shortlist and clusters. The head scores the tokens
-of the shortlist and, as one entry each, the clusters; a cluster scores its own tokens, on hidden
-states of fewer dimensions:
+Tokens are sorted by frequency (the rank of a token is its place), and split into a shortlist and
+clusters. The head scores the tokens of the shortlist and, as one entry each, the clusters; a
+cluster scores its own tokens, on hidden states of fewer dimensions:
 
     log p(token) = log softmax(W₀ h)[token]                                     in the shortlist
     log p(token) = log softmax(W₀ h)[cluster] + log softmax(W_c P_c h)[token]   in cluster c
 
-Every softmax here is one sweep, so no answer builds its logits, and a question about few tokens
-leaves the other clusters alone.
+Every softmax is one sweep, so no answer builds its logits, and a question about few tokens
+does not read the other clusters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lmhead.vocab.factors import Factors, Uniform, inverse_cdf
 
 @dataclass(frozen=True)
 class Part:
-    """A softmax of the head or of a cluster: where its tokens lie in the order of frequency.
+    """The softmax of the head or of a cluster: the range of its tokens in the order of frequency.
 
     Attributes:
         number: 0 for the head, c + 1 for cluster c.
@@ -42,7 +42,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many tokens."""
+        """Number of tokens."""
         return self.stop - self.start
 
 
@@ -167,18 +167,18 @@ class Clusters(Factors):
         """Return log p of all tokens: (N, D) gives (N, V)."""
         dense = _exact_logits if exact else _dense_logits
         head = dense(self, self.parts[0], hidden).log_softmax(1)
-        made = [head[:, : self.shortlist]]
+        parts = [head[:, : self.shortlist]]
         for part in self.parts[1:]:
             entry = head[:, self.shortlist + part.number - 1, None]
-            made.append(entry + dense(self, part, hidden).log_softmax(1))
-        by_place = torch.cat(made, 1)
+            parts.append(entry + dense(self, part, hidden).log_softmax(1))
+        by_place = torch.cat(parts, 1)
         return by_place if self.place_of is None else by_place[:, self.place_of]
 
     def entropy(self, hidden: Tensor) -> Tensor:
         """Return H(head) + Σ_c p_c H(c), (N,)."""
         first = self.shortlist + torch.arange(len(self.weights), device=hidden.device)
-        every = first[None].expand(len(hidden), -1)
-        head = self.answers(self.parts[0], hidden, ids=every, entropy=True)
+        cluster_ids = first[None].expand(len(hidden), -1)
+        head = self.answers(self.parts[0], hidden, ids=cluster_ids, entropy=True)
         total = head.entropy
         mass = _log_softmax(head).exp()
         for part in self.parts[1:]:
@@ -205,7 +205,7 @@ class Clusters(Factors):
         """Return the costs of questions about a number of rows."""
         head, tails = self.head_weight.numel(), [w.numel() for w in self.weights]
         projected = [p.numel() for p in self.projections]
-        every = head + sum(tails) + sum(projected)
+        all_entries = head + sum(tails) + sum(projected)
         widths = ", ".join(
             f"{part.size:,} x {w.shape[1]}"
             for part, w in zip(self.parts[1:], self.weights, strict=True)
@@ -216,7 +216,7 @@ class Clusters(Factors):
             f"  clusters                {widths or 'none'}",
             f"  a token's log_prob      {_flop(rows * head)}, and outside the shortlist "
             f"up to {_flop(rows * max(map(sum, zip(tails, projected, strict=True)), default=0))}",
-            f"  all tokens              {_flop(rows * every)}; "
+            f"  all tokens              {_flop(rows * all_entries)}; "
             f"a full softmax takes {_flop(rows * full)}",
         ]
 
@@ -237,20 +237,20 @@ def _dense_logits(clusters: Clusters, part: Part, hidden: Tensor) -> Tensor:
 
 
 def _exact_logits(clusters: Clusters, part: Part, hidden: Tensor) -> Tensor:
-    """Return the same in float64, each sum in one order whatever the batch."""
+    """Return the same in float64, summed in the same order for any batch."""
     source = exact_source(clusters, part, hidden)
-    every = torch.arange(source.vocab, device=hidden.device)
-    ids = every.expand(len(hidden), -1)
+    token_ids = torch.arange(source.vocab, device=hidden.device)
+    ids = token_ids.expand(len(hidden), -1)
     return source.at(ids)
 
 
 def exact_source(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
-    """Return a part's logits from float64 hidden states; weights remain as stored."""
+    """Return the source of a part with the projection computed in float64."""
     if part.number == 0:
         return clusters.source(part, hidden)
     c = part.number - 1
     projection = clusters.projections[c]
     flat = Source((hidden,), (projection,), None, Pointwise())
-    every = torch.arange(len(projection), device=hidden.device).expand(len(hidden), -1)
-    projected = flat.at(every)
+    dimensions = torch.arange(len(projection), device=hidden.device).expand(len(hidden), -1)
+    projected = flat.at(dimensions)
     return Source((projected,), (clusters.weights[c],), clusters.biases[c], Pointwise())

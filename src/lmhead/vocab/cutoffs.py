@@ -1,14 +1,14 @@
-"""Where to cut the vocabulary of an adaptive head: a model of its cost, and the cheapest cut.
+"""Choose the cut-offs of an adaptive head: a model of its cost, and its minimum.
 
-In:  how often tokens occur, most frequent first; the sizes.
-Out: cut-offs, places by frequency where the shortlist ends and where clusters end.
+In:  token frequencies, most frequent first; the sizes.
+Out: cut-offs: the ranks by frequency at which the shortlist and the clusters end.
 
 The time of one training step for N tokens, in multiplications, is
 
     N · (S + C) · D                                  the head: S tokens, C clusters
     + Σ_c N · p_c · (V_c + D) · D_c                  cluster c sees its share p_c of the tokens
     + Σ_parts a · tokens · width                      reading the weight and writing its gradient
-    + Σ_parts b                                      a call costs something however small it is
+    + Σ_parts b                                      overhead of a call
 
 The best cut of a given number of clusters is found by dynamic programming over places on a
 logarithmic grid, among those whose shortlist covers most tokens.
@@ -26,13 +26,13 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.vocab.frequencies import check_frequencies, zipf
 
-# What a weight costs beside its products, per entry, and what a call costs, in multiplications:
+# Cost of an entry of a weight beside its products, and overhead of a call, in multiplications:
 # about 10 bytes moved and 0.3 ms, at 5·10¹⁰ multiplications and 2·10¹⁰ bytes a second.
 _PER_WEIGHT = 25.0
 _PER_CALL = 1.5e7
-# Places where a cut may lie.
+# Number of possible cut-offs.
 _GRID = 96
-# A width below this cannot tell tokens apart.
+# Smallest useful width of a cluster.
 _NARROWEST = 8
 
 
@@ -42,10 +42,10 @@ def check_cutoffs(cutoffs: Any, vocab_size: int) -> tuple[int, ...]:
         raise TypeError(f"cutoffs must be a list of integers; got {type(cutoffs).__name__}")
     for i, cut in enumerate(cutoffs):
         checks.check_integer(f"cutoffs[{i}]", cut, low=1, high=vocab_size - 1)
-    given = tuple(cutoffs)
-    if any(a >= b for a, b in pairwise(given)):
-        raise ValueError(f"cutoffs must be in ascending order, each once; got {list(given)}")
-    return given
+    checked = tuple(cutoffs)
+    if any(a >= b for a, b in pairwise(checked)):
+        raise ValueError(f"cutoffs must be in ascending order, each once; got {list(checked)}")
+    return checked
 
 
 def widths(hidden_size: int, clusters: int, div_value: float) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def choose_cutoffs(
         vocab_size: V.
         hidden_size: D.
         frequencies: (V,), in any order; Zipf's law if not given.
-        div_value: by how much the width shrinks from one cluster to the next.
+        div_value: ratio of the widths of successive clusters.
         tokens: N, of a training step.
         max_clusters: maximum number; widths under 8 are not used.
         coverage: minimum share of positions whose target is in the shortlist.
@@ -127,22 +127,24 @@ def _best_cut(
     coverage: float,
 ) -> tuple[float, tuple[int, ...]]:
     """Return the cheapest cut into a shortlist and len(sizes) clusters: its cost, the cut-offs."""
-    at = torch.tensor(places)
-    mass = before[at]
+    ranks = torch.tensor(places)
+    mass = before[ranks]
     # cost[i]: the cheapest way to cover the tokens from places[i] on; filled from the last cluster.
     cost = torch.full((len(places),), torch.inf, dtype=torch.float64)
     cost[-1] = 0.0
     following: list[Tensor] = []
     later = torch.ones(len(places), len(places), dtype=torch.bool).triu(1)
     for width in reversed(sizes):
-        one = _cluster_cost(mass - mass[:, None], at - at[:, None], width, hidden_size, tokens)
-        total = torch.where(later, one + cost, torch.inf)
+        cluster_cost = _cluster_cost(
+            mass - mass[:, None], ranks - ranks[:, None], width, hidden_size, tokens
+        )
+        total = torch.where(later, cluster_cost + cost, torch.inf)
         cost, stop = total.min(1)
         following.insert(0, stop)
     total = cost + torch.tensor(
         [_head_cost(p, len(sizes), hidden_size, tokens) for p in places], dtype=torch.float64
     )
-    # The last place always covers enough, but leaves nothing for a cluster: its cost is inf.
+    # V itself always covers enough, but leaves no token for a cluster: its cost is inf.
     i = int(torch.where(mass >= coverage, total, torch.inf).argmin())
     least, cuts = float(total[i]), []
     for stop in following:

@@ -58,17 +58,17 @@ class FactoredHead(nn.Module, ABC):
         """Return the scores of hidden states (..., D), as rows."""
         factors = self.factors()
         like = next((t for t in factors.tensors() if t.is_floating_point()), None)
-        taken = hidden
+        cast = hidden
         if isinstance(hidden, Tensor):
-            (taken,) = autocast(hidden)
-            if taken.dtype != hidden.dtype or (like is not None and autocast(like)[0] is not like):
+            (cast,) = autocast(hidden)
+            if cast.dtype != hidden.dtype or (like is not None and autocast(like)[0] is not like):
                 factors = factors.map(lambda t: autocast(t)[0])
                 like = None if like is None else autocast(like)[0]
-        checks.check_hidden(taken, self.hidden_size, like)
-        if not vmapped() and taken.device.type != "meta" and bool(taken.isinf().any()):
-            # An infinite state makes some factors saturate and others NaN: NaN in all of them.
-            taken = taken.masked_fill(taken.isinf(), math.nan)
-        return FactoredScores(factors, taken.reshape(-1, taken.shape[-1]))
+        checks.check_hidden(cast, self.hidden_size, like)
+        if not vmapped() and cast.device.type != "meta" and bool(cast.isinf().any()):
+            # An infinite state saturates some factors and gives NaN in others: use NaN for all.
+            cast = cast.masked_fill(cast.isinf(), math.nan)
+        return FactoredScores(factors, cast.reshape(-1, cast.shape[-1]))
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return log p of tokens, without the others: ids (...) or (..., K) give the same shape.
@@ -102,13 +102,13 @@ class FactoredHead(nn.Module, ABC):
             seeds: list[int] = torch.randint(-(2**63), 2**63 - 1, (n,)).tolist()
         else:
             seeds = [seed] * n if isinstance(seed, int) else list(seed)
-            if isinstance(seed, bool) or not all(type(one) is int for one in seeds):
+            if isinstance(seed, bool) or not all(type(number) is int for number in seeds):
                 raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
-        places = position_tensor(position)
-        for name, given in (("seed", len(seeds)), ("position", len(places))):
-            if given != n and not (name == "position" and given == 1):
-                raise ValueError(f"{name} must be a number or one per row, {n}; got {given}")
-        keys = make_keys(seeds, places.expand(n))
+        positions = position_tensor(position)
+        for name, count in (("seed", len(seeds)), ("position", len(positions))):
+            if count != n and not (name == "position" and count == 1):
+                raise ValueError(f"{name} must be a number or one per row, {n}; got {count}")
+        keys = make_keys(seeds, positions.expand(n))
 
         def uniform(i: int) -> Tensor:
             ids = torch.full((n, 1), i, dtype=torch.int64)

@@ -1,8 +1,8 @@
 """`FactoredScores`: log-probabilities of a head whose distribution is a product of smaller ones.
 
-A factored distribution is normalised, so its log-probabilities serve as logits: their logsumexp is
-0, and log_softmax changes nothing. What would unbalance them (a temperature, soft-capping) needs
-all tokens of a row.
+A factored distribution is normalised, so its log-probabilities can be used as logits: their
+logsumexp is 0, and log_softmax changes nothing. Operations after which they are not (a temperature,
+soft-capping) need all tokens of a row.
 """
 
 from __future__ import annotations
@@ -65,10 +65,6 @@ class FactoredScores(Scores):
         """Return the hidden states and all tensors of the head."""
         return (self.hidden, *self.factors.tensors())
 
-    def watched(self) -> tuple[Tensor, ...]:
-        """Return the same tensors: torch counts their changes."""
-        return self.tensors()
-
     def tensor_names(self) -> tuple[str, ...]:
         """Return a name for each of `tensors()`."""
         return ("hidden state", *("weight",) * len(self.factors.tensors()))
@@ -97,7 +93,7 @@ class FactoredScores(Scores):
         log_sum_sq: bool = False,
         mean_logit: bool = False,
     ) -> RowAnswers:
-        """Answer by the factors; what they do not give reads all tokens of a few rows at a time."""
+        """Answer by the factors; other answers read all tokens of a few rows at a time."""
         check_numbers(self.device)
         factors, hidden = self.factors, self.hidden
         top = factors.top(hidden, top_k) if top_k else (None, None)
@@ -115,13 +111,13 @@ class FactoredScores(Scores):
 
     def _lse(self) -> Tensor:
         """Return the log of the sum of all probabilities: 0, or NaN for a NaN hidden state."""
-        fine = self.hidden.detach().isfinite().all(-1)
-        return torch.where(fine, 0.0, math.nan).double()
+        finite = self.hidden.detach().isfinite().all(-1)
+        return torch.where(finite, 0.0, math.nan).double()
 
     def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss, from the factors of the targets alone."""
         check_numbers(self.device)
-        made: Tensor = self.factors.cross_entropy(
+        value: Tensor = self.factors.cross_entropy(
             self.hidden,
             loss.targets,
             class_weight=loss.class_weight,
@@ -129,13 +125,13 @@ class FactoredScores(Scores):
             reduction=loss.reduction,
             label_smoothing=loss.label_smoothing,
         )
-        return made
+        return value
 
     def columns(self, ids: Tensor) -> Tensor:
         """Return the log-probabilities of token ids (K,): (N, K)."""
         if 2 * len(ids) > self.vocab_size:
-            every = self.factors.log_probs
-            return self.factors.by_blocks(lambda h: every(h)[:, ids], self.hidden)
+            log_probs = self.factors.log_probs
+            return self.factors.by_blocks(lambda h: log_probs(h)[:, ids], self.hidden)
         return self.factors.log_prob(self.hidden, ids[None].expand(self.n_rows, -1))
 
     def dense(self) -> Tensor:
@@ -179,17 +175,17 @@ class FactoredScores(Scores):
 
 @torch.no_grad()
 def _ranks(factors: Factors, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Return how many tokens come before each of `ids` (N, K): by log-probability, then by id."""
+    """Return the number of tokens before each of `ids` (N, K): by log-probability, then by id."""
     out = torch.empty_like(ids)
-    every = torch.arange(factors.vocab, device=ids.device)
+    token_ids = torch.arange(factors.vocab, device=ids.device)
     start = 0
     for rows in factors.blocks(hidden):
         part = slice(start, start + len(rows))
         log_p = factors.log_probs(rows, exact=True)
-        mine = log_p.gather(1, ids[part])
+        given_log_p = log_p.gather(1, ids[part])
         for k in range(ids.shape[1]):
-            own, id = mine[:, k : k + 1], ids[part][:, k : k + 1]
-            before = (log_p > own) | ((log_p == own) & (every < id))
+            given, id = given_log_p[:, k : k + 1], ids[part][:, k : k + 1]
+            before = (log_p > given) | ((log_p == given) & (token_ids < id))
             out[part][:, k] = before.sum(1)
         out[part] = out[part].masked_fill(log_p.isnan().any(1, keepdim=True), -1)
         start += len(rows)

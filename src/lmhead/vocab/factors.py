@@ -1,8 +1,8 @@
-"""`Factors`: the hooks by which a factored head answers every question.
+"""`Factors`: the interface of a factored distribution, from which every question is answered.
 
 A factored head gives a normalised distribution as a product of smaller ones: a cluster and a token
-in it, or the decisions on a path. Its tensors at the time of the call, together with these hooks,
-are all that `FactoredScores` knows of it.
+in it, or the decisions on a path. A `Factors` holds its tensors at the time of the call;
+`FactoredScores` uses nothing else.
 
 In:  rows of hidden states, (N, D).
 Out: numbers in float32 (float64 for float64 hidden states) that carry gradients, unless said
@@ -32,8 +32,8 @@ Self = TypeVar("Self", bound="Factors")
 class Factors(ABC):
     """A factored distribution over V tokens.
 
-    To write one: the five abstract hooks. The rest is answered from whole rows of log-probabilities
-    as long as it is not overridden: right, in bounded memory, but V per row.
+    A subclass implements the five abstract methods. The others use whole rows of log-probabilities
+    unless overridden: exact, in bounded memory, but at a cost of V per row.
 
     Attributes:
         name: of the head, for messages.
@@ -45,11 +45,11 @@ class Factors(ABC):
     vocab: int
     max_bytes: int | None = None
 
-    # What a head must say ------------------------------------------------------------------------
+    # To be implemented ---------------------------------------------------------------------------
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all tensors that may want a gradient."""
+        """Return all tensors that may require a gradient."""
 
     @abstractmethod
     def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -63,7 +63,7 @@ class Factors(ABC):
     def log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
         """Return log p of all tokens: (N, D) gives (N, V).
 
-        Callers give few rows at a time. `exact` asks for float64 arithmetic on the stored numbers,
+        Callers pass few rows at a time. `exact` asks for float64 arithmetic on the stored numbers,
         with sums in one order whatever the batch; no gradients then.
         """
 
@@ -80,11 +80,11 @@ class Factors(ABC):
     ) -> Tensor:
         """Return `F.cross_entropy(log_probs(hidden), targets, ...)`: a number, or (N,) for "none".
 
-        Targets are ids (N,), or probabilities (N, V); all arguments have been checked. Where an
-        option cannot be had, raise a `ValueError` that says so.
+        Targets are ids (N,), or probabilities (N, V); all arguments have been validated. If an
+        option is not supported, raise a `ValueError`.
         """
 
-    # What follows from whole rows, unless it can be had cheaper ----------------------------------
+    # From whole rows; override them if there is a cheaper way -----------------------------------
 
     def explain(self, rows: int) -> list[str]:
         """Return the costs of questions about a number of rows, one line each."""
@@ -124,7 +124,7 @@ class Factors(ABC):
         u = uniform(0)
         drawn = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
         with torch.no_grad():
-            for i in range(len(hidden)):  # a row alone, so that no other changes its rounding
+            for i in range(len(hidden)):  # one at a time: rounding must not depend on other rows
                 drawn[i] = inverse_cdf(self.log_probs(hidden[i : i + 1])[0], u[i])
         return drawn
 
@@ -145,7 +145,7 @@ class Factors(ABC):
         """Return the same with another bound on temporary memory."""
         checks.check_max_bytes(max_bytes)
         other = copy(self)
-        object.__setattr__(other, "max_bytes", max_bytes)  # a frozen dataclass, as often as not
+        object.__setattr__(other, "max_bytes", max_bytes)  # subclasses may be frozen dataclasses
         return other
 
 
@@ -160,14 +160,14 @@ def again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
 def vmapped() -> bool:
     """Return whether `torch.func.vmap` is active, where no size may depend on values."""
     stack = torch._C._functorch.get_interpreter_stack()
-    kind = torch._C._functorch.TransformType.Vmap
-    return any(level.key() == kind for level in stack or ())
+    vmap = torch._C._functorch.TransformType.Vmap
+    return any(level.key() == vmap for level in stack or ())
 
 
 def inverse_cdf(log_p: Tensor, u: Tensor) -> Tensor:
     """Return the token v with P(< v) <= u < P(<= v), never of probability 0: (V,), () give ()."""
     cumulated = log_p.double().exp().cumsum(0)
-    # Rounding may leave the sum at a little more or less than 1.
-    found = torch.searchsorted(cumulated, u * cumulated[-1], right=True)
+    # The sum may differ from 1 by rounding.
+    index = torch.searchsorted(cumulated, u * cumulated[-1], right=True)
     last = (log_p > -torch.inf).nonzero()[-1, 0]
-    return torch.minimum(found, last)
+    return torch.minimum(index, last)

@@ -1,4 +1,4 @@
-"""Token frequencies: validate counts, and Zipf's law where there are none."""
+"""Token frequencies: validate counts; Zipf's law if they are unknown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of the Zipf-Mandelbrot law 1 / (rank + b), which fits tokens of natural text.
-_FLATTENED = 2.7
+# b of the Zipf-Mandelbrot law 1 / (rank + b), which fits tokens of natural text.
+_MANDELBROT_B = 2.7
 
 
 def check_frequencies(frequencies: Any, vocab_size: int) -> Tensor:
@@ -23,13 +23,13 @@ def check_frequencies(frequencies: Any, vocab_size: int) -> Tensor:
 
 
 def check_counts(frequencies: Any, vocab_size: int) -> Tensor:
-    """Return counts or shares of V tokens as they are, (V,) float64 on the CPU.
+    """Validate counts or shares of V tokens, and return them as (V,) float64 on the CPU.
 
     Tokens that never occur have 0. Raises if an entry is negative or not finite, if the number
     of entries is not V, or if all are 0.
     """
-    given = isinstance(frequencies, Tensor | Sequence) or hasattr(frequencies, "__array__")
-    if isinstance(frequencies, str) or not given:
+    is_array = isinstance(frequencies, Tensor | Sequence) or hasattr(frequencies, "__array__")
+    if isinstance(frequencies, str) or not is_array:
         raise TypeError(
             "frequencies must be a tensor or a list of numbers, one per token; "
             f"got {type(frequencies).__name__}"
@@ -37,8 +37,12 @@ def check_counts(frequencies: Any, vocab_size: int) -> Tensor:
     try:
         counts = torch.as_tensor(frequencies).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        odd = (f"got {x!r} for token {i}" for i, x in enumerate(frequencies) if not _is_number(x))
-        raise TypeError(f"frequencies must be numbers, one per token; {next(odd, error)}") from None
+        wrong_type = (
+            f"got {x!r} for token {i}" for i, x in enumerate(frequencies) if not _is_number(x)
+        )
+        raise TypeError(
+            f"frequencies must be numbers, one per token; {next(wrong_type, error)}"
+        ) from None
     if counts.dtype == torch.bool or counts.is_complex():
         raise TypeError(f"frequencies must be numbers; got {counts.dtype}")
     counts = counts.double()
@@ -58,11 +62,11 @@ def check_counts(frequencies: Any, vocab_size: int) -> Tensor:
     return counts
 
 
-def _is_number(given: Any) -> bool:
-    return isinstance(given, int | float)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def zipf(vocab_size: int) -> Tensor:
-    """Return shares of tokens by rank, where they have not been counted: 1 / (rank + 2.7), (V,)."""
-    shares = 1.0 / (torch.arange(1, vocab_size + 1, dtype=torch.float64) + _FLATTENED)
+    """Return shares of tokens by rank, proportional to 1 / (rank + 2.7): (V,)."""
+    shares = 1.0 / (torch.arange(1, vocab_size + 1, dtype=torch.float64) + _MANDELBROT_B)
     return shares / shares.sum()

@@ -1,4 +1,4 @@
-"""`HierarchicalHead`: a token is a path of decisions, and costs O(log V) to train on.
+"""`HierarchicalHead`: a token is a path in a tree, and costs O(log V) to train on.
 
 In:  hidden states (..., D).
 Out: `LazyLogits` of normalised log-probabilities (..., V) that are not built.
@@ -21,7 +21,7 @@ from lmhead.vocab.tree_files import read_tree
 from lmhead.vocab.tree_makers import balanced, check_arity, huffman
 from lmhead.vocab.tree_paths import Forks
 
-# Of a decision's score for hidden states of unit size, before any training.
+# Standard deviation of a decision's initial score for hidden states with entries of size 1.
 _FIRST_SCORE = 0.1
 
 
@@ -36,10 +36,10 @@ class HierarchicalHead(FactoredHead):
         tree: "huffman" puts frequent tokens near the root and needs `frequencies`; "balanced" puts
             all at the same depth; or a tree of your own: nested lists `[[0, 1], 2]`,
             `{"forks": ...}`, a JSON file of either, or a `Tree`.
-        frequencies: (V,), how often each token is met: counts or probabilities. Also what the bias
-            starts from.
-        arity: how many branches a fork has, for "huffman" and "balanced".
-        bias: whether every decision has one.
+        frequencies: (V,), counts or probabilities of the tokens. The bias is initialised from
+            them.
+        arity: number of branches of a fork, for "huffman" and "balanced".
+        bias: whether decisions have a bias.
         sparse: give the weight a sparse gradient, for `torch.optim.SparseAdam` and the like.
         device: where to put the parameters.
         dtype: the type of the parameters.
@@ -47,10 +47,10 @@ class HierarchicalHead(FactoredHead):
     Attributes:
         weight: (V - 1, D), whatever the tree: c - 1 rows for a fork with c branches.
         bias: (V - 1,) or None.
-        parents: (tokens and forks, 2), the tree as a checkpoint keeps it.
+        parents: (tokens and forks, 2), the tree as saved in checkpoints.
         tree: the `Tree`.
 
-    The distribution starts near the frequencies, if there are any, else near the even split of
+    Initially the distribution is close to the frequencies if given, else to the even split of
     every fork: weights are small, and the bias is the log of the branches' ratio.
 
     >>> head = HierarchicalHead(16, 1000, frequencies=1 / torch.arange(1, 1001))
@@ -107,33 +107,33 @@ class HierarchicalHead(FactoredHead):
 
     @property
     def expected_path(self) -> float:
-        """How many rows of the weight a token reads, on average: by the frequencies if they are
+        """Mean number of rows of the weight that a token reads, by the frequencies if they are
         known, else by the even split of every fork.
         """
         return self._expected_path()
 
     def _expected_path(self) -> float:
         tables = self.tree.tables
-        rows = _down(self.tree, torch.diff(tables.first_row).double())
+        rows = _sum_over_paths(self.tree, torch.diff(tables.first_row).double())
         if self._counts is not None:
             p = self._counts / self._counts.sum()
         else:
-            p = torch.exp(-_down(self.tree, torch.diff(tables.start).double().log()))
+            p = torch.exp(-_sum_over_paths(self.tree, torch.diff(tables.start).double().log()))
         return float((p * rows).sum())
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take the tree of the checkpoint, whichever this head was made with."""
-        given = state_dict.get(prefix + "parents")
+        """Replace the tree by that of the checkpoint."""
+        parents = state_dict.get(prefix + "parents")
         tree = None
-        if isinstance(given, Tensor) and given.device.type != "meta":
+        if isinstance(parents, Tensor) and parents.device.type != "meta":
             try:
-                tree = Tree.from_parents(self.vocab_size, given)
+                tree = Tree.from_parents(self.vocab_size, parents)
             except ValueError as error:
                 args[-1].append(f"{prefix}parents: {error}")
                 return
-            self.parents = torch.empty(given.shape, dtype=torch.int64, device=self.parents.device)
+            self.parents = torch.empty(parents.shape, dtype=torch.int64, device=self.parents.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if tree is not None and tree != self.tree:
             self.tree, self._counts = tree, None
@@ -178,21 +178,21 @@ def _make(tree: Any, vocab: int, counts: Tensor | None, arity: int) -> Tree:
     return read_tree(tree, vocab)
 
 
-def _down(tree: Tree, per_fork: Tensor) -> Tensor:
+def _sum_over_paths(tree: Tree, per_fork: Tensor) -> Tensor:
     """Return the sum of `per_fork` (F,) along the path of every token: (V,)."""
     tables = tree.tables
     total = torch.zeros(tree.vocab + tree.forks, dtype=per_fork.dtype)
     for a, b in zip(tree.levels.tolist(), tree.levels.tolist()[1:], strict=False):
         child = tables.child[int(tree.start[a]) : int(tree.start[b])]
-        above = tables.parent[child]
-        total[child] = total[tree.vocab + above] + per_fork[above]
+        parent = tables.parent[child]
+        total[child] = total[tree.vocab + parent] + per_fork[parent]
     return total[: tree.vocab]
 
 
 def _log_ratios(tree: Tree, counts: Tensor) -> Tensor:
     """Return the log of each branch's count over that of the last branch of its fork: (V - 1,).
 
-    A token that was never met counts as half of the rarest that was.
+    A token with count 0 gets half the count of the rarest other token.
     """
     counts = counts + 0.5 * counts[counts > 0].min()
     weight = torch.zeros(tree.vocab - 1, 1)

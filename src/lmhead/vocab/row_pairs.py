@@ -3,8 +3,8 @@
     products   z_p = x[a_p] · y[b_p]                      (P,), float64
     sums       s[b] = Σ_{p: b_p = b} c_p x[a_p]           (M, D)
 
-Each is the other's derivative: that of the products by y is a sum of rows of x, that of the sums by
-c are products. So both can be differentiated as often as one likes, and neither builds (P, D).
+The gradient of the products with respect to y is a sum of rows of x; that of the sums with respect
+to c are products. So both can be differentiated any number of times, and neither builds (P, D).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lmhead.sweep import accumulation_dtype, kernels
 
-_BYTES = 2**24  # of rows that are gathered at a time
+_BYTES = 2**24  # bound on the rows that are gathered at a time
 
 
 def pair_products(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, sparse: bool = False) -> Tensor:
@@ -30,7 +30,7 @@ def pair_products(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, sparse: bool = 
         y: (M, D), of the same type.
         a: (P,), rows of x.
         b: (P,), rows of y.
-        sparse: give y a sparse gradient, of the rows that occur alone.
+        sparse: give y a sparse gradient, with only the rows that occur.
 
     >>> x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])
     >>> pair_products(x, y, torch.tensor([0, 0]), torch.tensor([0, 1]))
@@ -51,7 +51,7 @@ def row_sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
         c: (P,), float64.
         x: (N, D).
         a: (P,), rows of x.
-        b: (P,), where they are added to.
+        b: (P,), rows of the result to which they are added.
         size: M.
     """
     if torch._C._are_functorch_transforms_active():
@@ -99,20 +99,22 @@ def _sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
     out = _zeros(size, x.shape[1], wide, x.device)
     core = kernels.for_pairs(x, x)
     if core is not None and kernels.readable(c, a, b):
-        given = (t.contiguous() for t in (c, x.detach(), a, b))
-        core.tree_sums(*given, out, kernels.threads())
+        arrays = (t.contiguous() for t in (c, x.detach(), a, b))
+        core.tree_sums(*arrays, out, kernels.threads())
         return out.to(x.dtype)
     block = max(1, _BYTES // (8 * max(1, x.shape[1])))
     for i in range(0, len(c), block):
-        some = slice(i, i + block)
-        rows = x[a[some]].to(wide) * c[some, None].to(wide)
-        out.index_add_(0, b[some], rows)
+        block_of_pairs = slice(i, i + block)
+        rows = x[a[block_of_pairs]].to(wide) * c[block_of_pairs, None].to(wide)
+        out.index_add_(0, b[block_of_pairs], rows)
     return out.to(x.dtype)
 
 
 def _zeros(size: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros like `torch.zeros`. On a CPU NumPy asks the system for zero pages, where torch
-    writes zeros: for a weight of which few rows get a gradient that is most of the time.
+    """Return zeros like `torch.zeros`.
+
+    On a CPU NumPy gets zero pages from the system, where torch writes zeros: for a large weight
+    of which few rows get a gradient, writing them would take most of the time.
     """
     if device.type != "cpu":
         return torch.zeros(size, width, dtype=dtype, device=device)
@@ -121,8 +123,8 @@ def _zeros(size: int, width: int, dtype: torch.dtype, device: torch.device) -> T
 
 def _sparse_sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
     """Return `row_sums` as a sparse tensor with only the rows that occur."""
-    ids, place = torch.unique(b, return_inverse=True)
-    values = _sums(c, x, a, place, len(ids))
+    ids, index = torch.unique(b, return_inverse=True)
+    values = _sums(c, x, a, index, len(ids))
     shape = (size, x.shape[1])
     return torch.sparse_coo_tensor(
         ids[None], values, shape, is_coalesced=True, check_invariants=False

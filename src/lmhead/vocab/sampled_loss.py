@@ -28,24 +28,24 @@ class SampledLoss(nn.Module):
         sampled_softmax    -log( exp s(y) / (exp s(y) + Σ_j exp s(w_j)) )
         nce                -log σ(s(y)) - Σ_j log σ(-s(w_j))
 
-    The correction by log q makes the trained logits those of the full softmax (of NCE: normalised
-    by themselves). In `eval()` mode, and for every question to the head, the softmax is the full
-    one: a sampled loss is no perplexity.
+    With the correction by log q the logits converge to those of the full softmax (with NCE:
+    normalised ones). In `eval()` mode, and for every question to the head, the softmax is the full
+    one: a sampled loss cannot be compared with a perplexity.
 
     Args:
-        head: an `LMHead`; its bias, scale, soft-capping and low-rank delta count.
+        head: an `LMHead`; its bias, scale, soft-capping and low-rank delta are applied.
         num_samples: K.
         proposal: "log_uniform" (ranks by frequency), "unigram" or "uniform".
         method: "sampled_softmax" or "nce".
         frequencies: (V,), how often tokens occur; needed for "unigram". None takes tokens to be
-            numbered by frequency.
-        remove_hits: whether negatives that are the token's target are left out. None does so for
-            sampled softmax; noise-contrastive estimation wants its noise whole.
+            sorted by frequency.
+        remove_hits: whether negatives that equal the row's target are left out. None does so for
+            sampled softmax, not for noise-contrastive estimation.
         sparse: whether the weight's gradient is sparse, for `torch.optim.SparseAdam`.
-        seed: the negatives are a function of seed and step; None takes a new one.
+        seed: the negatives are a function of seed and step; None draws a seed.
 
     Attributes:
-        step: how many batches it has seen in training; a buffer, saved with the model.
+        step: number of training batches so far; a buffer, saved with the model.
         log_q: (V,), float64.
 
     >>> head = LMHead(16, 1000)
@@ -103,7 +103,7 @@ class SampledLoss(nn.Module):
         Args:
             hidden: (..., D).
             targets: ids (...).
-            ignore_index: tokens with this target count for nothing.
+            ignore_index: rows with this target do not count.
             reduction: "mean" over the tokens that count, "sum", or "none" for (...).
         """
         scores = self.head.scores(hidden)
@@ -114,11 +114,11 @@ class SampledLoss(nn.Module):
         loss = CrossEntropy.checked(lead, vocab, hidden, targets, **options)
         ids = loss.targets
         if not self.training:
-            made = scores.cross_entropy(loss).to(accumulation_dtype(hidden.dtype))
-            return made.reshape(lead) if reduction == "none" else made
+            value = scores.cross_entropy(loss).to(accumulation_dtype(hidden.dtype))
+            return value.reshape(lead) if reduction == "none" else value
         negatives = draw_negatives(self._cumulated, self.num_samples, self.seed, int(self.step))
         self.step += 1
-        # Tokens that do not count are left out altogether: a NaN there must not reach the weight.
+        # Ignored rows are removed: a NaN in them must not reach the weight.
         keep = (ids != ignore_index).nonzero()[:, 0]
         if not isinstance(scores, SweptScores):
             raise TypeError(
@@ -134,25 +134,25 @@ class SampledLoss(nn.Module):
         """Return the loss of each row, (N,), against given negatives (K,)."""
         n, k = len(targets), len(negatives)
         dtype = accumulation_dtype(source.hiddens[0].dtype)
-        # One look-up for both, so that there is one gradient of the size of the weight.
+        # One look-up for both: one gradient of the size of the weight.
         ids = torch.cat([targets, negatives])
         vectors = [F.embedding(ids, w, sparse=self.sparse).to(dtype) for w in source.weights]
         bias = None if source.bias is None else source.bias[ids].to(dtype)
         log_q = (self.log_q[ids] + math.log(k)).to(dtype)
 
         def block(lo: int, hi: int) -> Tensor:
-            own, others = source.hiddens[0].new_zeros(2, dtype=dtype)
+            target, others = source.hiddens[0].new_zeros(2, dtype=dtype)
             with without_autocast(source.device):
                 for h, v in zip(source.hiddens, vectors, strict=True):
-                    some = h[lo:hi].to(dtype)
-                    own = own + (some * v[lo:hi]).sum(1)
-                    others = others + some @ v[n:].T
+                    rows = h[lo:hi].to(dtype)
+                    target = target + (rows * v[lo:hi]).sum(1)
+                    others = others + rows @ v[n:].T
             if bias is not None:
-                own, others = own + bias[lo:hi], others + bias[n:]
-            own = source.pointwise(own) - log_q[lo:hi]
+                target, others = target + bias[lo:hi], others + bias[n:]
+            target = source.pointwise(target) - log_q[lo:hi]
             others = source.pointwise(others) - log_q[n:]
             hits = negatives[None] == targets[lo:hi, None] if self.remove_hits else None
-            return _LOSSES[self.method](own, others, hits)
+            return _LOSSES[self.method](target, others, hits)
 
         budget = DEFAULT_MAX_BYTES if self.head.max_bytes is None else self.head.max_bytes
         size = max(1, budget // (4 * k * dtype.itemsize))
@@ -166,21 +166,21 @@ class SampledLoss(nn.Module):
         return f"num_samples={self.num_samples}, proposal={self.proposal!r}, method={self.method!r}"
 
 
-def _sampled_softmax(own: Tensor, others: Tensor, hits: Tensor | None) -> Tensor:
-    """Return -log of the target's share: own (N,), others (N, K)."""
+def _sampled_softmax(target: Tensor, others: Tensor, hits: Tensor | None) -> Tensor:
+    """Return -log of the target's share: target (N,), others (N, K)."""
     if hits is not None:
-        # Not -inf: where all negatives are hits, the loss is 0 and so is its gradient.
+        # Not -inf: where all negatives are hits, loss and gradient must be 0, not NaN.
         others = others.masked_fill(hits, torch.finfo(others.dtype).min / 2)
     # logaddexp of the target and the rest; softplus is exact where the rest is tiny.
-    return F.softplus(others.logsumexp(1) - own)
+    return F.softplus(others.logsumexp(1) - target)
 
 
-def _nce(own: Tensor, others: Tensor, hits: Tensor | None) -> Tensor:
-    """Return -log σ(own) - Σ log σ(-others)."""
+def _nce(target: Tensor, others: Tensor, hits: Tensor | None) -> Tensor:
+    """Return -log σ(target) - Σ log σ(-others)."""
     noise = F.softplus(others)
     if hits is not None:
         noise = noise.masked_fill(hits, 0.0)
-    return F.softplus(-own) + noise.sum(1)
+    return F.softplus(-target) + noise.sum(1)
 
 
 _LOSSES = {"sampled_softmax": _sampled_softmax, "nce": _nce}

@@ -30,9 +30,9 @@ class Steps(NamedTuple):
     """The decisions on the paths of some tokens, path after path, each from the root down.
 
     Attributes:
-        owner: (P,), whose path it is: the place of the token among those given.
-        fork: (P,), where the decision is made.
-        branch: (P,), how it goes.
+        owner: (P,), index of the token, among those given, to whose path it belongs.
+        fork: (P,), the fork of the decision.
+        branch: (P,), the branch that is taken.
     """
 
     owner: Tensor
@@ -46,8 +46,8 @@ class Tables:
 
     Attributes:
         parent: (N,), the fork above a node; -1 for the root.
-        branch: (N,), its place there; 0 for the root.
-        depth: (N,), how many decisions lead to it.
+        branch: (N,), its index among the branches of that fork; 0 for the root.
+        depth: (N,), number of decisions from the root.
         start: (F + 1,), the first edge of a fork.
         child: (E,), the node at the end of an edge.
         first_row: (F + 1,), the first row of weights of a fork.
@@ -67,7 +67,7 @@ class Tables:
 class Tree:
     """Tokens at the leaves, decisions at the forks.
 
-    Made by `huffman`, `balanced`, `read_tree`, or `Tree.from_parents`.
+    Created by `huffman`, `balanced`, `read_tree`, or `Tree.from_parents`.
 
     Attributes:
         vocab: V, the number of tokens.
@@ -96,7 +96,7 @@ class Tree:
             vocab: V.
             start: (F + 1,), the first entry of each fork in `child`.
             child: (E,), tokens and V + forks.
-            root: the fork at the top; ignored if there is none, which a single token needs.
+            root: the fork at the top; ignored for a single token, which has no fork.
         """
         forks = len(start) - 1
         if forks == 0:
@@ -110,22 +110,22 @@ class Tree:
             below = child[ranges(start[level], sizes[level])]
             level = below[below >= vocab] - vocab
             order.append(level)
-        found = np.concatenate(order)
-        if len(found) < forks:
-            lost = int(np.setdiff1d(np.arange(forks), found)[0])
+        reached = np.concatenate(order)
+        if len(reached) < forks:
+            unreached = int(np.setdiff1d(np.arange(forks), reached)[0])
             raise ValueError(
-                f"tree must be a tree: fork {lost} is on a cycle, out of reach of the root"
+                f"tree must be a tree: fork {unreached} is on a cycle, out of reach of the root"
             )
         number = np.empty(forks, np.int64)
-        number[found] = np.arange(forks)
-        child = child[ranges(start[found], sizes[found])]
+        number[reached] = np.arange(forks)
+        child = child[ranges(start[reached], sizes[reached])]
         is_fork = child >= vocab
         child = np.where(is_fork, vocab + number[np.where(is_fork, child - vocab, 0)], child)
-        return cls(vocab, np.concatenate([[0], np.cumsum(sizes[found])]), child)
+        return cls(vocab, np.concatenate([[0], np.cumsum(sizes[reached])]), child)
 
     @classmethod
     def from_parents(cls, vocab: int, parents: Tensor) -> Tree:
-        """Return the tree of a checkpoint: (N, 2), the fork above each node and its place there."""
+        """Return the tree of a checkpoint, (N, 2): fork above each node, and its branch there."""
         table = parents.detach().cpu().numpy().astype(np.int64)
         if table.ndim != 2 or table.shape[1] != 2 or len(table) < vocab:
             raise ValueError(
@@ -137,24 +137,24 @@ class Tree:
         if len(roots) != 1 or (forks and roots[0] < vocab):
             raise ValueError(f"parents must have one root, a fork; got {len(roots)}")
         nodes = np.delete(np.arange(len(table)), roots)
-        above, place = table[nodes].T
-        if (above >= forks).any():
-            raise ValueError(f"parents must be forks in [0, {forks}); got {int(above.max())}")
-        sizes = np.bincount(above, minlength=forks)
-        order = np.lexsort((place, above))
-        if (place[order] != ranges(np.zeros(forks, np.int64), sizes)).any():
+        parent, branch = table[nodes].T
+        if (parent >= forks).any():
+            raise ValueError(f"parents must be forks in [0, {forks}); got {int(parent.max())}")
+        sizes = np.bincount(parent, minlength=forks)
+        order = np.lexsort((branch, parent))
+        if (branch[order] != ranges(np.zeros(forks, np.int64), sizes)).any():
             raise ValueError("parents must give the branches of a fork the places 0, 1, 2, ...")
         start = np.concatenate([[0], np.cumsum(sizes)])
         return cls.from_forks(vocab, start, nodes[order], int(roots[0]) - vocab)
 
     @property
     def forks(self) -> int:
-        """F, how many there are."""
+        """F, the number of forks."""
         return len(self.start) - 1
 
     @cached_property
     def arity(self) -> int:
-        """The most branches that a fork has; 0 for a single token."""
+        """Largest number of branches of a fork; 0 for a single token."""
         return int(np.diff(self.start).max(initial=0))
 
     @cached_property
@@ -165,12 +165,12 @@ class Tree:
     @cached_property
     def levels(self) -> Ints:
         """The first fork of each level, and F at the end."""
-        firsts, at = [0], 0
-        while at < self.forks:
-            edges = self.child[self.start[firsts[-1]] : self.start[at + 1]]
+        firsts, last = [0], 0
+        while last < self.forks:
+            edges = self.child[self.start[firsts[-1]] : self.start[last + 1]]
             inside = edges[edges >= self.vocab]
-            firsts.append(at + 1)
-            at = int(inside[-1]) - self.vocab if len(inside) else self.forks
+            firsts.append(last + 1)
+            last = int(inside[-1]) - self.vocab if len(inside) else self.forks
         return np.array(firsts if self.forks else [0], np.int64)
 
     @cached_property
@@ -192,9 +192,9 @@ class Tree:
         for edges in reversed(spans):
             nodes = self.child[edges]
             np.add.at(below, self.vocab + parent[nodes], below[nodes])
-        made = parent, branch, depth, self.start, self.child
+        arrays = parent, branch, depth, self.start, self.child
         first_row = self.start - np.arange(self.forks + 1)
-        return Tables(*(torch.from_numpy(t) for t in (*made, first_row, below)))
+        return Tables(*(torch.from_numpy(t) for t in (*arrays, first_row, below)))
 
     def on(self, device: torch.device) -> Tables:
         """Return the tables on a device, moved there once."""
@@ -207,12 +207,12 @@ class Tree:
 
     @property
     def parents(self) -> Tensor:
-        """(N, 2), what `from_parents` takes: the fork above each node and its place there."""
+        """(N, 2), the argument of `from_parents`: fork above each node, and its branch there."""
         return torch.stack([self.tables.parent, self.tables.branch], 1)
 
     @property
     def depths(self) -> Tensor:
-        """(V,), how many decisions lead to each token."""
+        """(V,), number of decisions on the path of each token."""
         return self.tables.depth[: self.vocab]
 
     def paths(self, tokens: Tensor) -> Steps:
@@ -227,17 +227,17 @@ class Tree:
         fork, branch = torch.empty_like(owner), torch.empty_like(owner)
         wrapped = torch._C._are_functorch_transforms_active()
         if kernels.core is not None and kernels.readable(tokens) and not wrapped:
-            given = (tokens.contiguous(), ends, fork, branch)
-            kernels.core.tree_paths(tables.parent, tables.branch, self.vocab, *given)
+            arguments = (tokens.contiguous(), ends, fork, branch)
+            kernels.core.tree_paths(tables.parent, tables.branch, self.vocab, *arguments)
             return Steps(owner, fork, branch)
-        node, place = tokens[lengths > 0], ends[lengths > 0] - 1
-        left = lengths[lengths > 0]
+        node, index = tokens[lengths > 0], ends[lengths > 0] - 1
+        remaining = lengths[lengths > 0]
         while len(node):
-            above = tables.parent[node]
-            fork[place], branch[place] = above, tables.branch[node]
-            left = left - 1
-            more = left > 0
-            node, place, left = self.vocab + above[more], place[more] - 1, left[more]
+            parent = tables.parent[node]
+            fork[index], branch[index] = parent, tables.branch[node]
+            remaining = remaining - 1
+            more = remaining > 0
+            node, index, remaining = self.vocab + parent[more], index[more] - 1, remaining[more]
         return Steps(owner, fork, branch)
 
     def to_json(self) -> str:
@@ -293,17 +293,17 @@ def _check_forks(vocab: int, start: Ints, child: Ints, root: int) -> None:
         )
     wrong = (child < 0) | (child >= vocab + forks)
     if wrong.any():
-        at = int(np.argmax(wrong))
-        fork = int(np.searchsorted(start, at, side="right")) - 1
+        index = int(np.argmax(wrong))
+        fork = int(np.searchsorted(start, index, side="right")) - 1
         raise ValueError(
             f"nodes of the tree must be tokens in [0, {vocab}) or forks in [0, {forks}); "
-            f"got {int(child[at])} in fork {fork}"
+            f"got {int(child[index])} in fork {fork}"
         )
     counts = np.bincount(child, minlength=vocab + forks)
-    again = np.flatnonzero(counts[:vocab] > 1)
-    if len(again):
-        token = int(again[0])
-        raise ValueError(f"tree must hold every token once; {token} is there {counts[token]} times")
+    repeated = np.flatnonzero(counts[:vocab] > 1)
+    if len(repeated):
+        token = int(repeated[0])
+        raise ValueError(f"tree must hold every token once; {token} occurs {counts[token]} times")
     missing = np.flatnonzero(counts[:vocab] == 0)
     if len(missing):
         raise ValueError(
@@ -313,10 +313,10 @@ def _check_forks(vocab: int, start: Ints, child: Ints, root: int) -> None:
     if counts[vocab + root]:
         raise ValueError(f"tree must be a tree: its root, fork {root}, is a branch of another fork")
     counts[vocab + root] = 1
-    odd = np.flatnonzero(counts[vocab:] != 1)
-    if len(odd):
-        fork = int(odd[0])
+    wrong_count = np.flatnonzero(counts[vocab:] != 1)
+    if len(wrong_count):
+        fork = int(wrong_count[0])
         raise ValueError(
-            f"tree must be a tree: fork {fork} is a branch of {counts[vocab + fork]} forks, "
-            f"it must be of 1"
+            f"tree must be a tree: fork {fork} is a branch of {counts[vocab + fork]} forks; "
+            f"it must be a branch of one"
         )

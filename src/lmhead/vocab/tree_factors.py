@@ -1,7 +1,7 @@
-"""`TreeFactors`: the questions of a head, answered by decisions on paths.
+"""`TreeFactors`: answers of a hierarchical head, from decisions on paths.
 
 In:  rows of hidden states (N, D), the parameters of the forks.
-Out: log-probabilities, losses, best tokens and samples; see `Factors` for what each hook means.
+Out: log-probabilities, losses, best tokens and samples; see `Factors`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TreeFactors(Factors):
 
     Attributes:
         forks: the tree with its parameters.
-        path: gives the expected number of rows on a path, for `explain`.
+        path: returns the expected number of rows on a path, for `explain`.
     """
 
     forks: Forks
@@ -96,14 +96,14 @@ class TreeFactors(Factors):
             return self._hard_of_all(hidden, targets, class_weight, ignore_index, label_smoothing)
         row = (targets != ignore_index).nonzero()[:, 0]
         ids = targets[row]
-        own = torch.ones(len(ids), dtype=torch.float64, device=ids.device)
+        target_weight = torch.ones(len(ids), dtype=torch.float64, device=ids.device)
         if class_weight is not None:
-            own = class_weight.double()[ids]
-        loss = -own * self.forks.token_log_prob(hidden, row, ids)
+            target_weight = class_weight.double()[ids]
+        loss = -target_weight * self.forks.token_log_prob(hidden, row, ids)
         if label_smoothing:
             spread = self._spread(hidden[row], class_weight)
             loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
-        return loss.new_zeros(len(targets)).index_copy(0, row, loss), own.sum()
+        return loss.new_zeros(len(targets)).index_copy(0, row, loss), target_weight.sum()
 
     def _hard_of_all(
         self,
@@ -116,22 +116,22 @@ class TreeFactors(Factors):
         """Return the same from all tokens: under `vmap` no size may depend on the targets."""
         kept = targets != ignore_index
         ids = torch.where(kept, targets, 0)
-        own = kept.double() if class_weight is None else kept * class_weight.double()[ids]
+        target_weight = kept.double() if class_weight is None else kept * class_weight.double()[ids]
         log_p = self.forks.all_log_probs(hidden).gather(1, ids[:, None])[:, 0]
-        loss = -own * log_p
+        loss = -target_weight * log_p
         if label_smoothing:
             spread = self._spread(hidden, class_weight)
             loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
-        return torch.where(kept, loss, 0.0), own.sum()
+        return torch.where(kept, loss, 0.0), target_weight.sum()
 
     def _shares(self) -> Tensor:
-        """Return which tokens get a share of the smoothing: 1 or 0, (V,); 0 for masked ones."""
+        """Return 1 for tokens with a share of the label smoothing, 0 for masked ones: (V,)."""
         forks = self.forks.detach()
         ones = torch.ones(self.vocab, dtype=torch.float64, device=forks.weight.device)
         if forks.bias is None or vmapped() or bool(forks.bias.isfinite().all()):
             return ones
-        nothing = forks.weight.new_zeros(1, forks.weight.shape[1])
-        return ones.masked_fill(forks.all_log_probs(nothing)[0] == -torch.inf, 0.0)
+        zero_state = forks.weight.new_zeros(1, forks.weight.shape[1])
+        return ones.masked_fill(forks.all_log_probs(zero_state)[0] == -torch.inf, 0.0)
 
     def _spread(self, hidden: Tensor, class_weight: Tensor | None) -> Tensor:
         """Return Σ_v m_v log p_v with the class weights m, or 1: (N,), float64."""
@@ -156,14 +156,14 @@ class TreeFactors(Factors):
             t = t * class_weight
         parts, start = [], 0
         for rows in self.blocks(hidden):
-            some = t[start : start + len(rows)]
-            parts.append(again(self._soft_rows, rows, some))
+            target_rows = t[start : start + len(rows)]
+            parts.append(again(self._soft_rows, rows, target_rows))
             start += len(rows)
         return torch.cat(parts) if parts else self._soft_rows(hidden, t)
 
     def _soft_rows(self, hidden: Tensor, targets: Tensor) -> Tensor:
         log_p = self.forks.all_log_probs(hidden)
-        # 0 · log 0 is 0: a token that has no share of the target may have no probability.
+        # 0 · log 0 is 0: a token with target probability 0 may be masked.
         return -torch.where(targets == 0, 0.0, targets * log_p).double().sum(1)
 
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -177,8 +177,8 @@ class TreeFactors(Factors):
         row = torch.arange(len(hidden), device=hidden.device)
         step = 0
         while len(row) and tree.forks:
-            decided = self.forks.decide(hidden, row, node[row] - tree.vocab)
-            node[row] = decided.child[_choose(decided.log_p, decided.start, uniform(step)[row])]
+            branches = self.forks.decide(hidden, row, node[row] - tree.vocab)
+            node[row] = branches.child[_choose(branches.log_p, branches.start, uniform(step)[row])]
             row = row[node[row] >= tree.vocab]
             step += 1
         return node
@@ -206,11 +206,11 @@ def _choose(log_p: Tensor, start: Tensor, u: Tensor) -> Tensor:
     if bool(p.isnan().any()):
         raise ValueError("decisions must be numbers to draw a token; got NaN")
     sizes = torch.diff(start, append=start.new_tensor([len(p)]))
-    place = torch.arange(int(sizes.max()), device=p.device)
-    inside = place < sizes[:, None]
-    padded = torch.where(inside, p[(start[:, None] + place).clamp(max=len(p) - 1)], 0.0)
+    branch = torch.arange(int(sizes.max()), device=p.device)
+    inside = branch < sizes[:, None]
+    padded = torch.where(inside, p[(start[:, None] + branch).clamp(max=len(p) - 1)], 0.0)
     total = padded.cumsum(1)
-    # Rounding may leave the sum below 1, and a branch of probability 0 is no choice.
-    last = torch.where(padded > 0, place, 0).amax(1)
+    # The sum may be below 1 by rounding; a branch of probability 0 must not be chosen.
+    last = torch.where(padded > 0, branch, 0).amax(1)
     chosen = torch.minimum((total <= u[:, None]).sum(1), last)
     return start + chosen

@@ -1,8 +1,8 @@
-"""Trees that a user gives: nested lists, a list of forks, or a JSON file with either.
+"""Read trees: nested lists, a list of forks, or a JSON file with either.
 
 Nested   `[[0, 1], [2, [3, 4]]]`: a list is a fork, an integer is a token. A single token is `0`.
 Forks    `{"forks": [[-1, 2], [0, 1]]}`: one list per fork, the root first; a branch is a token, or
-         -f for fork f. No limit of depth, where a reader of JSON has one for nested lists.
+         -f for fork f. Not limited in depth, unlike nested lists in JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def read_tree(given: Any, vocab: int) -> Tree:
     """Return a tree from nested lists, `{"forks": ...}`, a JSON file of either, or a `Tree`.
 
     Args:
-        given: what describes it.
-        vocab: V; every token of [0, V) must be there once.
+        given: the description.
+        vocab: V; every token of [0, V) must occur once.
 
     Raises:
         ValueError, TypeError: it is not a tree over these tokens; the message says why.
@@ -58,16 +58,16 @@ def read_tree(given: Any, vocab: int) -> Tree:
     return Tree.from_forks(vocab, start, child, 0)
 
 
-def _flatten(given: Any, vocab: int) -> list[list[int]]:
+def _flatten(nested: Any, vocab: int) -> list[list[int]]:
     """Convert nested lists to forks, each a list of tokens and V + forks; without recursion."""
-    if isinstance(given, int):
-        if given != 0 or vocab != 1:
+    if isinstance(nested, int):
+        if nested != 0 or vocab != 1:
             raise ValueError(
-                f"a tree that is a single token must be 0 of 1; got {given} of {vocab}"
+                f"a tree that is a single token must be 0 of 1; got {nested} of {vocab}"
             )
         return []
-    lists: list[Any] = [given]
-    seen = {id(given)}
+    lists: list[Any] = [nested]
+    seen = {id(nested)}
     forks: list[list[int]] = []
     while len(forks) < len(lists):
         branches = []
@@ -86,22 +86,22 @@ def _flatten(given: Any, vocab: int) -> list[list[int]]:
     return forks
 
 
-def _branch(given: Any, vocab: int, forks: int) -> int:
-    if isinstance(given, int) and not isinstance(given, bool) and -forks < given < 0:
-        return vocab - given
-    return _token(given, vocab, f", or fork -1 to {1 - forks}" if forks > 1 else "")
+def _branch(value: Any, vocab: int, forks: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and -forks < value < 0:
+        return vocab - value
+    return _token(value, vocab, f", or fork -1 to {1 - forks}" if forks > 1 else "")
 
 
-def _token(given: Any, vocab: int, other: str = "") -> int:
-    if isinstance(given, bool) or not isinstance(given, int | np.integer):
+def _token(value: Any, vocab: int, other: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(
-            f"a branch of the tree must be a token's id or a list; got {type(given).__name__}"
+            f"a branch of the tree must be a token's id or a list; got {type(value).__name__}"
         )
-    if not 0 <= given < vocab:
+    if not 0 <= value < vocab:
         raise ValueError(
-            f"a branch of the tree must be a token in [0, {vocab}){other}; got {given}"
+            f"a branch of the tree must be a token in [0, {vocab}){other}; got {value}"
         )
-    return int(given)
+    return int(value)
 
 
 def _read_json(path: Path) -> Any:
@@ -109,15 +109,15 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
-            f"tree must be 'huffman', 'balanced', or a file that is there; got {str(path)!r}"
+            f"tree must be 'huffman', 'balanced', or an existing file; got {str(path)!r}"
         ) from None
-    except OSError as error:  # a folder, or not ours to read
+    except OSError as error:  # a folder, or no permission
         raise ValueError(
             f"tree must be a JSON file that can be read; got {str(path)!r}: {error.strerror}"
         ) from None
     except RecursionError:
         raise ValueError(
-            f'{path} is nested too deeply for a reader of JSON; write {{"forks": [...]}} instead'
+            f'{path} is nested too deeply for JSON; write {{"forks": [...]}} instead'
         ) from None
     except ValueError as error:  # not JSON, or not UTF-8
         raise ValueError(f"{path} must hold a tree in JSON; {error}") from None

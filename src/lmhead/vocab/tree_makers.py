@@ -1,6 +1,6 @@
-"""Trees made from counts, or from nothing: Huffman's and the balanced one.
+"""Build Huffman trees from counts, and balanced trees.
 
-In:  how many tokens there are, how often each is met, how many branches a fork may have.
+In:  token frequencies or the number of tokens; the number of branches of a fork.
 Out: a `Tree`.
 """
 
@@ -19,11 +19,11 @@ def huffman(frequencies: Any, *, arity: int = 2) -> Tree:
     """Return the tree with the shortest average path: join the rarest subtrees repeatedly.
 
     Args:
-        frequencies: (V,), how often each token is met: counts or shares, not negative.
-        arity: how many subtrees are joined at a time.
+        frequencies: (V,), counts or shares of the tokens, not negative.
+        arity: number of subtrees that are joined at a time.
 
     Among equals, tokens come before joined subtrees, and low ids before high ones: tokens that were
-    never met form a balanced subtree at the bottom.
+    never seen form a balanced subtree at the bottom.
 
     >>> huffman([8, 1, 1, 2]).depths
     tensor([1, 3, 3, 2])
@@ -40,7 +40,7 @@ def huffman(frequencies: Any, *, arity: int = 2) -> Tree:
     children: list[int] = []
     start = [0]
     next_token = next_fork = forks = 0
-    # The first join takes as many as leave the others full.
+    # The first join may take fewer, so that all others take `arity`.
     take = (vocab - 2) % (arity - 1) + 2
     while vocab - next_token + forks - next_fork > 1:
         total = 0.0
@@ -71,11 +71,11 @@ def balanced(vocab: int, *, arity: int = 2) -> Tree:
     checks.check_integer("vocab", vocab, low=1)
     check_arity(arity)
     # Node i of a full tree, counted level by level, has the children k i + 1 to k i + k; those
-    # without children are tokens. The last fork has the branches that are left.
+    # without children are tokens. The last fork has the remaining branches.
     forks = -(-(vocab - 1) // (arity - 1))
     start = np.minimum(np.arange(forks + 1) * arity, forks + vocab - 1)
-    place = np.arange(1, forks + vocab)
-    child = np.where(place < forks, vocab + place, place - forks)
+    node = np.arange(1, forks + vocab)
+    child = np.where(node < forks, vocab + node, node - forks)
     return Tree.from_forks(vocab, start, child, 0)
 
 

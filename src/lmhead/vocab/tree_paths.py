@@ -1,4 +1,4 @@
-"""The probability of a token as a product of decisions, and what follows from it.
+"""The probability of a token as a product of decisions.
 
 At a fork with c branches and rows w_1 .. w_{c-1}, the scores are z_i = w_i · h + b_i, and z_c = 0:
 
@@ -26,10 +26,10 @@ class Decided(NamedTuple):
     """All branches of some forks, each for one hidden state.
 
     Attributes:
-        start: (P,), where the branches of a fork begin.
+        start: (P,), index of the first branch of a fork.
         log_p: (E,), log p(branch | fork), float64; at most 0.
         child: (E,), the node that a branch leads to.
-        owner: (E,), whose branch it is: the place of the fork among those given.
+        owner: (E,), index of the branch's fork among those given.
     """
 
     start: Tensor
@@ -44,7 +44,7 @@ class Forks(NamedTuple):
     Attributes:
         weight: (V - 1, D).
         bias: (V - 1,) or None.
-        tree: whose forks they are.
+        tree: the tree of the forks.
         sparse: whether the weight's gradient is sparse.
     """
 
@@ -54,7 +54,7 @@ class Forks(NamedTuple):
     sparse: bool = False
 
     def detach(self) -> Forks:
-        """Return the same, cut from the graph."""
+        """Return the same, detached from the autograd graph."""
         bias = None if self.bias is None else self.bias.detach()
         return self._replace(weight=self.weight.detach(), bias=bias)
 
@@ -67,18 +67,18 @@ class Forks(NamedTuple):
             z = self._scores(hidden, state, fork)
             log_p = torch.stack([F.logsigmoid(z), F.logsigmoid(-z)], 1).reshape(-1)
             return Decided(start, log_p, child, owner)
-        row, of, _ = _spread(tables.first_row, fork)
-        z = self._scores(hidden, state[of], row)
+        row, pair, _ = _spread(tables.first_row, fork)
+        z = self._scores(hidden, state[pair], row)
         # The last branch of a fork has no row: its score is 0.
-        place = torch.arange(len(row), device=row.device) + of
-        scores = torch.zeros_like(edge, dtype=z.dtype).index_copy(0, place, z)
+        index = torch.arange(len(row), device=row.device) + pair
+        scores = torch.zeros_like(edge, dtype=z.dtype).index_copy(0, index, z)
         return Decided(start, _log_softmax(scores, owner, len(fork)), child, owner)
 
     def _scores(self, hidden: Tensor, state: Tensor, row: Tensor) -> Tensor:
         z = pair_products(hidden, self.weight, state, row, sparse=self.sparse)
         if self.bias is None:
             return z
-        # The bias as products with 1: sums of its gradient are as good as those of the weight's.
+        # As products with 1, so that the bias gradient is summed as precisely as the weight's.
         one, first = self.bias.new_ones(1, 1), torch.zeros_like(row)
         return z + pair_products(one, self.bias[:, None], first, row)
 
@@ -97,24 +97,24 @@ class Forks(NamedTuple):
         tree, tables = self.tree, self.tree.on(hidden.device)
         log_p = self._edges(hidden, exact=exact)  # (E, N)
         mass = log_p.new_zeros(1, len(hidden))  # of the forks of a level
-        made = []
+        levels = []
         for a, b in zip(tree.levels.tolist(), tree.levels.tolist()[1:], strict=False):
             edges = slice(int(tree.start[a]), int(tree.start[b]))
             child = tables.child[edges]
-            down = mass[tables.parent[child] - a] + log_p[edges]
-            made.append(down)
-            mass = down[child >= tree.vocab]
-        if not made:
+            level_log_p = mass[tables.parent[child] - a] + log_p[edges]
+            levels.append(level_log_p)
+            mass = level_log_p[child >= tree.vocab]
+        if not levels:
             return log_p.new_zeros(len(hidden), 1) + 0 * hidden.sum(1, keepdim=True).to(log_p)
         ids = torch.empty_like(tables.child[: tree.vocab])
         leaves = (tables.child < tree.vocab).nonzero()[:, 0]
         ids[tables.child[leaves]] = leaves
-        return torch.cat(made)[ids].T
+        return torch.cat(levels)[ids].T
 
     def sum_log_probs(self, hidden: Tensor, below: Tensor) -> Tensor:
         """Return Σ_v m_v log p_v, (N,): Σ over branches of (Σ of m below) · log p(branch | fork).
 
-        `below` (nodes,) is what `masses_below` makes of m (V,). No sum down the tree is needed.
+        `below` (nodes,) is `masses_below(m)`.
         """
         mass = below[self.tree.on(hidden.device).child]
         log_p = self._edges(hidden)
@@ -149,18 +149,18 @@ class Forks(NamedTuple):
             return torch.stack([F.logsigmoid(z), F.logsigmoid(-z)], 1).reshape(2 * rows, n)
         tables = tree.on(hidden.device)
         owner = tables.parent[tables.child]
-        place = torch.arange(rows, device=z.device)
+
         last = tables.start[1:] - 1
         keep = torch.ones_like(owner, dtype=torch.bool).index_fill_(0, last, False)
-        scores = z.new_zeros(len(owner), n).index_copy(0, keep.nonzero()[:, 0], z[place])
+        scores = z.new_zeros(len(owner), n).index_copy(0, keep.nonzero()[:, 0], z)
         return _log_softmax(scores, owner, tree.forks)
 
 
 def _spread(start: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the entries of some groups, one group after the other.
+    """Return the entries of the groups `which`, one group after the other.
 
-    Group g has the entries start[g] to start[g + 1]. Gives the entries, the place in `which` of
-    each one's group, and where each group of `which` begins.
+    Group g has the entries start[g] to start[g + 1]. Returns the entries, the index in `which` of
+    each entry's group, and the index of the first entry of each group.
     """
     sizes = start[which + 1] - start[which]
     begin = sizes.cumsum(0) - sizes
@@ -173,11 +173,11 @@ def _log_softmax(scores: Tensor, owner: Tensor, groups: int) -> Tensor:
     """Compute log-softmax within groups: scores (E, ...), owner (E,), ascending."""
     shape = (groups, *scores.shape[1:])
     index = owner.reshape(-1, *[1] * (scores.dim() - 1)).expand_as(scores)
-    most = (
+    largest = (
         scores.detach()
         .new_full(shape, -torch.inf)
         .scatter_reduce(0, index, scores.detach(), "amax")
     )
-    shifted = scores - most[owner]
+    shifted = scores - largest[owner]
     total = scores.new_zeros(shape).index_add(0, owner, shifted.exp())
     return shifted - total.log()[owner]

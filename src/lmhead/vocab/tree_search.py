@@ -1,8 +1,9 @@
-"""The best tokens of a tree by best-first search: exact, without looking at every token.
+"""Find the best tokens of a tree by best-first search: exact, without reading every token.
 
-A subtree's probability bounds that of each of its tokens. So forks are opened in the order of their
+A subtree's probability bounds that of each of its tokens. Forks are opened in the order of their
 probability, and once k tokens are found, a subtree with less than the k-th of them is never opened.
-A trained distribution has its mass in few places: tens of forks are opened of tens of thousands.
+In a trained distribution few subtrees have most of the mass: tens of tens of thousands of forks are
+opened.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _GROWTH = 1.5
 def best_tokens(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k tokens of largest log-probability, (N, k) each: values in float64, ids.
 
-    Descending, lowest id first among equals, as a stable sort of all tokens gives. Where a decision
-    that was looked at is a NaN, the ids of that row are -1 and its values NaN.
+    Descending, lowest id first among equals, as in a stable sort of all tokens. If a decision
+    that was read is NaN, the ids of that row are -1 and its values NaN.
     """
     forks = forks.detach()
     hidden = hidden.detach().contiguous()
@@ -48,9 +49,9 @@ def _in_core(core: ModuleType, forks: Forks, hidden: Tensor, k: int) -> tuple[Te
     values = torch.empty(n, k, dtype=torch.float64)
     ids, opened = torch.empty(n, k, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
     bias = None if forks.bias is None else forks.bias.contiguous().detach()
-    given = (hidden.detach(), forks.weight.detach(), bias)
+    arrays = (hidden.detach(), forks.weight.detach(), bias)
     tables = (tree.tables.start, tree.tables.child, tree.vocab)
-    core.tree_best(*given, *tables, values, ids, opened, kernels.threads())
+    core.tree_best(*arrays, *tables, values, ids, opened, kernels.threads())
     return values, ids
 
 
@@ -66,10 +67,10 @@ def _in_rounds(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
     while len(row):
         opened = _rank_in_row(row, mass) < int(width)
         width = min(_GROWTH * width, vocab)
-        here, above = row[opened], mass[opened]
-        decided = forks.decide(hidden, here, fork[opened])
-        row_below = here[decided.owner]
-        mass_below = above[decided.owner] + decided.log_p
+        opened_row, opened_mass = row[opened], mass[opened]
+        decided = forks.decide(hidden, opened_row, fork[opened])
+        row_below = opened_row[decided.owner]
+        mass_below = opened_mass[decided.owner] + decided.log_p
         broken[row_below[mass_below.isnan()]] = True
         is_token = decided.child < vocab
         values, ids = _merge(
@@ -81,14 +82,14 @@ def _in_rounds(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # A subtree that ties with the k-th token may hold one with a lower id. While fewer than k
         # are found, tokens of probability 0 count as well.
         full = ids[:, -1] < vocab
-        stays = ((mass >= values[row, -1]) | ~full[row]) & ~broken[row]
-        row, fork, mass = row[stays], fork[stays], mass[stays]
+        open = ((mass >= values[row, -1]) | ~full[row]) & ~broken[row]
+        row, fork, mass = row[open], fork[open], mass[open]
     values[broken], ids[broken] = math.nan, -1
     return values, ids
 
 
 def _rank_in_row(row: Tensor, mass: Tensor) -> Tensor:
-    """Return how many entries of the same row have more mass: (M,)."""
+    """Return the number of entries of the same row with more mass: (M,)."""
     order = mass.argsort(descending=True, stable=True)
     order = order[row[order].argsort(stable=True)]
     sorted_row = row[order]
@@ -105,8 +106,8 @@ def _merge(
     n, k = values.shape
     if len(row) == 0:
         return values, ids
-    every = torch.arange(n, device=row.device).repeat_interleave(k)
-    rows = torch.cat([every, row])
+    old_rows = torch.arange(n, device=row.device).repeat_interleave(k)
+    rows = torch.cat([old_rows, row])
     masses = torch.cat([values.reshape(-1), mass])
     tokens = torch.cat([ids.reshape(-1), token])
     order = tokens.argsort(stable=True)

@@ -364,8 +364,8 @@ PAGES = {
         "head": "| 软件包 | 用法 | 结果 | `nn.Linear` 的 logits | lmhead 的 logits |",
         "same": "相同",
         "differs": "不同",
-        "built": "建立",
-        "not built": "不建立",
+        "built": "生成",
+        "not built": "不生成",
     },
 }
 DOCS = Path(__file__).resolve().parents[2] / "docs"

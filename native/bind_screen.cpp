@@ -99,14 +99,16 @@ void advise_huge_pages(Array<uint8_t, 1> bytes) {
 #endif
 }
 
-// Of `whole` (V, width) and `nibbles` (V, width / 2) exactly one is given.
-void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
-              Array<const int16_t, 2> lead, Array<const float, 1> scales,
-              Array<const float, 1> lead_scales, Maybe<const double, 1> bias,
-              Array<const int16_t, 2> states, Array<const int16_t, 2> lead_states,
-              Array<const double, 1> state_scales, Array<const double, 1> lead_state_scales,
-              Array<float, 2> approx, Array<float, 2> block_max, int threads) {
-  const auto given = to_states(states, lead_states, state_scales, lead_state_scales);
+// Of `whole` (V, width) and `nibbles` (V, width / 2) exactly one is given. Returns the number of
+// tokens read.
+int64_t products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
+                 Array<const int16_t, 2> lead, Array<const float, 1> scales,
+                 Array<const float, 1> lead_scales, Maybe<const double, 1> bias,
+                 Array<const int16_t, 2> states, Array<const int16_t, 2> lead_states,
+                 Array<const double, 1> state_scales, Array<const double, 1> lead_state_scales,
+                 Maybe<const int32_t, 2> allowed, Array<float, 2> approx, Array<float, 2> block_max,
+                 int threads) {
+  auto given = to_states(states, lead_states, state_scales, lead_state_scales);
   const size_t vocab = scales.size(), width = states.shape(1), leading = lead.shape(1);
   require_threads(threads);
   require(whole.has_value() != nibbles.has_value(), "whole or nibbles, not both");
@@ -115,6 +117,9 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
   require(has_shape(lead, vocab, leading) && leading % 16 == 0 && lead_states.shape(1) == leading,
           "leading must be a multiple of 16, the same for tokens and states");
   require(lead_scales.size() == vocab && (!bias || bias->size() == vocab), "one entry per token");
+  require(!allowed || has_shape(*allowed, states.shape(0), (vocab + 31) / 32),
+          "allowed: a bit per token");
+  if (allowed) given.allowed = reinterpret_cast<const uint32_t*>(allowed->data());
   require(has_shape(approx, states.shape(0), vocab), "approx must be (states, tokens)");
   require(has_shape(block_max, states.shape(0),
                     static_cast<size_t>(lmhead::screen_blocks(static_cast<int64_t>(vocab)))),
@@ -131,7 +136,8 @@ void products(Maybe<const int8_t, 2> whole, Maybe<const uint8_t, 2> nibbles,
                                 whole ? prefetch_whole : prefetch_nibbles,
                                 whole ? streams_whole : streams_nibbles};
   const nb::gil_scoped_release release;
-  lmhead::chosen_kernels()->screen->products(copy, given, approx.data(), block_max.data(), threads);
+  return lmhead::chosen_kernels()->screen->products(copy, given, approx.data(), block_max.data(),
+                                                    threads);
 }
 
 // values (2, pairs): the refined approx, and how far it may be off.
@@ -300,7 +306,7 @@ void bind_screen(nb::module_& m) {
   m.def("screen_products", &products, maybe("whole"), maybe("nibbles"), tensor("lead"),
         tensor("scales"), tensor("lead_scales"), maybe("bias"), tensor("states"),
         tensor("lead_states"), tensor("state_scales"), tensor("lead_state_scales"),
-        tensor("approx"), tensor("block_max"), arg("threads"));
+        maybe("allowed"), tensor("approx"), tensor("block_max"), arg("threads"));
   m.def("screen_refine", &refine, maybe("nibbles"), tensor("scales"), tensor("states"),
         tensor("state_scales"), tensor("approx"), tensor("token_e"), tensor("token_n"), tensor("e"),
         tensor("n"), tensor("rows"), tensor("ids"), tensor("values"), arg("threads"));

@@ -159,6 +159,7 @@ void softmax(float* z, int64_t tokens, int64_t rows, const float* bias, const Ma
              double* s, double* t, int64_t lo, const Heaps* heaps, const Ranks* ranks,
              std::vector<Pair>* close, int threads) {
   const bool maps = map.bounded || map.scale != 1.0f || map.shift != 0.0f;
+  const bool masks = bias && std::find(bias, bias + tokens, -kInf) != bias + tokens;
   // Cut by rows alone: a row's result does not depend on the number of threads.
   const int64_t share = std::clamp<int64_t>(round_up(ceil_div(rows, threads), 16), 16, kMaxRows);
   std::mutex close_lock;
@@ -194,16 +195,21 @@ void softmax(float* z, int64_t tokens, int64_t rows, const float* bias, const Ma
           lanes.put(m + j, new_m);
         }
         vf sum_s{}, sum_t{};
-        if (t) {
+        // skips(w): whether a token is masked, which adds nothing and costs no exp.
+        const auto add_up = [&](const auto& skips) {
           for (int64_t w = w0; w < w1; ++w) {
+            if (skips(w)) continue;
             const vf centred = lanes.get(z + w * rows + j) - origin, e = exp(centred);
             sum_s += e;
-            sum_t += e * max(centred, splat(kFloor));
+            if (t) sum_t += e * max(centred, splat(kFloor));
           }
+        };
+        if (masks)
+          add_up([&](int64_t w) { return bias[w] == -kInf; });
+        else
+          add_up([](int64_t) { return false; });
+        if (t)
           for (int i = 0; i < lanes.n; ++i) t[j + i] += sum_t[i];
-        } else {
-          for (int64_t w = w0; w < w1; ++w) sum_s += exp(lanes.get(z + w * rows + j) - origin);
-        }
         for (int i = 0; i < lanes.n; ++i) s[j + i] += sum_s[i];
         const Block block{z, w1 - w0, rows, w0, j, lanes};
         if (heaps) block.offer(*heaps, largest, lo);
@@ -232,8 +238,13 @@ void gradient(float* z, int64_t tokens, int64_t rows, const float* high, const f
     for (int64_t w = w0; w < w1; ++w) {
       vf column{};
       float* logits = z + w * rows;
+      const bool may_skip = rows > 0 && logits[0] == -kInf;
       each_lanes(0, rows, [&](int64_t j, Lanes lanes) {
         const vf v = lanes.get(logits + j, -kInf);
+        if (may_skip && !mix && !any(v != -kInf)) {  // a masked token: no gradient, no exp
+          lanes.put(logits + j, splat(0.0f));
+          return;
+        }
         const vf log_p = (v - lanes.get(high + j)) - lanes.get(low + j);
         vf factor = lanes.get(a + j);
         if (b) factor += lanes.get(b + j) * max(log_p, splat(kFloor));

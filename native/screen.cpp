@@ -2,6 +2,7 @@
 #include "screen.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -105,49 +106,101 @@ void strip(const ScreenCopy& copy, const ScreenStates& states, const Operands<Ki
   for (int t = 0; t < T; ++t) top[t * top_stride] = best[t];
 }
 
+// Which of the 32 tokens from 32 · word on some state may have: a bit each.
+uint32_t needed(const ScreenCopy& copy, const ScreenStates& states, int64_t word) {
+  const int64_t n_words = (copy.vocab + 31) / 32, lo = 32 * word;
+  const int64_t n = std::min<int64_t>(32, copy.vocab - lo);
+  uint32_t bits = states.allowed ? 0 : ~0u;
+  if (states.allowed)
+    for (int64_t b = 0; b < states.rows; ++b) bits |= states.allowed[b * n_words + word];
+  if (copy.bias)
+    for (int64_t i = 0; i < n; ++i)
+      bits &= ~(static_cast<uint32_t>(copy.bias[lo + i] == -__builtin_inf()) << i);
+  return n < 32 ? bits & ((1u << n) - 1) : bits;
+}
+
+// run(lo, hi) for each run of needed tokens of a block; returns how many they are.
+template <class Run>
+int64_t each_run(const ScreenCopy& copy, const ScreenStates& states, int64_t block,
+                 const Run& run) {
+  const int64_t lo = block * kScreenBlock, hi = std::min(copy.vocab, lo + kScreenBlock);
+  int64_t start = -1, count = 0;  // start of the run so far, -1 outside of one
+  for (int64_t v = lo; v < hi; v += 32) {
+    const uint32_t bits = needed(copy, states, v / 32);
+    const int64_t end = std::min(hi, v + 32);
+    for (int64_t u = v; u < end; ++u) {
+      const bool here = bits >> (u - v) & 1;
+      if (here == (start >= 0)) continue;
+      if (!here) run(start, u), count += u - start;
+      start = here ? u : -1;
+    }
+  }
+  if (start >= 0) run(start, hi), count += hi - start;
+  return count;
+}
+
 // Tokens that stay in the nearest cache while all states pass over them.
 constexpr int64_t kNear = 8;
 
 template <class Kind>
-void products_of(const ScreenCopy& copy, const ScreenStates& states, float* approx,
-                 float* block_max, int threads) {
+int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* approx,
+                    float* block_max, int threads) {
   const int64_t blocks = screen_blocks(copy.vocab), rows = states.rows;
   const Operands<Kind> operands(copy, states);
   const auto* codes = reinterpret_cast<const char*>(codes_of(copy, Kind()));
-  const int64_t bytes = row_bytes<Kind>(copy), all_bytes = copy.vocab * bytes;
+  const int64_t bytes = row_bytes<Kind>(copy);
   // One hidden state: memory is the limit.
   const auto one = copy.streams == 4   ? strip<Kind, 4, 1>
                    : copy.streams == 2 ? strip<Kind, 2, 1>
                                        : strip<Kind, 1, 1>;
-  parallel_for(blocks, threads, [&](int64_t block) {
-    const int64_t lo = block * kScreenBlock, hi = std::min(copy.vocab, lo + kScreenBlock);
-    float* top = block_max + block;
-    for (int64_t b = 0; b < rows; ++b) top[b * blocks] = -__builtin_inff();
+  // The tokens from `lo` to `hi`; nothing is prefetched from `stop` on.
+  const auto tokens = [&](const ScreenCopy& from, int64_t lo, int64_t hi, int64_t stop) {
+    float* top = block_max + lo / kScreenBlock;
     if (rows == 1) {
-      one(copy, states, operands, lo, hi, true, 0, approx, top, blocks);
+      one(from, states, operands, lo, hi, true, 0, approx, top, blocks);
       return;
     }
     for (int64_t v = lo; v < hi; v += kNear) {
       const int64_t end = std::min(hi, v + kNear);
       // While some states pass over these tokens, ask for a part of the next ones.
       int64_t next = end * bytes;
-      const int64_t far = std::min(all_bytes, next + kNear * bytes);
+      const int64_t far = std::min(stop * bytes, next + kNear * bytes);
       const int64_t part = (kNear * bytes * kStates / rows + 63) / 64 * 64;
       for (int64_t b = 0; b < rows; b += kStates) {
-        for (const int64_t stop = std::min(far, next + part); next < stop; next += 64)
+        for (const int64_t last = std::min(far, next + part); next < last; next += 64)
           __builtin_prefetch(codes + next);
         const auto some =
             b + kStates <= rows ? strip<Kind, kTokens, kStates> : strip<Kind, kTokens, 1>;
-        some(copy, states, operands, v, end, false, b, approx, top + b * blocks, blocks);
+        some(from, states, operands, v, end, false, b, approx, top + b * blocks, blocks);
       }
     }
+  };
+  const bool all = !states.allowed && !copy.bias;
+  ScreenCopy unhurried = copy;
+  unhurried.ahead = 0;
+  std::atomic<int64_t> read{0};
+  parallel_for(blocks, threads, [&](int64_t block) {
+    const int64_t lo = block * kScreenBlock, hi = std::min(copy.vocab, lo + kScreenBlock);
+    for (int64_t b = 0; b < rows; ++b) block_max[b * blocks + block] = -__builtin_inff();
+    int64_t count = hi - lo;
+    if (!all) count = each_run(copy, states, block, [](int64_t, int64_t) {});
+    read += count;
+    if (count == hi - lo) {
+      tokens(copy, lo, hi, copy.vocab);
+      return;
+    }
+    for (int64_t b = 0; b < rows; ++b)
+      std::fill_n(approx + b * copy.vocab + lo, hi - lo, -__builtin_inff());
+    each_run(copy, states, block,
+             [&](int64_t from, int64_t to) { tokens(unhurried, from, to, to); });
   });
+  return read;
 }
 
-void products(const ScreenCopy& copy, const ScreenStates& states, float* approx, float* block_max,
-              int threads) {
+int64_t products(const ScreenCopy& copy, const ScreenStates& states, float* approx,
+                 float* block_max, int threads) {
   const auto run = copy.whole ? products_of<Whole> : products_of<Nibbles>;
-  run(copy, states, approx, block_max, threads);
+  return run(copy, states, approx, block_max, threads);
 }
 
 void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBounds& bounds,

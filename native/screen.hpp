@@ -38,6 +38,7 @@ struct ScreenStates {
   const double* scales;
   const double* lead_scales;
   int64_t rows;
+  const uint32_t* allowed = nullptr;  // (rows, ceil(vocab / 32)), a bit per token; null for all
 };
 
 // What hidden states are prepared with: see docs/certified.md. `factors` are square matrices of the
@@ -98,9 +99,10 @@ struct ScreenKernels {
                   const ScreenPrepared& out, int threads);
 
   // approx (rows, vocab) and the largest of each block, (rows, blocks). With nibbles, an entry u
-  // means 16 u - 120.5.
-  void (*products)(const ScreenCopy& copy, const ScreenStates& states, float* approx,
-                   float* block_max, int threads);
+  // means 16 u - 120.5. Tokens that no state allows, or with a bias of -inf, are not read: their
+  // approx is -inf. Returns the number of tokens read.
+  int64_t (*products)(const ScreenCopy& copy, const ScreenStates& states, float* approx,
+                      float* block_max, int threads);
 
   // out[i] = approx[rows[i], ids[i]] and what the low nibbles add, if there are any; an entry u
   // means u - 7.5. radius[i]: how far that may be off. Of the bounds approx, token_e,

@@ -57,6 +57,8 @@ class BoundedRow {
     const double lost = 4.0 * static_cast<double>(source.size + 4) * FLT_MIN;
     const double float_slack = 1.01 * 0x1p-17 * source.mean_norm * size + lost;
     n_ += float_n_;
+    if (screen.allowed) forbid(screen.allowed + row * screen.n_uint32);
+    for (int64_t i = 0; i < n_edited; ++i) mid_[edited[i]] = -__builtin_inff();
     if (screen.low.nibbles) refine(row);
     if (map.bounded) {
       stretch_ = map.scale * map.outer;
@@ -70,11 +72,6 @@ class BoundedRow {
           map.scale * float_slack + 0x1p-21 * (std::fabs(map.scale * base) + std::fabs(map.shift));
     }
     slack_ += 0x1p-140;
-    if (screen.allowed)
-      for (int64_t v = 0; v < vocab_; ++v)
-        if (!(screen.allowed[row * screen.n_uint32 + v / 32] >> v % 32 & 1))
-          mid_[v] = -__builtin_inff();
-    for (int64_t i = 0; i < n_edited; ++i) mid_[edited[i]] = -__builtin_inff();
     const float* known = screen.bounds.block_max + row * screen_blocks(vocab_);
     const bool stale = screen.allowed || n_edited || map.bounded || screen.low.nibbles;
     sum_up(stale ? nullptr : known);
@@ -188,6 +185,12 @@ class BoundedRow {
   }
 
  private:
+  // Masks the tokens without a bit.
+  void forbid(const uint32_t* allowed) {
+    for (int64_t v = 0; v < vocab_; ++v)
+      if (!(allowed[v / 32] >> v % 32 & 1)) mid_[v] = -__builtin_inff();
+  }
+
   double norm() const {
     double sum = 0.0;
     for (int64_t i = 0; i < source_.size; ++i) sum += double{hidden_[i]} * hidden_[i];

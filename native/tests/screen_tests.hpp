@@ -127,6 +127,77 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
   }
 }
 
+// Tokens that no state allows are not read: their codes may be anything.
+inline void run_masked_products(const Kernels& k, int64_t vocab, int64_t rows, bool nibbles,
+                                Place place, Tally& tally) {
+  tally.begin(label(k, "screen masked products", {vocab, rows}, nibbles ? "nibbles" : "", place));
+  constexpr int64_t kWidth = 64;
+  const int64_t n_words = (vocab + 31) / 32, blocks = screen_blocks(vocab);
+  Random random(static_cast<uint32_t>(vocab * 10 + rows));
+  const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
+  const Buffer<uint32_t> allowed(size(rows, n_words), place, [&](size_t) {
+    const uint32_t bits = static_cast<uint32_t>(random.below(65536)) * 65537u;
+    return random.below(3) == 0 ? 0u : random.below(2) == 0 ? ~0u : bits;
+  });
+  const auto tokens = static_cast<size_t>(vocab);
+  const double inf = std::numeric_limits<double>::infinity();
+  const Buffer<double> bias(tokens, place, [&](size_t i) { return i % 11 == 5 ? -inf : 0.25; });
+  std::vector<bool> needed(tokens);
+  int64_t count = 0;
+  for (int64_t v = 0; v < vocab; ++v) {
+    bool any = false;
+    for (int64_t b = 0; b < rows; ++b)
+      any = any || (allowed[size(b, n_words) + static_cast<size_t>(v / 32)] >> v % 32 & 1);
+    needed[static_cast<size_t>(v)] = any && v % 11 != 5;
+    count += needed[static_cast<size_t>(v)];
+  }
+  const Buffer<int8_t> codes(size(vocab, kWidth), place,
+                             [&](size_t) { return static_cast<int8_t>(random.below(255) - 127); });
+  const Buffer<int16_t> states(size(rows, kWidth), place, [&](size_t) {
+    return static_cast<int16_t>(random.below(2000) - 1000);
+  });
+  const Buffer<float> scales(tokens, place,
+                             [&](size_t i) { return needed[i] ? 0.5f : NAN; });  // must not be used
+  const Buffer<double> t(size(1, rows), place, [](size_t) { return 2.0; });
+  for (int64_t streams : {1, 2, 4})
+    for (int threads : thread_counts()) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(codes.data());
+      const ScreenCopy copy{nibbles ? nullptr : codes.data(),
+                            nibbles ? bytes : nullptr,
+                            nullptr,
+                            scales.data(),
+                            scales.data(),
+                            bias.data(),
+                            vocab,
+                            kWidth,
+                            0,
+                            1024,
+                            streams};
+      const ScreenStates given{states.data(), nullptr, t.data(), t.data(), rows, allowed.data()};
+      const Buffer<float> approx(size(rows, vocab), place);
+      const Buffer<float> top(size(rows, blocks), place);
+      tally.expect(k.screen->products(copy, given, approx.data(), top.data(), threads) == count,
+                   "another number of tokens was read");
+      tally.expect(approx.intact() && top.intact(), "wrote outside a buffer");
+      std::vector<float> best(top.size(), -INFINITY);
+      for (int64_t b = 0; b < rows; ++b)
+        for (int64_t v = 0; v < vocab; ++v) {
+          double sum = 0.0;
+          for (int64_t j = 0; j < kWidth; ++j) {
+            const double y = states[size(b, kWidth) + static_cast<size_t>(j)];
+            sum += y * (nibbles ? 16.0 * nibble(bytes + v * (kWidth / 2), j) - 120.5
+                                : codes[size(v, kWidth) + static_cast<size_t>(j)]);
+          }
+          const float got = approx[size(b, vocab) + static_cast<size_t>(v)];
+          const double want = needed[static_cast<size_t>(v)] ? sum + 0.25 : -inf;
+          tally.expect_near(got, want, 1e-7 * std::abs(sum) + 1e-7, "approx", v);
+          float& most = best[size(b, blocks) + static_cast<size_t>(v / kScreenBlock)];
+          most = std::max(most, got);
+        }
+      tally.expect(top.same(best), "the largest of a block is another");
+    }
+}
+
 // Tokens on both sides of the limit and exactly on it, masked ones, and a NaN, which must stay.
 inline void run_selection(const Kernels& k, int64_t vocab, int64_t rows, Place place,
                           Tally& tally) {
@@ -328,6 +399,8 @@ inline void run(const Kernels& k, Tally& tally) {
     for (int64_t vocab : sizes({1, 255, 257, 1000}))
       for (int64_t rows : sizes({1, 5})) {
         run_selection(k, vocab, rows, place, tally);
+        for (bool nibbles : {false, true})
+          run_masked_products(k, vocab, rows, nibbles, place, tally);
         run_decide(k, vocab, std::min<int64_t>(rows, lmhead::screen_blocks(vocab)), place, tally);
       }
   }

@@ -191,10 +191,11 @@ def screen_products(
     lead_states: Tensor,
     state_scales: Tensor,
     lead_state_scales: Tensor,
+    allowed: Tensor | None,
     approx: Tensor,
     block_max: Tensor,
     threads: int,
-) -> None: ...
+) -> int: ...
 def screen_refine(
     nibbles: Tensor | None,
     scales: Tensor,

@@ -71,7 +71,7 @@ def test_streams_and_prefetch_change_nothing(core: ModuleType, bits: Any, vocab:
             core.set_streams(streams, streams)
             core.set_prefetch(prefetch, prefetch)
             found.append(screen_kernels.products(copy, states, None))
-        for approx, top in found[1:]:
+        for approx, top, _ in found[1:]:
             assert torch.equal(approx, found[0][0])
             assert torch.equal(top, found[0][1])
 
@@ -88,5 +88,7 @@ def test_states_of_all_16_bits(core: ModuleType) -> None:
         for rows in (1, 2):
             approx, top = torch.empty(rows, 300), torch.empty(rows, 2)
             given = (codes, None, nothing, ones, ones, None, states[:rows].contiguous())
-            core.screen_products(*given, nothing[:rows], scale[:rows], scale[:rows], approx, top, 1)
+            core.screen_products(
+                *given, nothing[:rows], scale[:rows], scale[:rows], None, approx, top, 1
+            )
             assert torch.equal(approx, wanted[:rows])

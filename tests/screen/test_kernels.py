@@ -51,12 +51,12 @@ def test_both_give_the_same(
     states = States.of(copy, heads.states(rows, weight, random))
     bias = heads.normal(vocab, random=random).double()
     bias[0] = -torch.inf
-    wanted, wanted_top = on_torch(monkeypatch, screen_kernels.products, copy, states, bias)
+    wanted, wanted_top, _ = on_torch(monkeypatch, screen_kernels.products, copy, states, bias)
     limits = wanted.quantile(0.6, dim=1).double().nan_to_num(neginf=-1.0)
     monkeypatch.setattr(kernels, "threads", lambda: threads)
     for name in core.instruction_sets():
         core.use(name)
-        approx, top = screen_kernels.products(copy, states, bias)
+        approx, top, _ = screen_kernels.products(copy, states, bias)
         # A product and a sum may be one instruction: the last bit of float32 may differ.
         torch.testing.assert_close(approx, wanted, rtol=2e-7, atol=1e-30)
         torch.testing.assert_close(top, wanted_top, rtol=2e-7, atol=1e-30)
@@ -117,8 +117,8 @@ def test_integer_products_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> No
     object.__setattr__(copy, "rotation", Rotation(torch.ones(size, dtype=torch.int8), _identity()))
     states = States.of(copy, torch.ones(2, size))
     assert int(states.main.double().sum(1).max()) * 127 < 2**31
-    wanted, _ = on_torch(monkeypatch, screen_kernels.products, copy, states, None)
-    assert torch.equal(screen_kernels.products(copy, states, None)[0], wanted)
+    wanted = on_torch(monkeypatch, screen_kernels.products, copy, states, None).approx
+    assert torch.equal(screen_kernels.products(copy, states, None).approx, wanted)
 
 
 def _identity() -> tuple[torch.Tensor, ...]:
@@ -129,7 +129,7 @@ def test_nothing_found_and_everything_found() -> None:
     weight = heads.plain(300, 10, torch.Generator().manual_seed(0))
     copy = build(weight)
     states = States.of(copy, weight[:2])
-    approx, top = screen_kernels.products(copy, states, None)
+    approx, top, _ = screen_kernels.products(copy, states, None)
     for limit, count in ((1e9, 0), (-torch.inf, 300)):
         limits = torch.full((2,), limit, dtype=torch.float64)
         counts, ids = screen_kernels.select(copy, approx, top, states.e, states.n, limits)
@@ -137,13 +137,37 @@ def test_nothing_found_and_everything_found() -> None:
         assert ids.tolist() == [*range(count)] * 2
 
 
+@pytest.mark.parametrize("bits", [8, "4+4"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_forbidden_tokens_are_not_read(
+    core: ModuleType, monkeypatch: pytest.MonkeyPatch, rows: int, bits: Any
+) -> None:
+    random = torch.Generator().manual_seed(rows)
+    weight = heads.plain(700, 40, random)
+    copy = build(weight, bits=bits)
+    states = States.of(copy, weight[:rows])
+    allowed = torch.randint(-(2**31), 2**31, (rows, 22), generator=random).int()
+    allowed[:, 3:9] = 0
+    allowed[:, 9:19] = -1
+    wanted = on_torch(monkeypatch, screen_kernels.products, copy, states, None, allowed)
+    forbidden = wanted.approx[0] == -torch.inf
+    assert wanted.tokens_read == 700 - int(forbidden.sum())
+    copy.scales[forbidden] = torch.nan
+    for name in core.instruction_sets():
+        core.use(name)
+        got = screen_kernels.products(copy, states, None, allowed)
+        torch.testing.assert_close(got.approx, wanted.approx, rtol=2e-7, atol=1e-30)
+        torch.testing.assert_close(got.block_top, wanted.block_top, rtol=2e-7, atol=1e-30)
+        assert got.tokens_read == wanted.tokens_read
+
+
 def test_the_core_refuses_what_does_not_fit(core: ModuleType) -> None:
     weight = heads.plain(300, 10, torch.Generator().manual_seed(0))
     copy = build(weight)
     states = States.of(copy, weight[:2])
-    approx, top = screen_kernels.products(copy, states, None)
+    approx, top, _ = screen_kernels.products(copy, states, None)
     codes = (copy.whole, None, copy.lead, copy.scales, copy.lead_scales, None)
-    given = (states.main, states.lead, states.scales, states.lead_scales)
+    given = (states.main, states.lead, states.scales, states.lead_scales, None)
     with pytest.raises(ValueError, match="approx must be"):
         core.screen_products(*codes, *given, approx[:, 1:].contiguous(), top, 1)
     with pytest.raises(ValueError, match="block_max must be"):

@@ -43,8 +43,9 @@ def sample_rows(
 ) -> ScreenedSample:
     """Sample one token per row of the source, (N,).
 
-    `greedy` rows (N,) take the best token; of `allowed`, (N, W) int32, a bit per token, those
-    without a bit are not scored. With `exact`, log-probabilities are those of all logits.
+    `greedy` rows (N,) take the best token. `allowed`, (N or 1, W) int32, has a bit per token:
+    tokens without one cannot be drawn, and those that no row allows are not read. With `exact`,
+    log-probabilities are those of all logits.
     """
     n = source.rows
     whole = torch.zeros(3, n, dtype=torch.int64)
@@ -57,8 +58,8 @@ def sample_rows(
             full = len(some) == n
             part = source if full else source.select(some)
             mask = None if allowed is None else allowed.expand(n, -1)[some].contiguous()
-            found = Candidates(screened.copy, part, screened.bias64(source.bias))
-            edits = _edit(stages, part, call if full else call.select(some))
+            found = Candidates(screened.copy, part, screened.bias64(source.bias), mask)
+            edits = _edit(stages, part, call if full else call.select(some), mask)
             if edits is None:
                 break
             drawn = _sample(found, chain if full else chain.select(some), edits, mask)
@@ -181,8 +182,10 @@ class _Edits(NamedTuple):
     logits: Tensor  # (2, M) float64, before and after
 
 
-def _edit(stages: Sequence[Stage], source: Source, call: Call) -> _Edits | None:
-    """Apply the edits to the tokens they may change; None if that may be all."""
+def _edit(
+    stages: Sequence[Stage], source: Source, call: Call, allowed: Tensor | None
+) -> _Edits | None:
+    """Apply the edits to the allowed tokens they may change; None if that may be all."""
     edits = [s for s in stages if isinstance(s, Edit)]
     touched = [s.touches(call) for s in edits]
     if any(tokens is None for tokens in touched):
@@ -191,6 +194,12 @@ def _edit(stages: Sequence[Stage], source: Source, call: Call) -> _Edits | None:
         sorted({t for tokens in touched if tokens for t in tokens[row]})
         for row in range(source.rows)
     ]
+    if allowed is not None:
+        words: list[list[int]] = allowed.tolist()
+        rows = [
+            [t for t in ids if bits[t // 32] >> t % 32 & 1]
+            for ids, bits in zip(rows, words, strict=True)
+        ]
     starts = torch.tensor([0, *(len(ids) for ids in rows)]).cumsum(0)
     ids = torch.tensor([t for tokens in rows for t in tokens], dtype=torch.int64)
     if len(ids) == 0:
@@ -214,10 +223,6 @@ def _sample(
     """Return token, tokens scored and state, (3, B), and five numbers, (5, B), of each row."""
     source = found.source
     rows = found.rows
-    if allowed is not None and edits.ids.numel():
-        row = torch.arange(rows).repeat_interleave(edits.starts.diff())
-        bit = allowed[row, edits.ids // 32] >> (edits.ids % 32).int() & 1
-        edits.logits.masked_fill_(bit == 0, float("-inf"))
     whole = torch.zeros(3, rows, dtype=torch.int64)
     numbers = torch.empty(5, rows, dtype=torch.float64)
     screen_kernels.sample(

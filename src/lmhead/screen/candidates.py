@@ -135,14 +135,26 @@ class Candidates:
         block_top: (B, blocks), the largest of each block of approx.
     """
 
-    def __init__(self, copy: Copy, source: Source, bias: Tensor | None) -> None:
-        """Read the copy; `source` has B usable rows and one weight, `bias` is float64."""
+    def __init__(
+        self, copy: Copy, source: Source, bias: Tensor | None, allowed: Tensor | None = None
+    ) -> None:
+        """Read the copy: the rows of tokens that some hidden state may have.
+
+        Args:
+            copy: of the weight of the source.
+            source: B usable rows and one weight.
+            bias: (V,) in float64 or None; a token with -inf is not read.
+            allowed: (B, ceil(V / 32)) int32, a bit per token; None allows all.
+        """
         self.copy, self.source, self.bias = copy, source, bias
         self.pointwise: Pointwise = source.pointwise
         self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())
         self.states = States.of(copy, source.hiddens[0])
-        self.approx, self.block_top = screen_kernels.products(copy, self.states, bias)
-        self.bytes_read = copy.pass_bytes + (0 if bias is None else bias.nbytes)
+        self.approx, self.block_top, read = screen_kernels.products(
+            copy, self.states, bias, allowed
+        )
+        self.bytes_read = copy.pass_bytes * read // copy.vocab
+        self.bytes_read += 0 if bias is None else bias.nbytes
 
     @property
     def rows(self) -> int:

@@ -93,7 +93,8 @@ def measure(nbytes: int = 3 * LARGE // 2) -> Settings:
         states, one = torch.ones(1, width, dtype=torch.int16), torch.ones(1, dtype=torch.float64)
         lead_states = torch.zeros(1, 0, dtype=torch.int16)
         approx, top = torch.empty(1, rows), torch.empty(1, -(-rows // core.SCREEN_BLOCK))
-        given = (*kind, lead, scales, scales, None, states, lead_states, one, one, approx, top)
+        weights = (*kind, lead, scales, scales, None)
+        given = (*weights, states, lead_states, one, one, None, approx, top)
 
         def one_pass(given: tuple[object, ...] = given) -> None:
             core.screen_products(*given, kernels.threads())

@@ -25,13 +25,26 @@ FLOOR = 2.0**-120
 _ROOM = 1024  # ids per row that are expected at most
 
 
-def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return approximate logits without the base, (B, V) float32, and each block's largest.
+class Approximation(NamedTuple):
+    """Approximate logits without the base."""
+
+    approx: Tensor  # (B, V) float32; -inf for tokens that were not read
+    block_top: Tensor  # (B, blocks), the largest of each block
+    tokens_read: int
+
+
+def products(
+    copy: Copy, states: States, bias: Tensor | None, allowed: Tensor | None = None
+) -> Approximation:
+    """Multiply the copy by hidden states.
+
+    A token that no row allows, or whose bias is -inf, is not read.
 
     Args:
         copy: the copy; of "4+4" the high nibbles are read.
         states: B hidden states.
         bias: (V,) in float64 or None.
+        allowed: (B, ceil(V / 32)) int32, a bit per token; None allows all.
     """
     rows = len(states.main)
     approx = torch.empty(rows, copy.vocab)
@@ -39,7 +52,7 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
         if rows == 1 and copy.pass_bytes > memory_reading.LARGE:
             memory_reading.choose()
         top = torch.empty(rows, -(-copy.vocab // BLOCK))
-        kernels.core.screen_products(
+        read = kernels.core.screen_products(
             copy.whole,
             copy.high,
             copy.lead,
@@ -47,11 +60,12 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
             copy.lead_scales,
             bias,
             *(states.main, states.lead, states.scales, states.lead_scales),
+            allowed,
             approx,
             top,
             kernels.threads(),
         )
-        return approx, top
+        return Approximation(approx, top, read)
     main, lead = states.main.double().T, states.lead.double().T
     for lo in range(0, copy.vocab, 4096):
         some = slice(lo, lo + 4096)
@@ -66,7 +80,13 @@ def products(copy: Copy, states: States, bias: Tensor | None) -> tuple[Tensor, T
         if bias is not None:
             a += bias[some, None]
         approx[:, some] = a.T
-    return approx, block_largest(approx)
+    read = copy.vocab
+    if allowed is not None:
+        bits = torch.arange(32, dtype=torch.int32)
+        needed = (allowed[:, :, None] >> bits & 1).flatten(1)[:, : copy.vocab].any(0)
+        approx.masked_fill_(~needed, -math.inf)
+        read = int(needed.sum())
+    return Approximation(approx, block_largest(approx), read)
 
 
 def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor) -> Tensor:

@@ -29,16 +29,21 @@ class ScreenedScores(SweptScores):
 
     screen: Screen | None = None
 
-    few_allowed: ClassVar[float] = 0.05  # the copy is read faster than the weight
+    # With at most this share of the vocabulary allowed, their rows of the weight are read faster
+    # than their rows of the copy.
+    fewest_screened: ClassVar[float] = 0.05
+
+    @property
+    def reads_copy(self) -> bool:
+        """Whether decisions are made from the copy."""
+        few = self.allowed is not None and (
+            len(self.allowed) <= self.fewest_screened * self.vocab_size
+        )
+        return self.screen is not None and not few
 
     def top(self, k: int, *, lse: bool = True) -> TopRows:
         """Return the k largest logits from the copy, where it can decide them."""
-        if (
-            not lse
-            and self.screen is not None
-            and self.allowed is None
-            and 0 < k <= self.vocab_size
-        ):
+        if not lse and self.screen is not None and self.reads_copy and 0 < k <= self.vocab_size:
             decided = self.screen.decide(self.source, k)
             if decided is not None:
                 return TopRows(*decided, None)

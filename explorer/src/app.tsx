@@ -9,6 +9,7 @@ import { PAGES, type PageInfo } from "./pages";
 import { Choice } from "./ui/controls";
 import { compact, grouped } from "./ui/format";
 import { PageLink } from "./ui/pageLink";
+import { Inline } from "./ui/prose";
 import { Status } from "./ui/requestStatus";
 import { change, currentPath, names, oneOf, replacePath, text, useAddress, useParam } from "./url";
 import { useRequest } from "./useRequest";
@@ -154,7 +155,7 @@ function Content({ page, path, models }: ContentProps): JSX.Element | null {
   if (!models || path === "/") return null;
   return (
     <section class="missing" data-chart="missing">
-      <h1>{page ? frame.no_models : fill(frame.missing_page, { path })}</h1>
+      <h1>{page ? <Inline text={frame.no_models} /> : fill(frame.missing_page, { path })}</h1>
       <p>
         <PageLink path={PAGES.find((one) => !one.needsModel || models.length)?.path ?? "/learn"}>{frame.home}</PageLink>
       </p>
@@ -203,7 +204,7 @@ function NoChinese({ model, models }: { readonly model: Model; readonly models: 
   const other = models.find(({ speaks }) => speaks.includes("zh"));
   return (
     <p class="banner" role="status" data-chart="no-chinese">
-      {fill(s.no_chinese, { model: model.name })}{" "}
+      <Inline text={fill(s.no_chinese, { model: model.name })} />{" "}
       {other ? (
         <button type="button" onClick={() => change(otherModel(other.name))}>
           {fill(s.use_model, { model: other.name })}

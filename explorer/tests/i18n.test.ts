@@ -23,7 +23,7 @@ test("no text is empty, and the same blanks and strong words are in both", () =>
     const other = chinese.get(path) ?? "";
     expect(text.trim() && other.trim(), path).not.toBe("");
     expect(blanks(other), path).toEqual(blanks(text));
-    expect(other.split("**").length, path).toBe(text.split("**").length);
+    for (const mark of ["**", "`"]) expect(other.split(mark).length, path).toBe(text.split(mark).length);
   }
 });
 
@@ -40,4 +40,48 @@ test("where English uses a term of the glossary, Chinese uses its own", () => {
     for (const [path] of uses)
       expect(chinese.get(path)?.toLowerCase(), `${path}: ${term.en}`).toContain(term.zh.toLowerCase());
   }
+});
+
+test("terms and headings that were agreed on are on the page", () => {
+  const agreed: [Map<string, string>, string[]][] = [
+    [
+      english,
+      [
+        "Export",
+        "Predict",
+        "Show layers",
+        "Glossary",
+        "Reset",
+        "target token",
+        "Repetition penalty",
+        "How predictable is this text?",
+      ],
+    ],
+    [
+      chinese,
+      [
+        "这段文字，模型猜得到吗？",
+        "预测概率减去真实标签",
+        "把标签中的 ε 平均分给所有词",
+        "猜错的代价，以及怎样从中学习",
+        "概率太低的词",
+        "解决办法",
+        "步骤",
+        "导出",
+        "术语表",
+        "开始预测",
+        "逐层查看",
+        "找不到这样的词元",
+        "存在惩罚",
+        "每个词元都要对整个词表打分",
+        "以 e 为底、平均损失为指数的幂",
+      ],
+    ],
+  ];
+  for (const [language, terms] of agreed)
+    for (const term of terms)
+      expect(
+        [...language.values()].some((text) => text.includes(term)),
+        term,
+      ).toBe(true);
 });

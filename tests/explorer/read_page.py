@@ -12,7 +12,7 @@ def opened(page: Page, address: str) -> None:
 
 
 def settled(page: Page) -> None:
-    """Wait until the model has read what is there, and its tokens have their texts instead of ids."""
+    """Wait until the model has read the prompt, and tokens have their texts instead of ids."""
     page.wait_for_selector('[data-chart="ranked"]')
     expect(page.locator(".prediction")).to_have_attribute("aria-busy", "false")
     # The status of the prompt comes first; that of continuations, if requested, after it.

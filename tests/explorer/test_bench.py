@@ -164,7 +164,18 @@ def test_the_cut_is_on_the_curve_with_the_value_under_the_pointer(here: Page, ad
     opened(here, f"{address}/next?prompt=hello&k=7")
     curve = here.locator('[data-chart="curve"]')
     expect(curve.locator("[data-cut]")).to_have_attribute("data-cut", "7")
-    expect(curve.locator("[data-cut]")).to_contain_text("7 tokens left")
+    expect(curve.locator("[data-cut]")).to_contain_text("tokens left: 7")
+    key = curve.locator("figcaption")
+    expect(key).to_contain_text("p after the sampler")
+    expect(key).to_contain_text("p of the model")
+    stroke = "path => getComputedStyle(path).stroke"
+    lines = [line.evaluate(stroke) for line in curve.locator("path.line").all()]
+    fill = here.locator('[data-chart="ranked"] .fill').first
+    bar = fill.evaluate("bar => getComputedStyle(bar).backgroundColor")
+    # As in the bars: the sampler's probabilities are blue, the model's orange.
+    assert len(lines) == 2
+    assert lines[0] != bar
+    assert lines[1] == bar
     curve.scroll_into_view_if_needed()
     box = curve.locator("svg").bounding_box()
     assert box is not None

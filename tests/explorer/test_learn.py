@@ -1,5 +1,6 @@
 """The Learn page in a browser: every control moves what it should, by mouse and by keyboard."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -71,7 +72,7 @@ CONTROLS: list[tuple[Act, str, str]] = [
     (slide("top_p", 0.6), "left shares orders", "drawn"),
     (press('input[name="use-top_p"]'), "left shares orders", "drawn"),
     (slide("seed", 1), "drawn", "shares"),
-    (choose("draw", "1000"), "drawn shares", ""),
+    (choose("draw", "1,000"), "drawn shares", ""),
     (choose("loss", "taxes"), "loss gradient", ""),
     (slide("eps", 0.5), "loss gradient", ""),
     (press('[data-do="step"]'), "loss gradient steps", ""),
@@ -176,6 +177,32 @@ def test_what_the_tries_say_is_true(page: Page) -> None:
         moved.append(now - [0.5, 1.4, -0.1][column - 1])
         expect(rows.nth(1).locator(".mark")).to_have_count(1)
     assert np.dot(moved, hidden) > 0
+
+
+def test_numbers_on_the_page_agree_with_each_other(page: Page) -> None:
+    """Shapes multiply, the product along a path is the one shown, and the axis starts at 0."""
+    page.goto("/learn?batch=5&positions=7")
+    expect(page.locator('[data-chart="shapes"]')).to_contain_text("(5, 7, 3) × Wᵀ (3, 6) → ")
+    expect(page.locator('[data-chart="shapes"]')).to_contain_text("logits (5, 7, 6)")
+    for leaf in range(6):
+        page.goto(f"/learn?leaf={leaf}")
+        shown = page.locator('[data-chart="product"]').inner_text()
+        *factors, product = (float(x) for x in re.findall(r"\d\.\d+", shown))
+        assert np.prod(factors) == pytest.approx(product, abs=len(factors) * 5e-5)
+    curve = page.locator("#temperature .curve")
+    expect(curve.locator("figcaption")).to_contain_text("nats")
+    ticks = curve.locator("svg > text.label").all_text_contents()
+    assert ticks[:6] == ["0", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_row_of_the_linear_layer_is_one_line_on_a_phone(page: Page, lang: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"/learn?lang={lang}")
+    rows = page.locator('[data-chart="dots"] tbody tr')
+    heights = rows.evaluate_all("all => all.map(row => row.getBoundingClientRect().height)")
+    assert len(heights) == 6
+    assert max(heights) < 40
 
 
 def test_formulas_say_what_the_code_computes(page: Page) -> None:

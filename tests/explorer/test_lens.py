@@ -85,6 +85,27 @@ def test_the_numbers_are_the_command_s(here: Page, address: str, path: Path, by:
         assert float(fact.get_attribute("data-value") or "nan") == pytest.approx(cell[field])
 
 
+@pytest.mark.parametrize(
+    ("by", "scale"),
+    [("p", "square-root scale"), ("rank", "log scale"), ("entropy", "nats"), ("kl", "log scale")],
+)
+def test_the_curve_grows_upwards_and_names_its_scale(
+    here: Page, address: str, by: str, scale: str
+) -> None:
+    here.goto(f"{address}/lens?prompt=hello&by={by}&lang=en")
+    curve = here.locator('[data-chart="climb"]')
+    expect(curve.locator("figcaption")).to_contain_text(scale)
+    ticks = curve.locator(".tick text").evaluate_all(
+        "all => all.map(text => [text.textContent, Number(text.getAttribute('y'))])"
+    )
+    units = {"%": 0.01, "k": 1000.0}
+    values = [float(text.rstrip("%k")) * units.get(text[-1], 1) for text, _ in ticks]
+    assert len(values) > 1
+    # From the largest value to the smallest, each is further down.
+    ordered = sorted(zip(values, (y for _, y in ticks), strict=True), reverse=True)
+    assert [y for _, y in ordered] == sorted(y for _, y in ordered)
+
+
 def test_a_token_of_ones_own(here: Page, address: str, path: Path) -> None:
     opened(here, f"{address}/lens?prompt=hello+ab&by=rank")
     before = values(here)

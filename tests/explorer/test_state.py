@@ -253,6 +253,16 @@ def test_the_picture_of_the_prediction_has_the_drawn_token(here: Page, bilingual
     drawn = token.inner_text()
     ranked = here.locator('[data-chart="ranked"] th .token').all_inner_texts()
     assert drawn not in ranked[:5]  # else this shows nothing
+    row = here.locator('[data-chart="flow"] .flow-row.drawn')
+    expect(row.locator(".flow-cells i")).to_have_count(32)  # its products
+    # Another seed draws another token; it has no products, because a setting sends no request.
+    for seed in range(1, 20):
+        here.locator('input[name="seed"]').fill(str(seed))
+        expect(here).to_have_url(re.compile(f"seed={seed}$"))
+        if token.inner_text() not in [drawn, *ranked[:5]]:
+            break
+    assert token.inner_text() not in [drawn, *ranked[:5]]
+    expect(row.first).to_contain_text(re.compile(r"rank \d+"))
 
 
 def test_a_token_that_cannot_be_seen_has_a_name(here: Page, bilingual: str) -> None:

@@ -52,7 +52,8 @@ def show(page: Page, address: str, **query: str) -> None:
 
 
 def read(page: Page) -> None:
-    expect(page.locator('[role="status"][aria-busy=false]')).to_have_count(1)
+    idle = page.locator('[role="status"][aria-busy=false]')
+    expect(idle).to_have_count(1, timeout=30_000)  # a long text on a busy machine
     page.wait_for_selector('[data-chart="heat"]')
 
 
@@ -95,6 +96,32 @@ def test_a_surprise_is_shown_with_the_text_from_its_first_token(here: Page, bili
     here.goto(f"{bilingual}/text?prompt=In+the+beginning+God&lang=en")
     row = here.locator('[data-chart="worst"] [data-position="2"]')
     expect(row.locator("th")).to_have_text("In the beginning")
+    # The space in front of a word is not underlined: at the end of a line it would be a mark alone.
+    expect(row.locator(".that")).to_have_text("beginning", use_inner_text=True)
+    assert row.locator(".that").text_content() == "beginning"
+
+
+def test_what_was_expected_is_no_surprise(here: Page, bilingual: str) -> None:
+    """A token that had more than half of the probability is not among the greatest surprises."""
+    here.goto(f"{bilingual}/text?prompt=In+the+beginning+God+created+the+heaven&lang=en")
+    read(here)
+    here.locator(".all summary").click()
+    rows = here.locator('[data-chart="tokens"] tbody tr')
+    bits = [float(cell) for cell in rows.locator("td:nth-of-type(2)").all_inner_texts()]
+    assert min(bits) < 1  # else this shows nothing
+    shown = here.locator('[data-chart="worst"] tbody td:nth-of-type(1)').all_inner_texts()
+    assert sorted(map(float, shown)) == sorted(bit for bit in bits if bit >= 1)
+
+
+def test_no_token_is_broken_where_it_fits(here: Page, bilingual: str) -> None:
+    here.goto(f"{bilingual}/text?prompt=In+the+beginning+God+created&lang=en&open=3")
+    here.locator('[data-chart="heat"] .tok:not(.unscored)').nth(2).click()
+    tokens = here.locator('[data-chart="distribution"] th .token')
+    expect(tokens.first).to_be_visible()
+    lines = "all => all.map(one => one.getClientRects().length)"
+    heights = "all => all.map(one => one.getBoundingClientRect().height)"
+    assert set(tokens.evaluate_all(lines)) == {1}
+    assert len({round(height) for height in tokens.evaluate_all(heights)}) == 1
 
 
 def test_levels_have_numbers_a_legend_and_a_table(here: Page, address: str) -> None:
@@ -121,7 +148,7 @@ def test_a_character_in_several_tokens_is_shown_once(here: Page, address: str) -
     shown = here.locator('[data-chart="heat"] .tok bdi').all_inner_texts()
     assert shown[-4:] == ["你", "好", "⟨A5⟩", "⟨BD⟩"]  # 好 is no token of this model: three bytes
     expect(here.locator('[data-chart="rest"]')).to_contain_text(
-        "⟨A5⟩ and the like: the other bytes of"
+        "⟨A5⟩: a mark like this is the rest of a character"
     )
     here.locator("#token-5").click()
     expect(here.locator(".drawer .context bdi")).to_have_text("<bos>∅你好")

@@ -5,7 +5,7 @@ import { useContext } from "preact/hooks";
 import { useStrings } from "../i18n/strings";
 import { Models } from "../models";
 import { Choice } from "../ui/controls";
-import { Prose } from "../ui/prose";
+import { Inline, Prose } from "../ui/prose";
 import { PromptForm, useDraft } from "../ui/promptForm";
 import { Status } from "../ui/requestStatus";
 import { usePromptParam } from "../text/usePromptParam";
@@ -110,7 +110,11 @@ export function ComparePage(): JSX.Element {
           else change({ ...field.to(said), at: null });
         }}
       />
-      {known.length > 1 ? null : <p class="note">{s.one}</p>}
+      {known.length > 1 ? null : (
+        <p class="note">
+          <Inline text={s.one} />
+        </p>
+      )}
       <div class="sides">
         {samplers ? (
           <>

@@ -28,7 +28,7 @@ export function PlacePanel({ place, samplers, onOpen }: PanelProps): JSX.Element
       <table class="facts">
         <tbody>
           <tr>
-            <th scope="row">{s.kl}</th>
+            <th scope="row">{s.klNats}</th>
             <td>{shown(valueOf(place, "kl"), "kl")}</td>
           </tr>
           {samplers ? (
@@ -86,7 +86,7 @@ export function Worst({
       <thead>
         <tr>
           <th scope="col">{s.token}</th>
-          <th scope="col">{s.kl}</th>
+          <th scope="col">{s.klNats}</th>
           <th scope="col">{fill(s.expects, { side: s.a })}</th>
           <th scope="col">{fill(s.expects, { side: s.b })}</th>
         </tr>

@@ -1,4 +1,4 @@
-// Attention uses the same softmax: shares of earlier positions.
+// Attention uses the same softmax: weights of the positions read so far.
 
 import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
@@ -23,7 +23,7 @@ export function Attention({ learn }: { learn: Learn }): JSX.Element {
       text={s.text}
       tryThis={s.try}
       formula={
-        <Formula label="shares are the softmax of q times K transposed over the root of d">
+        <Formula label="weights are the softmax of q times K transposed over the root of d">
           {row(i("softmax"), row(o("("), frac([i("q"), sup(i("K"), i("⊤"))], sqrt(i("d"))), o(")")))}
         </Formula>
       }

@@ -75,7 +75,7 @@ export function Bias({ learn }: { learn: Learn }): JSX.Element {
       <p class="note" data-chart="shapes">
         {fill(s.shapes, {
           hidden: `(${batch}, ${positions}, ${width})`,
-          weight: `(${size}, ${width})`,
+          weight: `(${width}, ${size})`,
           logits: `(${batch}, ${positions}, ${size})`,
         })}
       </p>

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
 import { Bars } from "../ui/bars";
 import { Choice, NumberField } from "../ui/controls";
-import { fixed } from "../ui/format";
+import { fixed, grouped } from "../ui/format";
 import { Formula, gap, i, log, n, o, over, row, sub } from "../ui/formula";
 import { Python } from "../ui/prose";
 import { Step } from "../ui/learnStep";
@@ -58,7 +58,7 @@ export function Draw({ learn }: { learn: Learn }): JSX.Element {
           name="draws"
           label={s.count}
           value={learn.draws}
-          options={DRAW_COUNTS.map((times) => [times, times] as const)}
+          options={DRAW_COUNTS.map((times) => [times, grouped(Number(times))] as const)}
           onChoose={learn.setDraws}
         />
       </div>
@@ -83,7 +83,7 @@ export function Draw({ learn }: { learn: Learn }): JSX.Element {
           const spread = 1.96 * Math.sqrt((expected * (1 - expected)) / count);
           return {
             head: words[v] ?? "",
-            cells: [drawn, fixed(drawn / count, 3), fixed(expected, 3)],
+            cells: [grouped(drawn), fixed(drawn / count, 3), fixed(expected, 3)],
             value: drawn / count,
             dead: expected === 0,
             ...(expected > 0
@@ -92,7 +92,7 @@ export function Draw({ learn }: { learn: Learn }): JSX.Element {
           };
         })}
         footHead={common.sum}
-        foot={[count, fixed(1, 3), fixed(1, 3)]}
+        foot={[grouped(count), fixed(1, 3), fixed(1, 3)]}
       />
       <p class="note">{s.band}</p>
     </Step>

@@ -6,7 +6,7 @@ import { useStrings } from "../i18n/strings";
 import { Bars } from "../ui/bars";
 import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
-import { Formula, frac, i, n, o, row, sqrt, sup } from "../ui/formula";
+import { Formula, frac, i, n, o, row, space, sqrt, sup } from "../ui/formula";
 import { Step } from "../ui/learnStep";
 import { Python } from "../ui/prose";
 import { norms, STEP_CODE } from "./learnPython";
@@ -31,12 +31,15 @@ export function Norms({ learn }: { learn: Learn }): JSX.Element {
       formula={
         <>
           <Formula label="LayerNorm: gamma times (h - mean) / √(var + ε) plus beta">
-            {row(i("γ"))}
+            {i("γ")}
+            {space()}
             {frac([i("h"), o("−"), i("mean")], sqrt([i("var"), o("+"), i("ε")]))}
-            {row(o("+"), i("β"))}
+            {o("+")}
+            {i("β")}
           </Formula>
           <Formula label="RMSNorm: gamma times h over the root mean square">
-            {row(i("γ"))}
+            {i("γ")}
+            {space()}
             {frac(i("h"), sqrt([i("mean"), o("("), sup(i("h"), n(2)), o(")"), o("+"), i("ε")]))}
           </Formula>
           <Formula label="Add and Norm: the norm of h plus f">

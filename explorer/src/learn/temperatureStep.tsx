@@ -113,7 +113,7 @@ function Curve({ logits, t }: { logits: Vector; t: number }): JSX.Element {
         ))}
         {[0, 1, 2, 3, 4, 5].map((tick) => (
           <text key={tick} class="label" x={x(tick)} y={HEIGHT - 8} text-anchor="middle">
-            {tick ? tick : "T"}
+            {tick}
           </text>
         ))}
         <line class="limit" x1={LEFT} x2={WIDTH - 12} y1={y(most)} y2={y(most)} />

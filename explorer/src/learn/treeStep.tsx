@@ -51,7 +51,7 @@ export function TreeStep({ learn }: { learn: Learn }): JSX.Element {
         />
       </div>
       <p class="headline" role="status" data-chart="product">
-        {fill(s.product, { word })} {factors.map((x) => fixed(x, 3)).join(" × ")} ={" "}
+        {fill(s.product, { word })} {factors.map((x) => fixed(x, 4)).join(" × ")} ={" "}
         <strong>{fixed(p[learn.leaf] ?? NaN, 4)}</strong>
       </p>
       <Drawing path={path} learn={learn} words={words} p={p} label={`${s.title}: ${word}`} />

@@ -21,7 +21,8 @@ export function LayerCurve({ lens, scale, measure, at: [row, column] }: ClimbPro
   const { lens: s } = useStrings();
   const last = lens.rows - 1;
   const x = scaleLinear([0, Math.max(last, 1)], [LEFT, WIDTH - RIGHT]);
-  const y = scaleLinear([0, 1], [HEIGHT - BOTTOM, TOP]);
+  // The color's share grows towards the final prediction; an axis grows upwards with its value.
+  const y = measure === "p" ? scaleLinear([0, 1], [HEIGHT - BOTTOM, TOP]) : scaleLinear([1, 0], [HEIGHT - BOTTOM, TOP]);
   const shares = lens.layers.map(({ cells }) => {
     const cell = cells[column];
     return cell ? shareOf(valueOf(cell, measure), measure, scale) : 0;
@@ -33,7 +34,7 @@ export function LayerCurve({ lens, scale, measure, at: [row, column] }: ClimbPro
     )(shares) ?? "";
   const steps = legendOf(measure, scale);
   const ticks = steps.filter(({ share }, i) => i === 0 || share - (steps[i - 1]?.share ?? 0) > ROOM);
-  const title = fill(s.climb, { measure: s.measures[measure] });
+  const title = fill(s.climb, { measure: s.measures[measure], scale: s.scales[measure] });
   return (
     <figure class="curve climb" data-chart="climb">
       <figcaption>{title}</figcaption>

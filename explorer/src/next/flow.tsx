@@ -1,7 +1,7 @@
 // A moving picture for this prompt: vector → dot products → logits → softmax → token.
 
 import type { ComponentChildren, JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { fetchProducts, type Model } from "../api";
 import { fill, useStrings } from "../i18n/strings";
 import type { Processed } from "../sampler/process";
@@ -14,9 +14,10 @@ import { Story } from "./flowStory";
 import { chance } from "./rankedTokens";
 import type { Reading } from "./useNext";
 
-/** How many tokens are shown. */
+/** How many tokens are shown, numbers of the vector, and products of a token. */
 const SHOWN = 5;
 const CELLS = 96;
+const PRODUCTS = 32;
 
 export interface FlowProps {
   readonly model: Model;
@@ -42,11 +43,12 @@ export function Flow(props: FlowProps): JSX.Element {
   const [turn, setTurn] = useState(0);
   const ids = reading.prompt.map(({ id }) => id);
   const winner = row.ids[drawn] ?? 0;
-  // Requested for the best tokens only: the drawn one follows the sliders, which send no request.
   const best = [...row.ids.slice(0, SHOWN)];
   const tokens = shownTokens(best, winner);
-  const request = useRequest(`products ${JSON.stringify([model.name, ids, best])}`, (signal) =>
-    fetchProducts({ model: model.name, ids, tokens: best }, signal),
+  // For the best tokens and the one drawn when the prompt was read: a slider, which may change the draw, sends no request.
+  const asked = useMemo(() => [...new Set([...best, winner])], [reading]);
+  const request = useRequest(`products ${JSON.stringify([model.name, ids, asked])}`, (signal) =>
+    fetchProducts({ model: model.name, ids, tokens: asked }, signal),
   );
   const products = request.current ? request.data : undefined;
   const logits = tokens.map((id) => row.logits[id] ?? 0);
@@ -54,14 +56,24 @@ export function Flow(props: FlowProps): JSX.Element {
   return (
     <section class="flow" aria-label={s.picture}>
       <div class="flow-picture" key={`${turn} ${ids.join()}`} data-chart="flow" role="img" aria-label={s.picture}>
-        <Part title={s.vector} note={fill(s.vector_note, { n: grouped(model.hidden_size) })}>
+        <Part
+          title={s.vector}
+          note={fill(model.hidden_size > CELLS ? s.vector_part : s.vector_note, {
+            n: grouped(model.hidden_size),
+            shown: CELLS,
+          })}
+        >
           <VectorCells hidden={products?.hidden} />
         </Part>
-        <Part title={s.dots} note={s.dots_note}>
+        <Part title={s.dots} note={fill(s.dots_note, { n: Math.min(PRODUCTS, model.hidden_size) })}>
           {tokens.map((id) => (
             <div key={id} class={id === winner ? "flow-row drawn" : "flow-row"}>
               <TokenText text={say(id)} />
-              <MiniRow weights={products?.weights[best.indexOf(id)]} hidden={products?.hidden} />
+              {products && !asked.includes(id) ? (
+                <small class="note">{fill(s.dots_rank, { rank: grouped(row.rankOf(id) + 1) })}</small>
+              ) : (
+                <MiniRow weights={products?.weights[asked.indexOf(id)]} hidden={products?.hidden} />
+              )}
             </div>
           ))}
         </Part>
@@ -127,7 +139,7 @@ function MiniRow({
   readonly weights: readonly number[] | undefined;
   readonly hidden: readonly number[] | undefined;
 }): JSX.Element {
-  const products = (weights ?? []).slice(0, 32).map((w, d) => w * (hidden?.[d] ?? 0));
+  const products = (weights ?? []).slice(0, PRODUCTS).map((w, d) => w * (hidden?.[d] ?? 0));
   const most = Math.max(...products.map(Math.abs), 1e-9);
   return (
     <span class="flow-cells line" aria-hidden="true">

@@ -45,7 +45,15 @@ export function RankCurve({ row, processed, say }: CurveProps): JSX.Element {
   const id = pointed === undefined ? 0 : (row.ids[pointed - 1] ?? 0);
   return (
     <figure class="curve" data-chart="curve">
-      <figcaption>{s.curve}</figcaption>
+      <figcaption class="with-key">
+        {s.curve}
+        {processed.steps.length ? (
+          <span class="curve-key">
+            <i class="after" aria-hidden="true" /> {s.processed}
+            <i class="before" aria-hidden="true" /> {s.raw}
+          </span>
+        ) : null}
+      </figcaption>
       <svg
         viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
         role="img"
@@ -66,14 +74,14 @@ export function RankCurve({ row, processed, say }: CurveProps): JSX.Element {
             {grouped(rank)}
           </text>
         ))}
-        <path d={path((rank) => row.p(rank))} class="line" />
-        {processed.steps.length ? <path d={path((rank) => processed.p(rank))} class="line after" /> : null}
+        <path d={path((rank) => row.p(rank))} class={processed.steps.length ? "line before" : "line"} />
+        {processed.steps.length ? <path d={path((rank) => processed.p(rank))} class="line" /> : null}
         {cut === undefined ? null : (
           <g class="cut" data-cut={cut}>
             <line x1={x(cut)} x2={x(cut)} y1={TOP} y2={HEIGHT - BOTTOM} />
             <text
               x={x(cut) + (x(cut) > WIDTH / 2 ? -6 : 6)}
-              y={TOP + 10}
+              y={x(cut) > WIDTH / 2 ? TOP + 10 : HEIGHT - BOTTOM - 8}
               text-anchor={x(cut) > WIDTH / 2 ? "end" : "start"}
             >
               {fill(s.cut, { n: grouped(processed.kept) })}

@@ -15,7 +15,7 @@ interface ListProps {
   onOpen(position: number): void;
 }
 
-const LEAST_BITS = 0.005; // less is shown as 0.00: no surprise
+const LEAST_BITS = 1; // less: the model gave the token more than half of the probability
 
 /** The last characters of a text, starting after white space. */
 export function excerpt(text: string, most: number): string {
@@ -54,7 +54,7 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
         <tr>
           <th scope="col">{s.inText}</th>
           <th scope="col" class="figure">
-            {s.measures.bits} ({s.units.bits})
+            {fill(s.withUnit, { measure: s.measures.bits, unit: s.units.bits })}
           </th>
           <th scope="col" class="figure">
             {s.measures.rank}
@@ -65,6 +65,8 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
         {found.map((token) => {
           const before = spelled.slice(Math.max(0, token.position - BEFORE), token.position);
           const shown = spelled[token.position]?.shown ?? "";
+          // The space in front of a word is part of its token, but would be a mark at the end of a line.
+          const gap = /^ (?=\S)/.test(shown) ? " " : "";
           const after = spelled.slice(token.position + 1, token.position + 1 + AFTER);
           return (
             <tr key={token.position} data-position={token.position}>
@@ -75,8 +77,8 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
                   aria-label={fill(s.openAt, { token: shown })}
                   onClick={() => onOpen(token.position)}
                 >
-                  <bdi class="before">{excerpt(before.map(({ own }) => own).join(""), EXCERPT)}</bdi>
-                  <bdi class="that">{shown}</bdi>
+                  <bdi class="before">{excerpt(before.map(({ own }) => own).join(""), EXCERPT).trimStart() + gap}</bdi>
+                  <bdi class="that">{shown.slice(gap.length)}</bdi>
                   <bdi class="before">{lettersAfter(shown, after.map(({ own }) => own).join(""))}</bdi>
                 </button>
               </th>
@@ -109,8 +111,12 @@ export function TokenTable({ score }: { score: Score }): JSX.Element {
                 <th scope="col">{s.token}</th>
                 {MEASURES.map((measure) => (
                   <th key={measure} scope="col" class="figure">
-                    {s.measures[measure]}
-                    {measure in s.units ? ` (${s.units[measure as keyof typeof s.units]})` : ""}
+                    {measure in s.units
+                      ? fill(s.withUnit, {
+                          measure: s.measures[measure],
+                          unit: s.units[measure as keyof typeof s.units],
+                        })
+                      : s.measures[measure]}
                   </th>
                 ))}
               </tr>

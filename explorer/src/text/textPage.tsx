@@ -9,6 +9,7 @@ import { Choice, Switch } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { grouped } from "../ui/format";
 import { PromptForm, useDraft } from "../ui/promptForm";
+import { Inline } from "../ui/prose";
 import { Status } from "../ui/requestStatus";
 import { change, flag, integer, oneOf, text as textCodec, useParam } from "../url";
 import { Drawer } from "./alternatives";
@@ -175,7 +176,7 @@ function Begin({
   if (failed.code !== "wrong_length" || got <= most) return null;
   return (
     <p class="note">
-      {s.tooLong}{" "}
+      <Inline text={s.tooLong} />{" "}
       <button type="button" data-do="begin" onClick={() => onBegin((0.95 * most) / got)}>
         {s.begin}
       </button>

@@ -189,9 +189,9 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
             rows: grouped(plan.chunkRows),
             tiles: grouped(Math.ceil(sizes.vocab / plan.tileTokens)),
             tile: grouped(plan.tileTokens),
-          })}{" "}
-          {fill(s.same, { size: showBytes(found.results) })}
+          })}
         </p>
+        <p class="note">{fill(s.same, { size: showBytes(found.results) })}</p>
         <Growth sizes={sizes} />
       </div>
       <Python code={python.code} values={python.values} />

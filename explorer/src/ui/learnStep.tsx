@@ -3,7 +3,7 @@
 import { createContext, type ComponentChildren, type JSX } from "preact";
 import { useContext } from "preact/hooks";
 import { useStrings } from "../i18n/strings";
-import { Prose } from "./prose";
+import { Inline, Prose } from "./prose";
 
 /** The place of a step on its page, from 1. */
 export const StepNumber = createContext(1);
@@ -33,7 +33,7 @@ export function Step(props: StepProps): JSX.Element {
         <Prose text={props.text} />
         {props.formula}
         <p class="try">
-          <strong>{common.try}</strong> {props.tryThis}
+          <strong>{common.try}</strong> <Inline text={props.tryThis} />
         </p>
       </div>
       <div class="play">{props.children}</div>

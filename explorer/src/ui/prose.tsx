@@ -1,13 +1,29 @@
-// Text with **strong** parts, and code with a button that copies it.
+// Text with **strong** parts and `commands`, and code with a button that copies it.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { runnable } from "../export/runnable";
 import { useStrings } from "../i18n/strings";
 
+/** A text whose **strong** parts are bold and whose `commands` are code. */
+export function Inline({ text }: { text: string }): JSX.Element {
+  const parts = text.split(/(\*\*.*?\*\*|`.*?`)/);
+  return (
+    <>
+      {parts.map((part, i) => {
+        if (part.startsWith("**")) return <strong key={i}>{part.slice(2, -2)}</strong>;
+        return part.startsWith("`") ? <code key={i}>{part.slice(1, -1)}</code> : part;
+      })}
+    </>
+  );
+}
+
 export function Prose({ text }: { text: string }): JSX.Element {
-  const parts = text.split("**");
-  return <p>{parts.map((part, i) => (i % 2 ? <strong key={i}>{part}</strong> : part))}</p>;
+  return (
+    <p>
+      <Inline text={text} />
+    </p>
+  );
 }
 
 /** Python code. `values` are the results of its expressions, in order; a test runs the code and compares. */

@@ -6,6 +6,7 @@ import type { Progress, ServerError } from "../api";
 import type { RequestState } from "../useRequest";
 import { fill, useStrings, type Strings } from "../i18n/strings";
 import { grouped } from "./format";
+import { Inline } from "./prose";
 
 interface StatusProps {
   readonly asked: RequestState<unknown>;
@@ -19,7 +20,7 @@ export function Status({ asked, waiting }: StatusProps): JSX.Element {
   return (
     <div class="status">
       <p class={failed ? "note alarm" : "note"} role="status" aria-busy={asked.loading}>
-        {failed ? errorText(failed, s, asked.progress) : asked.loading ? waiting : ""}
+        {failed ? <Inline text={errorText(failed, s, asked.progress)} /> : asked.loading ? waiting : ""}
       </p>
       {asked.loading && asked.progress ? <ProgressBar asked={asked} /> : null}
       {asked.loading ? (

@@ -19,6 +19,7 @@ from lmhead.lazy.program import Env, Leaf, Node, Operand, index_of, live_tensors
 from lmhead.scores import Rows, Scores
 from lmhead.scores.protocol import Tile
 from lmhead.sweep import DEFAULT_MAX_BYTES, accumulation_dtype
+from lmhead.sweep.cache_size import cache_bytes
 from lmhead.sweep.wide_gradients import typed
 
 RowFunction = Callable[[Sequence[Tensor], int, int], tuple[Tensor, ...]]
@@ -26,7 +27,7 @@ RowFunction = Callable[[Sequence[Tensor], int, int], tuple[Tensor, ...]]
 
 # A tensor of one block takes about this much, so that the few a pointwise operation reads and
 # writes are in the cache.
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = cache_bytes(2)
 
 
 def replay(

@@ -25,6 +25,7 @@ import torch
 
 from lmhead.screen import huge_pages
 from lmhead.sweep import kernels
+from lmhead.sweep.cache_size import cache_bytes
 from lmhead.user_cache import cache_folder
 
 
@@ -40,7 +41,7 @@ Settings = tuple[Setting, Setting]
 
 CANDIDATES = (Setting(2, 0), Setting(1, 0), Setting(4, 0), Setting(1, 1024), Setting(2, 1024))
 """What is tried; the first is kept unless another is faster."""
-LARGE = 32 << 20
+LARGE = min(cache_bytes(3), 64 << 20)
 """Bytes of a copy from which on it is not in a processor's cache between two passes."""
 _SECONDS = 0.01  # of passes over each kind of copy; each setting is tried at least once
 _GAIN = 0.95  # of the time of the first candidate

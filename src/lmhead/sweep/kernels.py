@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lmhead.checks import check_memory, is_plain
+from lmhead.sweep.cache_size import cache_bytes
 
 if TYPE_CHECKING:
     from lmhead.scores.row_loss import RowLoss
@@ -217,13 +218,13 @@ class Pointwise:
     def of(cls, *, softcap: float | None = None, scale: float = 1.0) -> Pointwise:
         """Return the map of a head: z = softcap · tanh(scale · x / softcap), or scale · x."""
         if softcap is None:
-            return cls(scale=scale)
+            return IDENTITY if scale == 1.0 else cls(scale=scale)
         return cls(scale=scale / softcap, bounded=True, outer=softcap)
 
     @property
     def is_identity(self) -> bool:
         """Whether z = x."""
-        return self == Pointwise()
+        return self is IDENTITY or self == IDENTITY
 
     @property
     def lipschitz(self) -> float:
@@ -281,6 +282,7 @@ class Pointwise:
         return out.mul_(self.scale * self.outer)
 
 
+IDENTITY = Pointwise()
 FLOOR = -1.0e4
 
 
@@ -493,8 +495,8 @@ def _rebase(old_m: Tensor, new_m: Tensor) -> tuple[Tensor, Tensor]:
     return shift, (old_m - shift).exp()
 
 
-BLOCK = 2**16
-"""Entries per step of torch operations on two tiles, small enough for the cache."""
+BLOCK = cache_bytes(2) // 16
+"""Entries per step of torch operations on two tiles: four tensors of them fit into the cache."""
 
 
 def add_divergence_(

@@ -58,7 +58,7 @@ class Options:
     do_sample: bool = _option("Sample; if not, take the most probable token.", True)
     temperature: PerRow = _number("Divides the logits; 0 takes the most probable token.", 1.0, 0.0)
     dynatemp_range: PerRow = _number(
-        "Vary the temperature by up to this, with the entropy; 0 disables.", 0.0, 0.0
+        "Largest change of the temperature, by the entropy; 0 disables.", 0.0, 0.0
     )
     dynatemp_exponent: PerRow = _number(
         "Exponent of the dynamic temperature's dependence on entropy.", 1.0, 0.0
@@ -74,7 +74,7 @@ class Options:
         "Keep the most probable tokens up to this share of the entropy.", None, 0.0, 1.0, above=True
     )
     typical_p: PerRow | None = _number(
-        "Keep the tokens of most typical surprisal up to this total probability; 1 disables.",
+        "Keep tokens of surprisal near the entropy, up to this total probability; 1 disables.",
         1.0,
         0.0,
         1.0,
@@ -90,9 +90,14 @@ class Options:
         "Keep logits within this number of standard deviations of the largest.", None
     )
     xtc_probability: PerRow = _number(
-        "Probability of removing all top choices but the last (XTC); 0 disables.", 0.0, 0.0, 1.0
+        "Probability of removing the tokens above --xtc-threshold but one (XTC); 0 disables.",
+        0.0,
+        0.0,
+        1.0,
     )
-    xtc_threshold: PerRow = _number("Minimum probability of a top choice (XTC).", 0.1, 0.0, 1.0)
+    xtc_threshold: PerRow = _number(
+        "XTC removes tokens of at least this probability, except the least probable.", 0.1, 0.0, 1.0
+    )
     mirostat: int = _option("Mirostat version 1 or 2; 0 disables.", 0)
     mirostat_tau: PerRow = _number("Target surprisal of mirostat, in bits.", 5.0, 0.0)
     mirostat_eta: PerRow = _number("Learning rate of mirostat.", 0.1, 0.0)

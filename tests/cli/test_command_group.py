@@ -74,6 +74,15 @@ def test_a_model_that_cannot_be_read_is_code_3(tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
+def test_a_file_name_at_the_start_of_an_error_keeps_its_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("damaged.bin", "damaged"):
+        Path(name).write_bytes(b"nonsense" * 20)
+        assert run("next", name, "a").stderr.startswith(f"Error: {name} ")
+
+
 def test_an_answer_that_cannot_be_given_is_code_1(model: str) -> None:
     result = run("next", model, "a" * 500)
     assert result.exit_code == 1

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -209,8 +210,16 @@ def _print_error(error: BaseException, code: int) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {text}"
     with suppress(OSError):
-        click.echo(f"Error: {text[:1].upper()}{text[1:]}", err=True)
+        click.echo(f"Error: {_sentence(text)}", err=True)
     return code
+
+
+def _sentence(text: str) -> str:
+    """Capitalize the first letter, unless the text starts with the name of a file or an option."""
+    first = text.split(" ", 1)[0].rstrip(":,")
+    if not first.isalpha() or Path(first).exists():
+        return text
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _maybe_traceback() -> None:

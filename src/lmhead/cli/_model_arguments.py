@@ -153,7 +153,7 @@ def read_text(where: str) -> Iterator[str]:
             with Path(where).open("rb") as file:
                 yield from _decode(file, where)
     except OSError as error:
-        name = "standard input" if where == "-" else where
+        name = "standard input" if where == "-" else where or "''"
         raise FileError(f"{name} cannot be read: {error.strerror}.") from None
 
 

@@ -41,7 +41,9 @@ def _batch_size(ctx: Any, param: Any, value: str) -> int | str:  # noqa: ARG001
     help="Names of tasks or groups, YAML files, or folders of these; comma-separated.",
 )
 @click.option(
-    "--limit", type=click.FloatRange(0, min_open=True), help="Examples per task; below 1 a share."
+    "--limit",
+    type=click.FloatRange(0, min_open=True),
+    help="Examples per task; below 1, a fraction.",
 )
 @click.option("--num-fewshot", type=click.IntRange(0), help="Examples before each question.")
 @click.option(
@@ -70,7 +72,7 @@ def _batch_size(ctx: Any, param: Any, value: str) -> int | str:  # noqa: ARG001
 @click.option(
     "--cache",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of answers so far; a run that was stopped continues there.",
+    help="Folder for answers; a stopped run continues with those in it.",
 )
 @model_options
 @_json.json_option
@@ -125,7 +127,7 @@ def command(
         evaluated = LMHeadLM(
             opened, batch_size=batch_size, max_bytes=max_mb << 20, max_length=max_length
         )
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         evaluated,
         tasks=names,
         task_manager=manager,
@@ -136,19 +138,19 @@ def command(
         log_samples=samples,
         use_cache=None if cache is None else str(cache / fingerprint(opened, model, evaluated)),
     )
-    if found is None:  # not the first process of torchrun
+    if results is None:  # not the first process of torchrun
         return
     if output is not None:
-        text = json.dumps(found, indent=2, ensure_ascii=False, default=_to_json)
+        text = json.dumps(results, indent=2, ensure_ascii=False, default=_to_json)
         output.write_text(text + "\n", encoding="utf-8")
     if as_json:
-        _json.write("eval", model=model_json(opened), tasks=list(task_results(found)), lines=3)
+        _json.write("eval", model=model_json(opened), tasks=list(task_results(results)), lines=3)
         return
     from lm_eval.utils import make_table
 
-    click.echo(make_table(found).rstrip())
-    if found.get("groups"):
-        click.echo("\n" + make_table(found, "groups").rstrip())
+    click.echo(make_table(results).rstrip())
+    if results.get("groups"):
+        click.echo("\n" + make_table(results, "groups").rstrip())
 
 
 def _check_installed() -> None:
@@ -174,10 +176,9 @@ def find_tasks(given: str) -> tuple[list[str], Any]:
         path = Path(part)
         if path.is_dir() or path.suffix in (".yaml", ".yml"):
             files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
-            found = [_name_of_task(file) for file in files]
-            if not found:
+            if not files:
                 raise ValueError(f"--tasks: {part} must hold YAML files; it has none")
-            names += found
+            names += [_name_of_task(file) for file in files]
             folders.append(str(path if path.is_dir() else path.parent))
         else:
             names.append(part)
@@ -196,12 +197,12 @@ def find_tasks(given: str) -> tuple[list[str], Any]:
 
 def _name_of_task(file: Path) -> str:
     try:
-        found = _NAME.search(file.read_text(encoding="utf-8"))
+        match = _NAME.search(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--tasks: {file} cannot be read: {error}") from None
-    if found is None:
+    if match is None:
         raise ValueError(f"--tasks: {file} must name its task, as `task: NAME`")
-    return found[1]
+    return match[1]
 
 
 def fingerprint(model: LanguageModel, where: str | None, evaluated: Any) -> str:
@@ -216,23 +217,23 @@ def fingerprint(model: LanguageModel, where: str | None, evaluated: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-def task_results(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def task_results(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the entries of the JSON document: one per task, with its metrics."""
-    for task, values in found["results"].items():
+    for task, values in results["results"].items():
         metrics = []
         for key, value in values.items():
             metric, _, filtered = key.partition(",")
             if not filtered or metric.endswith("_stderr"):
                 continue
-            better = found.get("higher_is_better", {}).get(task, {}).get(metric)
+            better = results.get("higher_is_better", {}).get(task, {}).get(metric)
             entry = {"metric": metric, "filter": filtered, "value": _finite(value)}
             error = _finite(values.get(f"{metric}_stderr,{filtered}"))
             metrics.append({**entry, "stderr": error, "higher_is_better": better})
         yield {
             "task": task,
-            "version": found["versions"].get(task),
-            "num_fewshot": found.get("n-shot", {}).get(task),
-            "examples": found.get("n-samples", {}).get(task, {}).get("effective"),
+            "version": results["versions"].get(task),
+            "num_fewshot": results.get("n-shot", {}).get(task),
+            "examples": results.get("n-samples", {}).get(task, {}).get("effective"),
             "metrics": metrics,
         }
 
@@ -244,5 +245,5 @@ def _finite(value: Any) -> float | None:
 
 
 def _to_json(value: Any) -> Any:
-    """Return what JSON can hold of numbers of NumPy, tasks and functions."""
+    """Convert NumPy numbers, tasks and functions to JSON values."""
     return value.item() if hasattr(value, "item") else str(value)

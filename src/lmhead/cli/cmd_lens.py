@@ -29,7 +29,7 @@ _LAYER = 6
 
 @click.command("lens")
 @click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
-@click.option("-n", "--top", type=click.IntRange(1), default=1, help="Tokens per cell (JSON).")
+@click.option("-n", "--top", type=click.IntRange(1), default=1, help="Tokens per cell, in JSON.")
 @click.option("--target", help="Token whose rank is shown.  [default: the next one]")
 @click.option(
     "--ranks/--no-ranks", default=True, help="Show the target's rank, from 1, in every cell."

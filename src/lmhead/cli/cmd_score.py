@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--text", help="Score this text instead of a file.")
 @click.option("--window", type=click.IntRange(1), help="Context window in tokens.  [default: 1024]")
 @click.option(
-    "--stride", type=click.IntRange(1), help="Tokens between window starts.  [default: half]"
+    "--stride", type=click.IntRange(1), help="Tokens between starts of windows.  [default: half]"
 )
 @click.option(
     "--tokens/--no-tokens", default=None, help="Show every token.  [default: only with --text]"

@@ -176,7 +176,7 @@ def find_checkpoint(folder: Path) -> Path:
 def read_about(folder: Path) -> dict[str, Any]:
     """Return `config.json` of a checkpoint of a known version."""
     if not exists(folder / CONFIG):
-        raise ModelError(f"{folder} holds no checkpoint: there is no {CONFIG}")
+        raise ModelError(f"no checkpoint in {folder}: there is no {CONFIG}")
     about = read_json(folder / CONFIG)
     if about.text("format", "") != FORMAT:
         raise about.error("format", f"'{FORMAT}'")

@@ -27,26 +27,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", action="append", metavar="NAME", help="only this case")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
-    given = parser.parse_args(arguments)
-    unknown = set(given.case or ()) - set(CASES)
+    options = parser.parse_args(arguments)
+    unknown = set(options.case or ()) - set(CASES)
     if unknown:
         parser.error(f"--case must be one of --list; got {', '.join(sorted(unknown))}")
     chosen = [
         case
         for case in CASES.values()
-        if given.kind in (None, case.kind) and (not given.case or case.name in given.case)
+        if options.kind in (None, case.kind) and (not options.case or case.name in options.case)
     ]
-    if given.list:
+    if options.list:
         for case in chosen:
             print(f"{case.kind:8} {case.name:44} {case.origin:40} {case.summary}")
         return 0
     try:
-        implementations = [named(name) for name in given.implementation or ["lmhead"]]
+        implementations = [named(name) for name in options.implementation or ["lmhead"]]
     except (ValueError, ImportError, AttributeError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     torch.manual_seed(0)
     results = [run_cases(each, chosen) for each in implementations]
-    print(_json(implementations, results) if given.json else _table(implementations, results))
+    print(_json(implementations, results) if options.json else _table(implementations, results))
     return int(any(r.status == "failed" for column in results for r in column))
 
 

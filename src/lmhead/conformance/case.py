@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a case: `detail` says why it failed, or what is not supported."""
+    """The outcome of a case: `detail` is the failure, or what is not supported."""
 
     case: Case
     status: Status
@@ -87,7 +87,7 @@ def expect(holds: bool, message: str) -> None:
 def expect_close(
     got: Tensor, want: Any, what: str, *, rtol: float = 1e-4, atol: float = 1e-5
 ) -> None:
-    """Compare with the float64 truth; a NaN or infinity must be where it belongs."""
+    """Compare with the float64 truth; NaN and infinities must be at the same positions."""
     ours = got.detach().double().numpy()
     truth = np.asarray(want, dtype=np.float64)
     expect(ours.shape == truth.shape, f"{what} has shape {ours.shape}, should have {truth.shape}")

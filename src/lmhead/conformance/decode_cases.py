@@ -80,11 +80,11 @@ def the_same_token_in_any_batch(implementation: Implementation) -> None:
     hidden, weight = problem(33, vocab=2000, dim=96, seed=4)
     weight[1000:] = weight[:1000]  # copies with the last bit of one entry changed
     weight[1000:, 0] = torch.nextafter(weight[:1000, 0], torch.tensor(math.inf))
-    whole = implementation.topk(hidden, weight, 8).tolist()
+    together = implementation.topk(hidden, weight, 8).tolist()
     alone = [implementation.topk(h[None], weight, 8)[0].tolist() for h in hidden]
     expect(
-        whole == alone,
-        f"{sum(a != b for a, b in zip(whole, alone, strict=True))} of 33 rows differ",
+        together == alone,
+        f"{sum(a != b for a, b in zip(together, alone, strict=True))} of 33 rows differ",
     )
 
 

@@ -1,4 +1,4 @@
-"""The implementations that the cases run on; `Implementation` is what to subclass for another."""
+"""The implementations that the cases run on; subclass `Implementation` to add another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lmhead.sampling import Sampler
 
 
 class Implementation:
-    """What the cases call. A method that is not overridden makes its cases "unsupported".
+    """The methods that the cases call. One that is not overridden makes its cases "unsupported".
 
     Attributes:
         name: shown in reports.
@@ -93,8 +93,8 @@ class Torch(Implementation):
     def entropy(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Categorical(logits=...).entropy()."""
         logits = F.linear(hidden, weight, bias)
-        made: Tensor = torch.distributions.Categorical(logits=logits).entropy()  # type: ignore[no-untyped-call]
-        return made
+        entropy: Tensor = torch.distributions.Categorical(logits=logits).entropy()  # type: ignore[no-untyped-call]
+        return entropy
 
     def sample(self, logits: Tensor, *, seeds: list[int] | None = None, **options: Any) -> Tensor:
         """torch.multinomial; one generator for all rows, so only one seed."""
@@ -124,13 +124,13 @@ class Ours(Implementation):
 
     def loss(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """linear_cross_entropy."""
-        made: Tensor = linear_cross_entropy(hidden, weight, targets, **options)
-        return made
+        loss: Tensor = linear_cross_entropy(hidden, weight, targets, **options)
+        return loss
 
     def entropy(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """query(entropy=True)."""
-        made: Tensor = query(hidden, weight, bias=bias, entropy=True).entropy
-        return made
+        entropy: Tensor = query(hidden, weight, bias=bias, entropy=True).entropy
+        return entropy
 
     def process(self, logits: Tensor, context: Tensor, **options: Any) -> Tensor:
         """Sampler(...).process."""
@@ -146,15 +146,15 @@ class Ours(Implementation):
 
     def topk(self, hidden: Tensor, weight: Tensor, k: int) -> Tensor:
         """head(hidden).topk(k)."""
-        made: Tensor = self._logits(hidden, weight).topk(k).indices
-        return made
+        ids: Tensor = self._logits(hidden, weight).topk(k).indices
+        return ids
 
     @staticmethod
     def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
         linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-        made: Tensor = LMHead.from_linear(linear)(hidden)
-        return made
+        logits: Tensor = LMHead.from_linear(linear)(hidden)
+        return logits
 
 
 class Transformers(Torch):
@@ -295,10 +295,14 @@ def named(name: str) -> Implementation:
             f"implementation must be one of {', '.join(KNOWN)}, or module:name; got {name!r}"
         )
     sys.path.insert(0, os.getcwd())
-    found = getattr(_module(module), attribute)
-    if isinstance(found, type) and issubclass(found, Implementation):
-        found = found()
-    return found if isinstance(found, Implementation) else Function(name, found)
+    implementation = getattr(_module(module), attribute)
+    if isinstance(implementation, type) and issubclass(implementation, Implementation):
+        implementation = implementation()
+    return (
+        implementation
+        if isinstance(implementation, Implementation)
+        else Function(name, implementation)
+    )
 
 
 def _module(name: str, package: str | None = None) -> Any:

@@ -35,21 +35,21 @@ def inputs(seed: int = 0) -> Inputs:
 
 def check(
     implementation: Implementation,
-    given: Inputs,
+    tensors: Inputs,
     *,
     upstream: Tensor | None = None,
     **options: Any,
 ) -> None:
     """Compare the loss and the gradients of hidden states, weight and bias with the reference."""
-    leaves = {"hidden": given.hidden, "weight": given.weight}
+    leaves = {"hidden": tensors.hidden, "weight": tensors.weight}
     if options.get("bias") is not None:
         leaves["bias"] = options["bias"]
     leaves = {name: t.detach().clone().requires_grad_() for name, t in leaves.items()}
     if "bias" in leaves:
         options["bias"] = leaves["bias"]
-    loss = implementation.loss(leaves["hidden"], leaves["weight"], given.targets, **options)
+    loss = implementation.loss(leaves["hidden"], leaves["weight"], tensors.targets, **options)
     plain = {name: _numpy(value) for name, value in options.items()}
-    args = (_numpy(given.hidden), _numpy(given.weight), given.targets.numpy())
+    args = (_numpy(tensors.hidden), _numpy(tensors.weight), tensors.targets.numpy())
     expect_close(loss, reference.linear_cross_entropy(*args, **plain), "loss")
     loss.backward(upstream)  # type: ignore[no-untyped-call]
     up = 1.0 if upstream is None else _numpy(upstream)
@@ -69,9 +69,9 @@ def _numpy(value: Any) -> Any:
 
 def half_ignored() -> Inputs:
     """Return inputs with 5 of 11 rows ignored."""
-    given = inputs()
-    given.targets[[0, 3, 4, 9, 10]] = -100
-    return given
+    tensors = inputs()
+    tensors.targets[[0, 3, 4, 9, 10]] = -100
+    return tensors
 
 
 @case("loss", "F.cross_entropy")
@@ -85,8 +85,8 @@ def mean_sum_and_none(implementation: Implementation) -> None:
 @case("loss", "F.cross_entropy")
 def bias_of_the_head(implementation: Implementation) -> None:
     """The bias enters the loss and has a gradient."""
-    given = inputs()
-    check(implementation, given, bias=given.bias)
+    tensors = inputs()
+    check(implementation, tensors, bias=tensors.bias)
 
 
 @case("loss", "Liger 968, 872, 488")
@@ -98,11 +98,11 @@ def different_upstream_gradients(implementation: Implementation) -> None:
 @case("loss", "F.cross_entropy")
 def every_row_ignored(implementation: Implementation) -> None:
     """A batch of ignored rows: the sum is 0 and no gradient is NaN."""
-    given = inputs()
-    given.targets.fill_(-100)
-    hidden = given.hidden.clone().requires_grad_()
-    weight = given.weight.clone().requires_grad_()
-    loss = implementation.loss(hidden, weight, given.targets, reduction="sum")
+    tensors = inputs()
+    tensors.targets.fill_(-100)
+    hidden = tensors.hidden.clone().requires_grad_()
+    weight = tensors.weight.clone().requires_grad_()
+    loss = implementation.loss(hidden, weight, tensors.targets, reduction="sum")
     expect(float(loss.detach()) == 0.0, f"the sum is {float(loss.detach())}, should be 0")
     loss.backward()  # type: ignore[no-untyped-call]
     for name, leaf in (("hidden", hidden), ("weight", weight)):
@@ -113,10 +113,10 @@ def every_row_ignored(implementation: Implementation) -> None:
 @case("loss", "F.cross_entropy")
 def mean_of_ignored_rows_keeps_gradients_finite(implementation: Implementation) -> None:
     """The mean over nothing may be NaN or 0, but no gradient is NaN."""
-    given = inputs()
-    given.targets.fill_(-100)
-    hidden = given.hidden.clone().requires_grad_()
-    implementation.loss(hidden, given.weight, given.targets).backward()  # type: ignore[no-untyped-call]
+    tensors = inputs()
+    tensors.targets.fill_(-100)
+    hidden = tensors.hidden.clone().requires_grad_()
+    implementation.loss(hidden, tensors.weight, tensors.targets).backward()  # type: ignore[no-untyped-call]
     grad = torch.zeros_like(hidden) if hidden.grad is None else hidden.grad
     expect(bool(grad.isfinite().all()), "a gradient is NaN")
 
@@ -144,31 +144,31 @@ def ignored_rows_with_class_weights(implementation: Implementation) -> None:
 @case("loss", "F.cross_entropy")
 def another_ignore_index(implementation: Implementation) -> None:
     """ignore_index may be a token of the vocabulary; it keeps its probability mass."""
-    given = inputs()
-    given.targets[[1, 5]] = 7
-    check(implementation, given, ignore_index=7)
+    tensors = inputs()
+    tensors.targets[[1, 5]] = 7
+    check(implementation, tensors, ignore_index=7)
 
 
 @case("loss", "F.cross_entropy")
 def nan_in_an_ignored_row(implementation: Implementation) -> None:
     """A NaN hidden state of an ignored row does not reach the loss."""
-    given = half_ignored()
-    clean = implementation.loss(given.hidden, given.weight, given.targets)
-    given.hidden[given.targets == -100] = torch.nan
+    tensors = half_ignored()
+    clean = implementation.loss(tensors.hidden, tensors.weight, tensors.targets)
+    tensors.hidden[tensors.targets == -100] = torch.nan
     expect_close(
-        implementation.loss(given.hidden, given.weight, given.targets), clean.numpy(), "loss"
+        implementation.loss(tensors.hidden, tensors.weight, tensors.targets), clean.numpy(), "loss"
     )
 
 
 @case("loss", "lmhead docs/lazy.md")
 def smoothing_with_a_masked_token(implementation: Implementation) -> None:
     """A token masked with -inf gets no share of label smoothing: the loss is finite."""
-    given = inputs()
-    given.bias[30:] = -torch.inf
+    tensors = inputs()
+    tensors.bias[30:] = -torch.inf
     check(
         implementation,
-        given._replace(targets=given.targets.remainder(30)),
-        bias=given.bias,
+        tensors._replace(targets=tensors.targets.remainder(30)),
+        bias=tensors.bias,
         label_smoothing=0.1,
     )
 
@@ -176,12 +176,12 @@ def smoothing_with_a_masked_token(implementation: Implementation) -> None:
 @case("loss", "unsloth 10616")
 def softcap_with_masked_tokens(implementation: Implementation) -> None:
     """Soft-capping does not revive padding columns masked with -inf."""
-    given = inputs()
-    given.bias[30:] = -torch.inf
+    tensors = inputs()
+    tensors.bias[30:] = -torch.inf
     check(
         implementation,
-        given._replace(targets=given.targets.remainder(30)),
-        bias=given.bias,
+        tensors._replace(targets=tensors.targets.remainder(30)),
+        bias=tensors.bias,
         softcap=3.0,
     )
 
@@ -195,13 +195,13 @@ def softcap(implementation: Implementation) -> None:
 @case("loss", "transformers 34191, 35203; Liger 802")
 def micro_batches_add_up(implementation: Implementation) -> None:
     """Micro-batches of unequal size with num_items sum to the mean of the whole batch."""
-    given = half_ignored()
-    whole = implementation.loss(given.hidden, given.weight, given.targets)
-    count = int((given.targets != -100).sum())
+    tensors = half_ignored()
+    whole = implementation.loss(tensors.hidden, tensors.weight, tensors.targets)
+    count = int((tensors.targets != -100).sum())
     total = torch.zeros(())
     for rows in (slice(0, 3), slice(3, 5), slice(5, ROWS)):
         total = total + implementation.loss(
-            given.hidden[rows], given.weight, given.targets[rows], num_items=count
+            tensors.hidden[rows], tensors.weight, tensors.targets[rows], num_items=count
         )
     expect_close(total, whole.numpy(), "sum of the parts")
 
@@ -215,10 +215,10 @@ def z_loss(implementation: Implementation) -> None:
 @case("loss", "Liger: gradients gated on the input")
 def frozen_hidden_states(implementation: Implementation) -> None:
     """Only the weight is trained: it gets its gradient."""
-    given = inputs()
-    weight = given.weight.clone().requires_grad_()
-    implementation.loss(given.hidden, weight, given.targets).backward()  # type: ignore[no-untyped-call]
-    args = (_numpy(given.hidden), _numpy(given.weight), given.targets.numpy())
+    tensors = inputs()
+    weight = tensors.weight.clone().requires_grad_()
+    implementation.loss(tensors.hidden, weight, tensors.targets).backward()  # type: ignore[no-untyped-call]
+    args = (_numpy(tensors.hidden), _numpy(tensors.weight), tensors.targets.numpy())
     expect(weight.grad is not None, "no gradient of weight")
     assert weight.grad is not None
     truth = reference.linear_cross_entropy_backward(*args).weight
@@ -228,10 +228,10 @@ def frozen_hidden_states(implementation: Implementation) -> None:
 @case("loss", "Liger: gradients gated on the input")
 def frozen_weight(implementation: Implementation) -> None:
     """Only the hidden states are trained: they get their gradient."""
-    given = inputs()
-    hidden = given.hidden.clone().requires_grad_()
-    implementation.loss(hidden, given.weight, given.targets).backward()  # type: ignore[no-untyped-call]
-    args = (_numpy(given.hidden), _numpy(given.weight), given.targets.numpy())
+    tensors = inputs()
+    hidden = tensors.hidden.clone().requires_grad_()
+    implementation.loss(hidden, tensors.weight, tensors.targets).backward()  # type: ignore[no-untyped-call]
+    args = (_numpy(tensors.hidden), _numpy(tensors.weight), tensors.targets.numpy())
     expect(hidden.grad is not None, "no gradient of hidden")
     assert hidden.grad is not None
     expect_close(
@@ -258,17 +258,17 @@ def half_precision_weight_gradient(implementation: Implementation) -> None:
 @case("loss", "Liger 1338")
 def second_derivative(implementation: Implementation) -> None:
     """A gradient penalty (create_graph) has the right gradient, or is refused."""
-    given = inputs()
-    hidden = given.hidden.double().requires_grad_()
-    weight = given.weight.double()
-    loss = implementation.loss(hidden, weight, given.targets)
+    tensors = inputs()
+    hidden = tensors.hidden.double().requires_grad_()
+    weight = tensors.weight.double()
+    loss = implementation.loss(hidden, weight, tensors.targets)
     try:
         (grad,) = torch.autograd.grad(loss, hidden, create_graph=True)
         (again,) = torch.autograd.grad((grad**2).sum(), hidden)
     except RuntimeError:
         return  # refused
-    other = given.hidden.double().requires_grad_()
-    plain = torch.nn.functional.cross_entropy(other @ weight.T, given.targets)
+    other = tensors.hidden.double().requires_grad_()
+    plain = torch.nn.functional.cross_entropy(other @ weight.T, tensors.targets)
     (first,) = torch.autograd.grad(plain, other, create_graph=True)
     (truth,) = torch.autograd.grad((first**2).sum(), other)
     expect_close(again, truth.numpy(), "second derivative", atol=1e-7)
@@ -277,10 +277,10 @@ def second_derivative(implementation: Implementation) -> None:
 @case("loss", "numerical stability")
 def large_logits(implementation: Implementation) -> None:
     """Logits in the tens of thousands do not overflow."""
-    given = inputs()
-    hidden = given.hidden * 1e4
-    args = (_numpy(hidden), _numpy(given.weight), given.targets.numpy())
-    loss = implementation.loss(hidden, given.weight, given.targets)
+    tensors = inputs()
+    hidden = tensors.hidden * 1e4
+    args = (_numpy(hidden), _numpy(tensors.weight), tensors.targets.numpy())
+    loss = implementation.loss(hidden, tensors.weight, tensors.targets)
     expect_close(loss, reference.linear_cross_entropy(*args), "loss")
 
 
@@ -297,12 +297,12 @@ def confident_rows(implementation: Implementation) -> None:
 @case("loss", "TRL; SkyRL 2259")
 def entropy_with_masked_tokens(implementation: Implementation) -> None:
     """The entropy and its gradient are finite where a token has probability 0."""
-    given = inputs()
-    given.bias[3:9] = -torch.inf
-    hidden = given.hidden.clone().requires_grad_()
-    entropy = implementation.entropy(hidden, given.weight, given.bias)
+    tensors = inputs()
+    tensors.bias[3:9] = -torch.inf
+    hidden = tensors.hidden.clone().requires_grad_()
+    entropy = implementation.entropy(hidden, tensors.weight, tensors.bias)
     logits = reference.head_logits(
-        _numpy(given.hidden), _numpy(given.weight), bias=_numpy(given.bias)
+        _numpy(tensors.hidden), _numpy(tensors.weight), bias=_numpy(tensors.bias)
     )
     expect_close(entropy, reference.entropy(logits), "entropy")
     (2.0 * entropy).sum().backward()  # type: ignore[no-untyped-call]
@@ -310,6 +310,6 @@ def entropy_with_masked_tokens(implementation: Implementation) -> None:
     assert hidden.grad is not None
     to_logits = reference.entropy_backward(np.full(ROWS, 2.0), logits)
     truth = reference.head_logits_backward(
-        to_logits, _numpy(given.hidden), _numpy(given.weight), bias=_numpy(given.bias)
+        to_logits, _numpy(tensors.hidden), _numpy(tensors.weight), bias=_numpy(tensors.bias)
     ).x
     expect_close(hidden.grad, truth, "gradient of the entropy")

@@ -16,8 +16,8 @@ NO_CONTEXT = torch.zeros(1, 1, dtype=torch.int64)
 def kept(implementation: Implementation, logits: Tensor, **options: float) -> list[int]:
     """Return the ids that remain of logits (1, V)."""
     processed = implementation.process(logits, NO_CONTEXT, **options)
-    left: list[int] = (processed[0] > -math.inf).nonzero()[:, 0].tolist()
-    return left
+    ids: list[int] = (processed[0] > -math.inf).nonzero()[:, 0].tolist()
+    return ids
 
 
 def expect_kept(

@@ -38,9 +38,10 @@ __all__ = ["LMHeadLM"]
 
 DEFAULT_LENGTH = 2048  # of models without a bound, as the harness's `hf`
 MAX_BYTES = 1 << 30
-MAX_ROWS = 64  # of an automatic batch: more rows make it no faster
+MAX_ROWS = 64  # of an automatic batch: larger ones are not faster
 
-# Of `loglikelihood`: the strings (None in rolling windows), ids of context and continuation.
+# A request of `loglikelihood`: its strings (None in rolling windows), ids of context and
+# continuation.
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
@@ -49,7 +50,7 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
     """Any model of `open_model`, for lm-evaluation-harness.
 
     Args:
-        path: what `open_model` opens, or an opened `LanguageModel`.
+        path: the argument of `open_model`, or an opened `LanguageModel`.
         batch_size: rows of a batch, or "auto": as many as `max_bytes` allow for their length.
         max_batch_size: most rows of an automatic batch.
         max_bytes: bound of the estimated memory of a batch, for "auto".
@@ -109,10 +110,10 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
     def eot_token_id(self) -> int:
         """The token that ends a text."""
         ends = (self._tokenizer.eos_token_id, *self.model.eos_token_ids)
-        found = next((id for id in ends if id is not None), None)
-        if found is None:
+        end = next((id for id in ends if id is not None), None)
+        if end is None:
             raise ValueError("prefix_token_id must be given: the model has neither BOS nor EOS")
-        return found
+        return end
 
     @property
     def prefix_token_id(self) -> int:
@@ -183,7 +184,7 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
                 )
             read = (context + continuation)[-(self.max_length + 1) : -1]
             groups.setdefault(tuple(read), []).append(number)
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         with tqdm(
             total=len(requests),
             desc="Running loglikelihood requests",
@@ -194,11 +195,11 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
                 continuations = [[requests[n][2] for n in group] for group in numbers]
                 answers = score_batch(self.model, batch, continuations)
                 for number, answer in zip(chain(*numbers), answers, strict=True):
-                    found[number] = answer
+                    results[number] = answer
                     if (strings := requests[number][0]) is not None:
                         self.cache_hook.add_partial("loglikelihood", strings, answer)
                     progress.update()
-        return found
+        return results
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -218,15 +219,15 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
                 windows.append((None, context, continuation))
                 owners.append(number)
         totals = [0.0] * len(requests)
-        left = Counter(owners)
+        remaining = Counter(owners)
         for first in range(0, len(windows), MAX_ROWS):
             part = windows[first : first + MAX_ROWS]
             for (value, _), owner in zip(
                 self._loglikelihood_tokens(part, disable_tqdm), owners[first:], strict=False
             ):
                 totals[owner] += value
-                left[owner] -= 1
-                if left[owner] == 0:
+                remaining[owner] -= 1
+                if remaining[owner] == 0:
                     text = requests[owner].args
                     self.cache_hook.add_partial("loglikelihood_rolling", text, totals[owner])
         return totals
@@ -238,7 +239,7 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(number)
-        found = [""] * len(requests)
+        texts = [""] * len(requests)
         with tqdm(
             total=len(requests),
             desc="Running generate_until requests",
@@ -252,35 +253,37 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
                 for batch in self._batches([prompts[i] for i in order], options["max_gen_toks"]):
                     for text in self._generate(batch, options):
                         number = numbers[next(rest)]
-                        found[number] = text
+                        texts[number] = text
                         self.cache_hook.add_partial("generate_until", requests[number].args, text)
                         progress.update()
-        return found
+        return texts
 
     def _prompts(self, texts: list[str], options: Any) -> list[tuple[int, ...]]:
         """Return the ids of prompts, cut on the left to leave room for the answer."""
-        most = self.max_length - options["max_gen_toks"]
-        if most < 1:
+        room = self.max_length - options["max_gen_toks"]
+        if room < 1:
             raise ValueError(
                 f"max_gen_toks must be below {self.max_length}, the context length; "
                 f"got {options['max_gen_toks']}"
             )
-        return [tuple(self.tok_encode(text)[-most:]) for text in texts]
+        return [tuple(self.tok_encode(text)[-room:]) for text in texts]
 
     def _generate(self, prompts: Sequence[Sequence[int]], options: Any) -> Iterator[str]:
-        known = dict(options)
-        stop = handle_stop_sequences(known.pop("until", None), self._name_of(self.eot_token_id))
-        count = known.pop("max_gen_toks")
-        sampler = Sampler(**known) if known.get("do_sample") else None
-        made = generate(
+        settings = dict(options)
+        stop = handle_stop_sequences(settings.pop("until", None), self._name_of(self.eot_token_id))
+        count = settings.pop("max_gen_toks")
+        sampler = Sampler(**settings) if settings.get("do_sample") else None
+        generations = generate(
             self.model,
             [list(ids) for ids in prompts],
             sampler,
             max_new_tokens=count,
             stop=[text for text in stop if text],
         )
-        for one in made:
-            tokens = one.tokens[:-1] if one.finish_reason == "eos" else one.tokens
+        for generation in generations:
+            tokens = (
+                generation.tokens[:-1] if generation.finish_reason == "eos" else generation.tokens
+            )
             yield postprocess_generated_text(self.tok_decode(tokens), stop, self.think_end_token)
 
     # --- batches and processes --------------------------------------------------------------------
@@ -311,9 +314,9 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
         """Return the objects of all processes to process `dst`, None to the others."""
         if self.world_size == 1:
             return [obj]
-        found: list[Any] | None = [None] * self.world_size if self.rank == dst else None
-        dist.gather_object(obj, found, dst=dst)
-        return found
+        objects: list[Any] | None = [None] * self.world_size if self.rank == dst else None
+        dist.gather_object(obj, objects, dst=dst)
+        return objects
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -337,21 +340,24 @@ def score_batch(
     ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     for row, read in enumerate(rows):
         ids[row, : len(read)] = torch.tensor(read)  # padding on the right changes nothing before it
-    places: dict[tuple[int, int, int], int] = {}  # (row, position, token) -> its query
-    wanted = [
+    query_of: dict[tuple[int, int, int], int] = {}  # (row, position, token) -> its query
+    indices = [
         [
-            places.setdefault((row, len(rows[row]) - len(tokens) + i, token), len(places))
+            query_of.setdefault((row, len(rows[row]) - len(tokens) + i, token), len(query_of))
             for i, token in enumerate(tokens)
         ]
         for row, group in enumerate(continuations)
         for tokens in group
     ]
-    row, position, token = torch.tensor(list(places)).T
+    row, position, token = torch.tensor(list(query_of)).T
     hidden = model.hidden(ids)[0][row, position]
     # The exact argmax takes the lowest id of equals, as torch's does.
     answers: Any = model.head(hidden).double().ask(log_prob=token, argmax=True)
     log_probs, greedy = answers.log_prob.tolist(), (answers.argmax == token).tolist()
-    return [(sum(log_probs[i] for i in some), all(greedy[i] for i in some)) for some in wanted]
+    return [
+        (sum(log_probs[i] for i in positions), all(greedy[i] for i in positions))
+        for positions in indices
+    ]
 
 
 def bytes_per_token(model: LanguageModel) -> int:

@@ -177,10 +177,10 @@ def enable() -> None:
     def update_lazily(self: Any, adapter_name: str, tied_module: Any = None, **kwargs: Any) -> None:
         new = adapter_name not in self.modules_to_save
         update(self, adapter_name, tied_module=tied_module, **kwargs)
-        made = self.modules_to_save[adapter_name]
-        if new and isinstance(self.original_module, LMHead) and type(made) is nn.Linear:
+        layer = self.modules_to_save[adapter_name]
+        if new and isinstance(self.original_module, LMHead) and type(layer) is nn.Linear:
             # With tied weights PEFT makes an nn.Linear on the embedding's weight.
-            self.modules_to_save[adapter_name] = self.original_module.like(made)
+            self.modules_to_save[adapter_name] = self.original_module.like(layer)
 
     @wraps(forward_adapters)
     def forward_lazily(self: Any, x: Tensor, active: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -23,10 +23,10 @@ class VocabParallelLayer(TensorParallelLayer):  # type: ignore[misc]
 
     def shard_param(self, module: Any, param: str, mesh: Any) -> None:
         """Replace a parameter by this rank's slice."""
-        whole = module._parameters.get(param)
-        if whole is not None:
-            split = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
-            module._parameters[param] = torch.nn.Parameter(split, whole.requires_grad)
+        parameter = module._parameters.get(param)
+        if parameter is not None:
+            split = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+            module._parameters[param] = torch.nn.Parameter(split, parameter.requires_grad)
 
     def install_forward(self, module: Any, mesh: Any) -> Any:  # noqa: ARG002
         """Make the module return lazy logits of the whole vocabulary."""

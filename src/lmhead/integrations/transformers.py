@@ -61,7 +61,7 @@ def replace_head(
 
     def to_head(linear: nn.Module) -> nn.Module:
         _check_replaceable(linear)
-        if isinstance(linear, LMHead):  # new options for a head that is there already
+        if isinstance(linear, LMHead):  # new options for an existing head
             linear = _as_linear(linear)
         assert isinstance(linear, nn.Linear)
         head = LMHead.from_linear(linear, softcap=softcap, scale=scale, grad_filter=grad_filter)
@@ -124,12 +124,12 @@ def _output_layer(model: nn.Module, base: Any) -> nn.Module:
 
 def _check_replaceable(layer: nn.Module) -> None:
     """Raise unless the layer is hidden @ weight.T + bias on a parameter that stays where it is."""
-    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    class_name = f"{type(layer).__module__}.{type(layer).__qualname__}"
     if not isinstance(layer, nn.Linear):
-        raise TypeError(f"the output layer must be an nn.Linear; got {kind}")
+        raise TypeError(f"the output layer must be an nn.Linear; got {class_name}")
     if type(layer).forward not in (nn.Linear.forward, LMHead.forward):
         raise TypeError(
-            f"the output layer must be a plain nn.Linear; {kind} computes something else"
+            f"the output layer must be a plain nn.Linear; {class_name} computes something else"
         )
     weight = layer._parameters.get("weight")
     if weight is None:

@@ -2,8 +2,9 @@
 
 TRL's SFT, DPO, KTO, GRPO and RLOO trainers run the body of a model and hand its hidden states, with
 the weight of the output layer, to a function of TRL; so does its distillation trainer. The patch
-puts lmhead's sweep there. Positions that are ignored are left out, and an output layer that is more
-than its weight (an `LMHead` with softcap, scale or low-rank delta, PEFT's LoRA and DoRA) counts.
+replaces that function by lmhead's sweep. Ignored positions are left out, and an output layer that
+is more than its weight (an `LMHead` with softcap, scale or low-rank delta, PEFT's LoRA and DoRA) is
+respected.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ TESTED = ("1.16.0",)
 
 # The output layer of the model whose fused forward pass is running.
 _layer: ContextVar[nn.Module | None] = ContextVar("_layer", default=None)
-# Those of student and teacher whose divergence is computed.
+# The output layers of student and teacher while their divergence is computed.
 _pair: ContextVar[tuple[Any, Any]] = ContextVar("_pair", default=(None, None))
 
 
@@ -93,8 +94,8 @@ class Patch:
 def patch(*, grad_filter: float | GradFilter | None = None, max_bytes: int | None = None) -> Patch:
     """Make TRL's trainers compute log-probabilities and divergences with lmhead.
 
-    Call it before the trainer is made. `unpatch()`, or the end of a `with patch():` block, undoes
-    it; models that already have a fused head keep working either way.
+    Call it before the trainer is created. `unpatch()`, or the end of a `with patch():` block,
+    undoes it; models that already have a fused head keep working either way.
 
     Args:
         grad_filter: tail mass of the gradient filter, see `linear_cross_entropy`; None for exact
@@ -125,7 +126,7 @@ def patch(*, grad_filter: float | GradFilter | None = None, max_bytes: int | Non
 
 
 def unpatch() -> None:
-    """Give TRL its own functions back."""
+    """Restore TRL's functions."""
     while _saved:
         owner, name, value = _saved.pop()
         setattr(owner, name, value)
@@ -154,7 +155,7 @@ _add_fused_lm_head = utils.add_fused_lm_head
 
 @wraps(_add_fused_lm_head)
 def _add_head(model: Any, *args: Any, cast_lm_head_to_fp32: bool = False, **kwargs: Any) -> None:
-    """Add TRL's fused head, and tell our function which output layer it works for."""
+    """Add TRL's fused head, and record its output layer for our function."""
     if isinstance(model.get_output_embeddings(), LoraLinear):
         if cast_lm_head_to_fp32:
             raise ValueError("cast_lm_head_to_fp32 must be False where lm_head has a PEFT adapter")
@@ -180,7 +181,7 @@ _compute_loss = DistillationTrainer._compute_loss
 
 @wraps(_compute_loss)
 def _distillation_loss(self: Any, student: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tell our divergence which output layers it works for."""
+    """Record the output layers of student and teacher for our divergence."""
     teacher = self.accelerator.unwrap_model(self.teacher_model)
     for model in (student, teacher):
         if isinstance(model.get_output_embeddings(), LoraLinear):
@@ -213,8 +214,8 @@ def _leave_out_ignored(device: torch.device) -> bool:  # noqa: ARG001
 class _LogProbs:
     """Replaces TRL's `ChunkedLogProbFunction`.
 
-    SFT sums the log-probabilities, so their gradients are made with them; for a layer whose rows
-    turn out to be weighted (DPO, GRPO, DFT) that ends with its first step.
+    SFT sums the log-probabilities, so their gradients are computed together with them; for a layer
+    whose rows are weighted (DPO, GRPO, DFT) that stops after its first step.
     """
 
     options: _Options
@@ -278,7 +279,7 @@ def _logits(
 
 
 def _active(layer: Any) -> Any:
-    """Return what a `modules_to_save` wrapper calls at present."""
+    """Return the layer that a `modules_to_save` wrapper calls at present."""
     if not isinstance(layer, ModulesToSaveWrapper):
         return layer
     names = [name for name in layer.active_adapters if name in layer.modules_to_save]
@@ -335,13 +336,15 @@ class _Divergence:
         beta = 0 is KL(teacher ‖ student), 1 is KL(student ‖ teacher), between them the generalized
         Jensen-Shannon divergence with the mixture (1 - beta) · student + beta · teacher.
         """
-        mine, theirs = _pair.get()
-        student = _logits(mine, student_hidden, student_weight, student_bias, self.options)
+        student_layer, teacher_layer = _pair.get()
+        student = _logits(student_layer, student_hidden, student_weight, student_bias, self.options)
         student = _mapped(
             student, student_final_logit_softcapping, student_logit_scale, temperature
         )
         with torch.no_grad():
-            teacher = _logits(theirs, teacher_hidden, teacher_weight, teacher_bias, self.options)
+            teacher = _logits(
+                teacher_layer, teacher_hidden, teacher_weight, teacher_bias, self.options
+            )
             teacher = _mapped(
                 teacher, teacher_final_logit_softcapping, teacher_logit_scale, temperature
             )

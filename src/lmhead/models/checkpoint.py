@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lmhead.errors import ModelError
@@ -37,6 +36,7 @@ from lmhead.models.model_files import (
     one_line,
     read_json,
     read_tensor_headers,
+    read_tensors,
 )
 from lmhead.nn import DecoderConfig, DecoderLM, TransformerConfig
 from lmhead.vocab import AdaptiveHead, HierarchicalHead
@@ -259,7 +259,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """Copy the tensors of a safetensors file into a module."""
     read_tensor_headers(path)
     try:
-        set_weights(module, load_file(path))
+        set_weights(module, read_tensors(path))
     except (SafetensorError, OSError, LookupError, ValueError, RuntimeError) as error:
         raise ModelError(f"{path} does not hold this model: {one_line(error)}") from error
 

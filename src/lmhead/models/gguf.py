@@ -41,7 +41,13 @@ from lmhead.models.huggingface import (
     transformers,
 )
 from lmhead.models.language_model import LanguageModel
-from lmhead.models.model_files import Fields, check_numbers, file_size, one_line
+from lmhead.models.model_files import (
+    Fields,
+    check_numbers,
+    file_size,
+    one_line,
+    read_tensors,
+)
 from lmhead.nn import LlamaBody
 from lmhead.nn.decode_step import StoredBlocks, attach_step, is_supported
 from lmhead.screen.copy_cache import content_hash
@@ -89,7 +95,7 @@ def _blocks(path: Path, folder: Path) -> dict[str, StoredBlocks]:
     cached = folder / _BLOCKS
     with suppress(OSError, SafetensorError, KeyError), safe_open(cached, framework="pt") as file:
         types = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        tensors = read_tensors(cached)
         if types.pop("content") == content_hash(tensors):
             return {name: StoredBlocks(types[name], t) for name, t in tensors.items()}
     blocks_by_name = read_blocks(GgufFile(path))

@@ -17,6 +17,7 @@ from lmhead.models.gguf_file import GgufFile
 from lmhead.models.llama_folder import PARTS, read_sizes
 from lmhead.models.model_files import MAX_LAYERS, Fields, TensorHeader
 from lmhead.nn.decode_step import BLOCK_TYPES, StoredBlocks
+from lmhead.progress import report_read
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -103,12 +104,14 @@ def read_llama(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "dtype": "float32",
     }
     read_sizes(Fields(file.path, config), headers, file.path)
-    tensors = {}
+    tensors, done, total = {}, 0, sum(file.tensors[ours].nbytes for ours in names)
     for ours, theirs in names.items():
         tensor = torch.from_numpy(np.ascontiguousarray(file.read(ours)))
         if ".attn_q." in ours or ".attn_k." in ours:
             tensor = _half_by_half(tensor, heads if ".attn_q." in ours else groups)
         tensors[theirs] = tensor
+        done += file.tensors[ours].nbytes
+        report_read(file.path.name, done, total)
     return config, tensors
 
 

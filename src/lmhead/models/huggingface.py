@@ -32,7 +32,8 @@ from lmhead.models.folder import read_config, read_special_tokens, read_weights
 from lmhead.models.huggingface_body import HuggingFaceBody, LayerStack, find_layers
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.language_model import LanguageModel
-from lmhead.models.model_files import Fields, TensorHeader, check_numbers, one_line
+from lmhead.models.model_files import Fields, TensorHeader, check_numbers, file_size, one_line
+from lmhead.progress import report_read
 from lmhead.sampling.model import Body
 
 # Largest difference of head and model on one token, relative to the largest logit.
@@ -225,6 +226,8 @@ def check_size(path: Path, config: Any, stored: int, auto: str = CAUSAL) -> None
 
 def load_model(folder: Path, library: Any, auto: str = CAUSAL) -> Any:
     """Return the model of transformers, with every weight from the files."""
+    sizes = [file_size(path) for path in folder.glob("*.safetensors")]
+    report_read(f"{folder.resolve().name} with transformers", 0, sum(sizes))
     model, report = getattr(library, auto).from_pretrained(
         folder,
         local_files_only=True,

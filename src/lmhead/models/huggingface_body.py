@@ -101,12 +101,14 @@ class HuggingFaceBody(nn.Module):
     ) -> tuple[Tensor, HuggingFaceCache | RereadCache]:
         """Process new tokens; arguments and results as in `lmhead.sampling.model.Body`."""
         before = 0 if cache is None else cache.length
-        if "past_key_values" not in self._accepts:
+        if "past_key_values" not in self._accepts or isinstance(cache, RereadCache):
             all_ids = ids if cache is None else torch.cat((cache.ids, ids), 1)
             out = self._read(all_ids, mask, 0, use_cache=False)
             return out.last_hidden_state[:, before:], RereadCache(all_ids)
         past = None if cache is None else fork(cache.inner)
         out = self._read(ids, mask, before, past_key_values=past, use_cache=True)
+        if out.past_key_values is None:  # such as Falcon H1 of transformers 5.0: it makes none
+            return out.last_hidden_state, RereadCache(ids)
         return out.last_hidden_state, HuggingFaceCache(out.past_key_values, before + ids.shape[1])
 
     def layers(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:

@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from lmhead.errors import ModelError
 from lmhead.head import LMHead
-from lmhead.models.model_files import MAX_LAYERS, Fields, TensorHeader, check_tensors
+from lmhead.models.model_files import (
+    MAX_LAYERS,
+    Fields,
+    TensorHeader,
+    check_tensors,
+    read_tensors,
+)
 from lmhead.models.rotary import divisors, is_known, read_rotary
 from lmhead.nn import LlamaBody, LlamaConfig
 from lmhead.nn.decode_step import attach_step
@@ -167,10 +172,8 @@ def _map(
     """Return the named tensors, memory-mapped; of one dtype, if need be by conversion."""
     mapped: dict[str, Tensor] = {}
     for path in sorted({tensors[name].path for name in names}):
-        with safe_open(path, framework="pt") as file:
-            for name in names:
-                if tensors[name].path == path:
-                    mapped[name] = aligned(file.get_tensor(name))
+        here = [name for name in names if tensors[name].path == path]
+        mapped |= {name: aligned(tensor) for name, tensor in read_tensors(path, here).items()}
     dtypes = {tensor.dtype for tensor in mapped.values()}
     if len(dtypes) == 1:
         return mapped

@@ -6,6 +6,7 @@ Numbers from a file are checked before anything is allocated or looped over:
     read_bytes, read_json     regular files of bounded size
     Fields                    typed, bounded fields of a JSON object or a GGUF header
     read_tensor_headers       shapes and dtypes in a safetensors file, without its data
+    read_tensors              its data, with a report of the progress
     reject_panics             errors of Rust libraries, as a `ModelError`
 """
 
@@ -14,15 +15,17 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from lmhead.errors import ModelError
+from lmhead.progress import report_read
 
 MAX_LAYERS = 4096  # far more than any model has
 MAX_INTEGER = 2**31 - 1
@@ -38,6 +41,7 @@ _LAYERS = {  # names of the number of layers, in config.json and GGUF
     "num_layers",
 }
 _MAX_FILE = 2**28  # bytes of a JSON file or vocabulary; the largest are about 2**25
+_LARGE_FILE = 2**19  # bytes; reading and parsing it takes a noticeable time
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
@@ -66,8 +70,11 @@ def exists(path: Path) -> bool:
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file of at most 256 MiB."""
-    if file_size(path) > _MAX_FILE:
-        raise ModelError(f"{path} must have at most {_MAX_FILE:,} bytes; got {file_size(path):,}")
+    size = file_size(path)
+    if size > _MAX_FILE:
+        raise ModelError(f"{path} must have at most {_MAX_FILE:,} bytes; got {size:,}")
+    if size >= _LARGE_FILE:
+        report_read(path.name, 0, size)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -235,6 +242,26 @@ def read_tensor_headers(path: Path) -> dict[str, TensorHeader]:
             f"{path} is not a complete safetensors file ({one_line(error)}): it is damaged or was "
             "not downloaded to the end. Download it again"
         ) from error
+
+
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """Return tensors of a safetensors file by name, memory-mapped, and report the progress.
+
+    Args:
+        path: the file.
+        names: of the tensors; None for all.
+
+    Raises:
+        SafetensorError, OSError: the file is damaged, or a tensor is missing.
+    """
+    tensors, done, total = {}, 0, file_size(path)
+    with safe_open(path, framework="pt") as file:
+        for name in sorted(file.keys()) if names is None else names:
+            tensors[name] = file.get_tensor(name)
+            done += tensors[name].nbytes
+            report_read(path.name, done, total)
+    report_read(path.name, total, total)
+    return tensors
 
 
 def check_tensors(

@@ -1,4 +1,4 @@
-"""Decode several sequences together, so that each gets the numbers that it would get alone.
+"""Batch-invariant decoding: each sequence gets the same numbers as if it were decoded alone.
 
 In:  prompts, then one new token per sequence and step; sequences join and leave between steps.
 Out: the hidden state of each last token.
@@ -31,7 +31,7 @@ from lmhead.sweep.kernels import row_logits
 __all__ = ["BatchDecoder", "SequenceCache"]
 
 PART = 512  # tokens of a prompt that are processed together
-_ROOM = 64  # tokens that a new sequence has room for after its prompt; doubled when it is full
+_SPARE = 64  # tokens of spare capacity of a new sequence after its prompt; doubled when it is full
 
 
 class RowLinear(nn.Linear):
@@ -52,7 +52,7 @@ class RowLinear(nn.Linear):
 def row_by_row(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a function of (B, ...) that is applied to each row by itself.
 
-    Vectorized exponentials and their scalar versions, for what is left at the end of a tensor or of
+    Vectorized exponentials and their scalar versions, used at the end of a tensor or of
     a thread's part, round differently.
     """
     return lambda x: torch.cat([function(row) for row in torch.split(x, 1)])
@@ -66,15 +66,15 @@ class SequenceCache:
         self._keys, self._values = (self._with_room(torch.cat(list(t))) for t in (keys, values))
 
     def _with_room(self, used: Tensor) -> Tensor:
-        room = max(_ROOM, self.length)
+        room = max(_SPARE, self.length)
         return F.pad(used, (0, 0, 0, room))
 
     def copy(self) -> SequenceCache:
-        """Return a copy that can be continued in another way."""
-        other = SequenceCache.__new__(SequenceCache)
-        other.length = self.length
-        other._keys, other._values = self._keys.clone(), self._values.clone()
-        return other
+        """Return an independent copy."""
+        new = SequenceCache.__new__(SequenceCache)
+        new.length = self.length
+        new._keys, new._values = self._keys.clone(), self._values.clone()
+        return new
 
     def with_room(self) -> tuple[Tensor, Tensor]:
         """Return the memory of keys and values, (L, G, room, d), with room for one more token."""
@@ -125,12 +125,12 @@ class BatchDecoder:
 
     def start(self, ids: Sequence[int]) -> tuple[Tensor, SequenceCache]:
         """Process a prompt; return the hidden state of its last token (D,), and the sequence."""
-        return next(found for found in self.start_in_parts(ids) if found is not None)
+        return next(result for result in self.start_in_parts(ids) if result is not None)
 
     def start_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Tensor, SequenceCache] | None]:
         """Yield None after each part of a prompt but the last, and then what `start` returns."""
         if self._core is not None and not self._core.is_current():
-            self._core = None  # the weights were changed, which are shared with `_rows`
+            self._core = None  # the weights have changed; `_rows` shares them
         cache: Any = None
         for first in range(0, len(ids), PART):
             if first:
@@ -145,12 +145,12 @@ class BatchDecoder:
     ) -> tuple[Tensor, RotaryAngles | None]:
         """Embed tokens, (B, 1, D), with their angles, each by itself."""
         pairs = zip(tokens, sequences, strict=True)
-        found = [
+        embedded = [
             self._rows.embed(torch.tensor([[token]]), sequence.length) for token, sequence in pairs
         ]
         x, angles = (
-            torch.cat([x for x, _ in found]),
-            [both for _, both in found if both is not None],
+            torch.cat([x for x, _ in embedded]),
+            [both for _, both in embedded if both is not None],
         )
         if not angles:
             return x, None

@@ -6,7 +6,7 @@ Out: its hidden state after the final norm, and the cache with it.
 In a small model torch takes as long for the many small operations of a layer as for its products;
 the core does all layers in one call. A matrix that a GGUF file stores in blocks is read as blocks:
 their entries are the same float32 numbers, from an eighth to a quarter of the bytes. Sums are in
-float32, as torch's are, in another order, which does not depend on the other sequences.
+float32, as in torch, but in another order, which does not depend on the other sequences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lmhead.nn.multi_head_attention import KeyValueCache, rotary_angles
 from lmhead.nn.transformer import Block, DecoderBody
 from lmhead.sweep import kernels
 
-_ROOM = 64  # positions that a cache has room for after its first tokens; doubled when it is full
+_SPARE = 64  # positions of spare capacity of a new cache; doubled when it is full
 _ANGLES = 256  # positions whose angles are computed at once
 _MATRICES = (
     "attention.query",
@@ -46,39 +46,39 @@ class StoredBlocks(NamedTuple):
     data: Tensor
 
 
-class _Room:
-    """Memory of keys and values, (L, G, room, d) each, of which the first `used` are taken."""
+class _SharedMemory:
+    """Memory of keys and values, (L, G, capacity, d) each, of which the first `used` are filled."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        """Copy keys and values (L, G, S, d) into memory with room for more."""
+        """Copy keys and values (L, G, S, d) into memory with spare capacity."""
         self.used = keys.shape[2]
         self.keys, self.values = (
-            F.pad(t, (0, 0, 0, max(_ROOM, self.used))) for t in (keys, values)
+            F.pad(t, (0, 0, 0, max(_SPARE, self.used))) for t in (keys, values)
         )
         self._lock = Lock()
 
-    def after(self, length: int) -> _Room:
-        """Return memory with the first `length` positions, in which the next one is the caller's.
+    def after(self, length: int) -> _SharedMemory:
+        """Return memory with the first `length` positions whose next one the caller may write.
 
-        That is this one, unless it is full or was continued in another way.
+        That is this one, unless it is full or its next position has been written already.
         """
         with self._lock:
             if self.used == length < self.keys.shape[2]:
                 self.used += 1
                 return self
-        room = _Room(self.keys[:, :, :length], self.values[:, :, :length])
+        room = _SharedMemory(self.keys[:, :, :length], self.values[:, :, :length])
         room.used += 1
         return room
 
 
 class GrowingCache(KeyValueCache):
-    """The first positions of a `_Room`, which other caches may share: immutable like any cache."""
+    """The first positions of a `_SharedMemory`, which other caches may share; immutable."""
 
-    def __init__(self, room: _Room, length: int) -> None:
+    def __init__(self, room: _SharedMemory, length: int) -> None:
         object.__setattr__(self, "_room", room)
         object.__setattr__(self, "_length", length)
 
-    _room: _Room
+    _room: _SharedMemory
     _length: int
     memory = None
 
@@ -97,8 +97,8 @@ class GrowingCache(KeyValueCache):
         """Values per layer, (1, G, S, d) each."""
         return tuple(self._room.values[:, None, :, : self._length])
 
-    def with_room(self) -> _Room:
-        """Return memory in which the position after this cache is the caller's."""
+    def with_room(self) -> _SharedMemory:
+        """Return memory whose position after this cache the caller may write."""
         return self._room.after(self._length)
 
 
@@ -140,7 +140,7 @@ class DecodeStep:
         self._state = _state(body)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Become None in a copy of the body: this holds the addresses of the original's weights."""
+        """Become None in a copy of the body: the addresses are those of the original's weights."""
         return type(None), ()
 
     def takes(self, ids: Tensor, cache: Any, mask: Tensor | None) -> bool:
@@ -149,7 +149,7 @@ class DecodeStep:
             return False
         if torch.compiler.is_compiling() or not (mask is None or bool(mask.all())):
             return False
-        # Weights or modules that were replaced since: looked for once per sequence.
+        # Replaced weights or modules are detected once per sequence.
         return isinstance(cache, GrowingCache) or _state(self._body) == self._state
 
     def __call__(self, ids: Tensor, cache: KeyValueCache) -> tuple[Tensor, GrowingCache]:
@@ -158,7 +158,7 @@ class DecodeStep:
         if isinstance(cache, GrowingCache):
             room = cache.with_room()
         else:
-            room = _Room(torch.cat(cache.keys), torch.cat(cache.values)).after(before)
+            room = _SharedMemory(torch.cat(cache.keys), torch.cat(cache.values)).after(before)
         hidden = self.rows(ids[0].tolist(), [(room.keys, room.values)], [before])
         return hidden[None], GrowingCache(room, before + 1)
 
@@ -170,8 +170,8 @@ class DecodeStep:
 
         Args:
             tokens: the ids, which must be in the vocabulary.
-            memory: keys and values of each sequence, (L, G, room, d), of which the first `used` are
-                taken; those of the token are written after them.
+            memory: keys and values of each sequence, (L, G, capacity, d), of which the first `used`
+                are filled; those of the token are written after them.
             used: number of tokens before, per sequence.
         """
         scale = self._body.sizes.embedding_scale
@@ -186,28 +186,31 @@ class DecodeStep:
         return x
 
     def is_current(self) -> bool:
-        """Return whether the body's weights are those that this was made of."""
+        """Return whether the body still has the weights that this step was built with."""
         return _weights(self._body) == self._state[:-1]
 
     def _rotary(self, used: Sequence[int]) -> tuple[Tensor, Tensor]:
-        known, last = len(self._angles[0]), max(used)
-        if last >= known:
+        computed, last = len(self._angles[0]), max(used)
+        if last >= computed:
             sizes = self._body.sizes
-            positions = torch.arange(max(2 * known, last + _ANGLES))
-            found = rotary_angles(
+            positions = torch.arange(max(2 * computed, last + _ANGLES))
+            new_angles = rotary_angles(
                 positions[None],
                 sizes.head_size,
                 sizes.rope_theta,
                 torch.float32,
                 sizes.rope_factors,
             )
-            self._angles = (found[0][0, :, 0].contiguous(), found[1][0, :, 0].contiguous())
+            self._angles = (
+                new_angles[0][0, :, 0].contiguous(),
+                new_angles[1][0, :, 0].contiguous(),
+            )
         index = torch.tensor(used)
         return self._angles[0][index], self._angles[1][index]
 
 
 def attach_step(body: DecoderBody, blocks: Mapping[str, StoredBlocks] | None = None) -> None:
-    """Let the core process single tokens of a body from now on, if it can."""
+    """Make the core process single tokens of a body from now on, if it supports the body."""
     if is_supported(body):
         body.step = DecodeStep(body, blocks)
 
@@ -227,13 +230,13 @@ def is_supported(body: DecoderBody) -> bool:
 
 
 def _state(body: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes when a weight or a module is replaced, or a hook is added."""
+    """Return a fingerprint that changes if a weight or module is replaced, or a hook is added."""
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in body.modules())
     return [*_weights(body), (len(list(body.modules())), hooks)]
 
 
 def _weights(body: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes when a weight is replaced or written to."""
+    """Return a fingerprint that changes if a weight is replaced or written to."""
     return [
         (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
         for tensor in body.parameters()

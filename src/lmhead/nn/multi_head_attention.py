@@ -175,7 +175,7 @@ class PositionEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which positions attend to which, and the rotary angles; made once, used by every layer.
+    """Which positions attend to which, and the rotary angles; computed once for all layers.
 
     Attributes:
         mask: (B or 1, 1, T or 1, S) bool, True where attention is allowed; None for everywhere.
@@ -198,8 +198,8 @@ def causal_attention_mask(
 ) -> AttentionMask:
     """Return the mask with which a token attends to itself and to the tokens before it.
 
-    No mask tensor is built where none is needed (a text from its beginning, or one new token),
-    since attention is faster without.
+    No mask tensor is built if none is needed (a text from its beginning, or one new token),
+    since attention is faster without a mask.
 
     Args:
         before: the number of cached tokens.
@@ -276,7 +276,7 @@ class Attention(nn.Module):
         return out
 
     def attended(self, query: Tensor, source: KeyValue, mask: AttentionMask) -> Tensor:
-        """Return what queries (B, H, T, d) attend to, heads concatenated: (B, T, H · d)."""
+        """Return the output of queries (B, H, T, d), heads concatenated: (B, T, H · d)."""
         rows, _, new, _ = query.shape
         key, value = source
         allowed, share = mask.mask, self.heads // self.key_heads

@@ -215,13 +215,13 @@ class TransformerStack(nn.Module):
         if ids.dim() != 2:
             raise ValueError(f"ids must have shape (B, T); got {tuple(ids.shape)}")
         mask = check_mask("mask", mask, (ids.shape[0], before + ids.shape[1]))
-        most = self.sizes.max_length
-        if self.sizes.position == "learned" and before + ids.shape[1] > most:
+        max_length = self.sizes.max_length
+        if self.sizes.position == "learned" and before + ids.shape[1] > max_length:
             longest = before + ids.shape[1] if mask is None else int(mask.sum(-1).max())
-            if longest > most:
+            if longest > max_length:
                 raise ValueError(
-                    f"ids must be at most max_length, {most} tokens, with those in the cache, for "
-                    f"there are no more learned positions; got {longest}"
+                    f"ids must be at most max_length, {max_length} tokens with those in the cache, "
+                    f"the number of learned positions; got {longest}"
                 )
         return mask
 
@@ -239,7 +239,7 @@ def check_mask(name: str, mask: Tensor | None, shape: tuple[int, int]) -> Tensor
 
 
 def initialise(stack: TransformerStack) -> None:
-    """Set the initial value of every matrix and bias, as `config.init` says.
+    """Set the initial values of all matrices and biases, by `config.init`.
 
     With "normal", the last matrix of each sublayer is divided by √(number of sublayers), so that
     the residual sum of a deep model starts no larger than that of a shallow one.
@@ -265,7 +265,7 @@ def initialise(stack: TransformerStack) -> None:
 
 
 class OneTokenStep(Protocol):
-    """Another way to compute what `DecoderBody.forward` returns for one token."""
+    """A faster implementation of `DecoderBody.forward` for one token."""
 
     def takes(self, ids: Tensor, cache: KeyValueCache, mask: Tensor | None) -> bool:
         """Return whether it can process these ids (B, T)."""
@@ -392,15 +392,15 @@ class DecoderBody(TransformerStack):
         memory: Tensor | None,
         mask: Tensor | None,
     ) -> Memory | None:
-        """Return the encoder's keys and values for all blocks, from the cache if they are there."""
+        """Return the encoder's keys and values for all blocks, from the cache if possible."""
         if cache is not None and cache.memory is not None:
             return cache.memory
         if memory is None and not self.has_cross_attention:
             return None
         if memory is None:
-            raise ValueError("memory must be given, for the decoder has cross-attention; got None")
+            raise ValueError("memory must be given: the decoder has cross-attention; got None")
         if not self.has_cross_attention:
-            raise ValueError("memory must be None, for the decoder has no cross-attention")
+            raise ValueError("memory must be None: the decoder has no cross-attention")
         size = self.sizes.hidden_size
         if memory.dim() != 3 or memory.shape[::2] != (ids.shape[0], size):
             raise ValueError(
@@ -433,7 +433,7 @@ class DecoderLM(nn.Module):
         body: ids (B, T) to hidden states (B, T, D) and a cache.
         head: hidden states (..., D) to logits (..., V).
         eos_token_ids: the ids that end generation.
-        tokenizer: for text prompts; None for ids alone.
+        tokenizer: for text prompts; None if only ids are supported.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)

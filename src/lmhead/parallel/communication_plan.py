@@ -2,8 +2,8 @@
 
 With the ring algorithms of NCCL and gloo a rank sends, for x bytes of its own and n ranks:
 
-    all-gather       (n - 1) x         x is a rank's part
-    reduce-scatter   (n - 1) / n x     x is the whole
+    all-gather       (n - 1) x         x: the rank's part
+    reduce-scatter   (n - 1) / n x     x: the whole tensor
     all-reduce       2 (n - 1) / n x
 """
 
@@ -24,7 +24,7 @@ class HeadPlan:
     """Bytes per rank for one training step of a head.
 
     Attributes:
-        weight: the weight while it is used; what stays between steps is `kept`.
+        weight: the weight while it is used; `kept` is what remains between steps.
         kept: the rank's part of the weight.
         gradient: the weight's gradient at its peak.
         temporary: logits, or the tiles of a sweep.
@@ -63,7 +63,7 @@ def plan(
 ) -> HeadPlan:
     """Return memory and communication of a head's training step on several ranks.
 
-    Equivalent to: counting the collectives of such a step
+    Equivalent to: adding up the tensors and collectives of such a step.
 
     Args:
         vocab_size: V.
@@ -90,18 +90,20 @@ def plan(
     if shard not in _KINDS:
         raise ValueError(f"shard must be one of {', '.join(_KINDS)}; got {shard!r}")
     n = ranks
-    whole = vocab_size * hidden_size * itemsize
+    weight_bytes = vocab_size * hidden_size * itemsize
     part = -(-vocab_size // n) * hidden_size * itemsize
     logits = tokens * vocab_size * itemsize
     tiles = min(logits * 2, DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
     reduce = 2 * (n - 1)  # times x / n
     if shard == "data":
-        return HeadPlan(whole, whole, whole, tiles, reduce * whole // n, n * tokens)
+        return HeadPlan(
+            weight_bytes, weight_bytes, weight_bytes, tiles, reduce * weight_bytes // n, n * tokens
+        )
     if shard == "full":
         gathers = 3 if reshard else 1  # forward, loss, backward; or forward
-        sent = gathers * (n - 1) * part + (n - 1) * whole // n
-        held = whole + (part if n > 1 else 0)
-        return HeadPlan(held, part, whole, tiles, sent, n * tokens)
+        sent = gathers * (n - 1) * part + (n - 1) * weight_bytes // n
+        held = weight_bytes + (part if n > 1 else 0)
+        return HeadPlan(held, part, weight_bytes, tiles, sent, n * tokens)
     to_hidden = reduce * tokens * hidden_size * itemsize // n
     if shard == "gather":
         share = tokens * -(-vocab_size // n) * itemsize

@@ -1,8 +1,8 @@
 """Parameters of FSDP2 (`fully_shard`), which FSDP2 frees and gathers again between calls.
 
 In the forward pass of a group of modules a parameter is a plain tensor, whose storage FSDP2 frees
-afterwards. Lazy logits may be queried later: they find the sharded parameter here, and gather it
-again for the time of the question. Every rank must ask the same questions in the same order.
+afterwards. Lazy logits may be queried later: this module finds the sharded parameter, and gathers
+it again for the duration of the question. Every rank must ask the same questions in the same order.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Sharded(NamedTuple):
     def gather(self, like: Tensor) -> Tensor:
         """Return the entries that FSDP2 would gather, in the dtype it gathered them in before."""
         with torch.no_grad():
-            found = self.parameter.detach().to(like.dtype)
+            local = self.parameter.detach().to(like.dtype)
             if not self.kept:
-                whole: Tensor = found.full_tensor()
+                gathered: Tensor = local.full_tensor()
             else:
                 from torch.distributed.tensor import Replicate
 
-                gathered = found.device_mesh.ndim - len(self.kept)
-                placements = [Replicate()] * gathered + list(self.kept)
-                whole = found.redistribute(placements=placements).to_local()
-        return whole.requires_grad_(like.requires_grad)
+                dimensions = local.device_mesh.ndim - len(self.kept)
+                placements = [Replicate()] * dimensions + list(self.kept)
+                gathered = local.redistribute(placements=placements).to_local()
+        return gathered.requires_grad_(like.requires_grad)
 
 
 def sharded_parameter(tensor: Tensor) -> Sharded | None:
@@ -44,11 +44,11 @@ def sharded_parameter(tensor: Tensor) -> Sharded | None:
     local = _memory(tensor)
     if local is None:
         return None
-    place = local.untyped_storage()._cdata
+    storage = local.untyped_storage()._cdata
     for parameter in _parameters():
         gathered = getattr(parameter, "_unsharded_param", None)  # unset before the first forward
         memory = None if gathered is None else _memory(gathered)
-        if memory is not None and memory.untyped_storage()._cdata == place:
+        if memory is not None and memory.untyped_storage()._cdata == storage:
             kept = getattr(parameter, "_unsharded_dtensor_spec", None)
             return Sharded(parameter.sharded_param, () if kept is None else kept.placements)
     return None

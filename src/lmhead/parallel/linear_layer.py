@@ -1,4 +1,4 @@
-"""From the tensors of a linear layer to scores: sharded ones if the weight is a `DTensor`."""
+"""Scores of a linear layer: `ShardedScores` if its weight is a `DTensor`."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ def sharded_scores(
     checks.check_hidden_and_weight(*autocast(hidden, weight), names=names)
     checks.check_vector("bias", bias, weight)
     mesh = weight.device_mesh
-    whole = [_whole(t, mesh, names[0]) for t in (hidden, *projections)]
+    replicated = [_replicated(t, mesh, names[0]) for t in (hidden, *projections)]
     slices = [_slice(t, weight, dim) for t in (*weights, *(() if bias is None else (bias,)))]
-    hidden, projected = whole[0], whole[1:]
-    own = None if bias is None else slices.pop()
+    hidden, projected = replicated[0], replicated[1:]
+    bias_slice = None if bias is None else slices.pop()
     if dim is None:
-        return _local(hidden, tuple(slices), projected, own, *options), hidden
+        return _local(hidden, tuple(slices), projected, bias_slice, *options), hidden
     shard = VocabShard(mesh.get_group(dim), weight.shape[0])
-    hidden, *projected = (entered(t, shard) for t in whole)
-    local = _local(hidden, tuple(slices), projected, own, *options)
+    hidden, *projected = (entered(t, shard) for t in replicated)
+    local = _local(hidden, tuple(slices), projected, bias_slice, *options)
     owners = (*local.source.hiddens, *weights, *(() if bias is None else (bias,)))
     return ShardedScores(local, shard, owners), hidden
 
@@ -108,10 +108,10 @@ def _local(
 ) -> SweptScores:
     """Return the scores of plain tensors."""
     n = len(weights)
-    hidden, *taken = autocast(hidden, *weights, *projections)
-    hiddens = (hidden, *(hidden @ p.T for p in taken[n:]))
+    hidden, *cast = autocast(hidden, *weights, *projections)
+    hiddens = (hidden, *(hidden @ p.T for p in cast[n:]))
     rows = tuple(h.reshape(-1, h.shape[-1]) for h in hiddens)
-    source = Source(rows, tuple(taken[:n]), bias, pointwise).keep_masked()
+    source = Source(rows, tuple(cast[:n]), bias, pointwise).keep_masked()
     if screen is not None:
         return ScreenedScores(source, grad_filter, max_bytes, screen=screen)
     return SweptScores(source, grad_filter, max_bytes)
@@ -135,15 +135,15 @@ def _vocab_dim(weight: Any, name: str) -> int | None:
     return sharded[0]
 
 
-def _whole(tensor: Any, mesh: Any, name: str) -> Tensor:
-    """Return hidden states or a projection, all of it on every rank."""
+def _replicated(tensor: Any, mesh: Any, name: str) -> Tensor:
+    """Return hidden states or a projection in full, on every rank."""
     if not checks.is_dtensor(tensor):
         return tensor  # type: ignore[no-any-return]
     from torch.distributed.tensor import Replicate
 
     if tensor.device_mesh != mesh:
         raise ValueError(f"{name} and weight must be on the same device mesh")
-    # Its gradient is summed over the vocabulary's ranks by `entered` already.
+    # `entered` sums its gradient over the ranks of the vocabulary.
     return tensor.redistribute(placements=[Replicate()] * mesh.ndim).to_local()  # type: ignore[no-any-return]
 
 

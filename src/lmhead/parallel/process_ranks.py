@@ -1,6 +1,7 @@
-"""The processes ("ranks") of a command that `torchrun` started; else a single one.
+"""The processes ("ranks") of a command: those that `torchrun` started, or a single one.
 
-Rank 0 does what is done once, such as reading arguments and writing files; see `Ranks.on_first`.
+Work that is done once, such as reading arguments and writing files, runs on rank 0: see
+`Ranks.on_first`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Others wait while rank 0 reads or writes files. A lost rank is noticed without it: its connections
-# are closed.
+# Timeout of collectives: ranks wait while rank 0 reads or writes files. A lost rank is noticed at
+# once: its connections are closed.
 _TIMEOUT = timedelta(hours=24)
 
 _VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torchrun
@@ -46,7 +47,7 @@ class Ranks:
         return self.rank == 0
 
     def on_first(self, work: Callable[[], T]) -> T:
-        """Do some work on rank 0 only; every rank gets its result or raises its error."""
+        """Run `work` on rank 0 only; every rank gets its result or raises its error."""
         if self.size == 1:
             return work()
         outcome: list[Any] = [None, None]
@@ -63,7 +64,7 @@ class Ranks:
         return result  # type: ignore[no-any-return]
 
     def first_then_others(self, work: Callable[[], T]) -> T:
-        """Do some work on rank 0, and when it has succeeded, on the others."""
+        """Run `work` on rank 0, and if it succeeds, on the others."""
         done: list[T] = []
         self.on_first(lambda: done.append(work()))
         return done[0] if self.first else work()
@@ -75,7 +76,7 @@ class Ranks:
         numbers = [torch.zeros((), dtype=torch.float64) for _ in range(self.size)]
         with self.communication():
             dist.all_gather(numbers, torch.tensor(number, dtype=torch.float64))
-        return [found.item() for found in numbers]
+        return [tensor.item() for tensor in numbers]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in their order; slower than `gather_numbers`."""

@@ -32,7 +32,7 @@ class ShardedScores(Scores):
     Attributes:
         local: the scores of this rank's tokens.
         shard: which tokens, and the ranks that have the others.
-        owners: the parameters that `local` is made from, in the order of `tensors()`: in-place
+        owners: the parameters of `local`, in the order of `tensors()`: in-place
             changes of a `DTensor` are counted there.
         masked: the tokens of `mask`, (V,) bool: see `SweptScores`.
     """
@@ -93,9 +93,9 @@ class ShardedScores(Scores):
 
     @property
     def _swept(self) -> SweptScores:
-        """The local scores, with a masked token in place of none at all.
+        """The local scores; an empty slice gets one masked token.
 
-        If a rank has no token, every rank has a bias: all of them take the same path.
+        If a rank has no token, every rank gets a bias, so that all take the same path.
         """
         if not self.shard.has_empty:
             return self.local
@@ -121,12 +121,12 @@ class ShardedScores(Scores):
         mean_logit: bool = False,
     ) -> RowAnswers:
         """Answer by one sweep and one collective; ranks take one more."""
-        alike = isinstance(kl_to, ShardedScores) and kl_to.shard == self.shard
-        alike = alike and kl_to is not None and kl_to.dtype == self.dtype
+        same_split = isinstance(kl_to, ShardedScores) and kl_to.shard == self.shard
+        same_split = same_split and kl_to is not None and kl_to.dtype == self.dtype
         start = self.shard.start
         questions = Questions(
             self._swept.source,
-            other=kl_to._swept.source if alike and isinstance(kl_to, ShardedScores) else None,
+            other=kl_to._swept.source if same_split and isinstance(kl_to, ShardedScores) else None,
             entropy=entropy,
             log_sum_sq=log_sum_sq,
             mix=self._mean_weights() if mean_logit else None,
@@ -142,7 +142,7 @@ class ShardedScores(Scores):
         smooth = sums_asked or picked is not None or kl_to is not None
         with torch.set_grad_enabled(smooth and torch.is_grad_enabled()):
             sums, decisions = run_sweep.row_answers(questions)
-        kl = sums.kl if alike or kl_to is None else kl_by_rows(self, kl_to)
+        kl = sums.kl if same_split or kl_to is None else kl_by_rows(self, kl_to)
         return RowAnswers(
             sums.lse,
             entropy=sums.entropy,
@@ -204,9 +204,11 @@ class ShardedScores(Scores):
 
     def columns(self, ids: Tensor) -> Tensor:
         """Return the logits of token ids (K,): each rank computes its own."""
-        mine = self.shard.owns(ids)
-        found = self.local.columns(ids[mine] - self.shard.start)
-        part = found.new_zeros(self.n_rows, len(ids)).index_copy(1, mine.nonzero()[:, 0], found)
+        owned = self.shard.owns(ids)
+        columns = self.local.columns(ids[owned] - self.shard.start)
+        part = columns.new_zeros(self.n_rows, len(ids)).index_copy(
+            1, owned.nonzero()[:, 0], columns
+        )
         return _SumOverRanks.apply(part, self.shard)  # type: ignore[no-any-return, no-untyped-call]
 
     def dense(self) -> Tensor:
@@ -240,19 +242,19 @@ class ShardedScores(Scores):
             local = swept.top(min(k, swept.vocab_size), lse=False)
             nothing = torch.where(local.values[:, 0].isnan(), math.nan, -math.inf).double()
             state = torch.where(local.ids[:, 0] < 0, nothing, 0.0)
-            found = Decisions(local.values, local.ids)
-            _, decisions = self.shard.combine(RowSums(lse=state), found, k)
+            decisions = Decisions(local.values, local.ids)
+            _, decisions = self.shard.combine(RowSums(lse=state), decisions, k)
             return TopRows(decisions.top_values, decisions.top_ids, None)
-        found_answers = self.answer(top_k=k)
-        return TopRows(found_answers.top_values, found_answers.top_ids, found_answers.lse)
+        answers = self.answer(top_k=k)
+        return TopRows(answers.top_values, answers.top_ids, answers.lse)
 
     @torch.no_grad()
     def at(self, ids: Tensor) -> Tensor:
         """Return the logits of token ids (N, K) in float64: each rank computes its own."""
-        mine = self.shard.owns(ids)
-        rows, _ = mine.nonzero(as_tuple=True)
+        owned = self.shard.owns(ids)
+        rows, _ = owned.nonzero(as_tuple=True)
         part = torch.zeros(ids.shape, dtype=torch.float64, device=self.device)
-        part[mine] = self.local.source.pairs(rows, ids[mine] - self.shard.start)
+        part[owned] = self.local.source.pairs(rows, ids[owned] - self.shard.start)
         return self.shard.add_up(part)
 
     @torch.no_grad()
@@ -265,14 +267,16 @@ class ShardedScores(Scores):
         """Return z (N, V) with logits close to `other` replaced; see `SweptScores.settled`."""
         start, end = self.shard.start, self.shard.start + self.shard.size
         beside = other[:, start:end] if other.dim() and other.shape[-1] > 1 else other
-        mine = z[:, start:end]
-        return self.shard.gather_tokens(self.local.settled(mine, beside) if end > start else mine)
+        own_slice = z[:, start:end]
+        return self.shard.gather_tokens(
+            self.local.settled(own_slice, beside) if end > start else own_slice
+        )
 
     def divided(self, temperature: float | Tensor) -> Self:
         """Return the scores divided by a temperature: a number, or one per row without gradient."""
         return replace(self, local=self.local.divided(temperature), owners=())
 
-    # Operations that keep the kind ---------------------------------------------------------------
+    # Operations that return ShardedScores --------------------------------------------------------
 
     def _on(self, local: SweptScores | None) -> Self | None:
         return None if local is None else replace(self, local=local, owners=())
@@ -291,8 +295,8 @@ class ShardedScores(Scores):
 
     def plus_bias(self, bias: Tensor) -> Self | None:
         """Return the scores plus a vector (V,), which every rank has."""
-        whole = entered(bias.expand(self.vocab_size), self.shard)
-        part = whole[self.shard.start : self.shard.start + self.shard.size]
+        full_bias = entered(bias.expand(self.vocab_size), self.shard)
+        part = full_bias[self.shard.start : self.shard.start + self.shard.size]
         return self._on(self.local.plus_bias(part))
 
     def times_rows(self, factor: Tensor) -> Self | None:
@@ -301,12 +305,12 @@ class ShardedScores(Scores):
 
     def mask(self, mask: Tensor) -> Self | None:
         """Return the scores with -inf at the tokens of a mask (V,)."""
-        whole = mask.expand(self.vocab_size)
-        part = whole[self.shard.start : self.shard.start + self.shard.size]
-        found = self._on(self.local.mask(part))
-        if found is None:
+        full_mask = mask.expand(self.vocab_size)
+        part = full_mask[self.shard.start : self.shard.start + self.shard.size]
+        scores = self._on(self.local.mask(part))
+        if scores is None:
             return None
-        return replace(found, masked=whole if self.masked is None else self.masked | whole)
+        return replace(scores, masked=full_mask if self.masked is None else self.masked | full_mask)
 
 
 class _ShardedTile(Tile):
@@ -323,13 +327,13 @@ class _ShardedTile(Tile):
         if not grads or grads[0] is None:
             return
         start = self.shard.start
-        mine = grads[0][:, start : start + self.shard.size]
-        found = torch.autograd.grad(self.inner.value, self.inner.inputs, mine)
-        self.inner.add(found, into)
+        own_slice = grads[0][:, start : start + self.shard.size]
+        gradients = torch.autograd.grad(self.inner.value, self.inner.inputs, own_slice)
+        self.inner.add(gradients, into)
 
 
 class _Enter(torch.autograd.Function):
-    """A tensor that every rank has, before it meets the slices: its gradient is summed."""
+    """A tensor that every rank has; its gradients from all slices are summed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: VocabShard) -> Tensor:
@@ -342,7 +346,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """A sum that every rank gets; the gradient, the same on every rank, passes."""
+    """A sum over the ranks; its gradient, the same on every rank, is passed on unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: VocabShard) -> Tensor:  # noqa: ARG004
@@ -371,5 +375,5 @@ def entered(x: Tensor, shard: VocabShard) -> Tensor:
     """Return a tensor that every rank has, with a gradient that is summed over the ranks."""
     if not x.requires_grad or not torch.is_grad_enabled():
         return x
-    made: Tensor = _Enter.apply(x, shard)  # type: ignore[no-untyped-call]
-    return made
+    result: Tensor = _Enter.apply(x, shard)  # type: ignore[no-untyped-call]
+    return result

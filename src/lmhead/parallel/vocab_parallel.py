@@ -26,7 +26,7 @@ class VocabParallel(ParallelStyle):
 
     Args:
         input_layouts: how plain hidden states are placed: `Replicate()`, or `Shard(1)` if each rank
-            has a part of the sequence, as after `SequenceParallel`. A `DTensor` says it itself.
+            has a part of the sequence, as after `SequenceParallel`. Ignored for a `DTensor`.
 
     Use it next to other styles: `parallelize_module(model, mesh, {"norm": SequenceParallel(),
     "lm_head": VocabParallel()})`. Every rank gets logits of the whole sequence and vocabulary.

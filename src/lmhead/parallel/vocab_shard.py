@@ -1,4 +1,4 @@
-"""One rank's slice of a vocabulary, and the collectives that make its answers global.
+"""One rank's slice of a vocabulary, and the collectives that combine the answers of all slices.
 
 The split is that of a `DTensor` with `Shard(0)`: slices of ⌈V / n⌉ tokens, the last ones shorter or
 empty. Every rank computes the same answers from the same gathered numbers, in the order of ranks.
@@ -39,7 +39,7 @@ class VocabShard:
 
     @property
     def ranks(self) -> int:
-        """How many ranks hold slices."""
+        """Number of ranks that hold slices."""
         return dist.get_world_size(self.group)
 
     @property
@@ -87,12 +87,12 @@ class VocabShard:
 
     def gather_tokens(self, part: Tensor) -> Tensor:
         """Return all of a tensor (..., V), from the slices (..., size) of the ranks."""
-        kind = part.dtype
-        x = part.movedim(-1, 0).to(torch.uint8) if kind == torch.bool else part.movedim(-1, 0)
-        full = x.new_zeros(self.most, *x.shape[1:])
-        full[: self.size] = x[: self.size]
-        every = self.gather(full).flatten(0, 1)[: self.total]
-        return every.movedim(0, -1).to(kind).contiguous()
+        dtype = part.dtype
+        x = part.movedim(-1, 0).to(torch.uint8) if dtype == torch.bool else part.movedim(-1, 0)
+        padded = x.new_zeros(self.most, *x.shape[1:])
+        padded[: self.size] = x[: self.size]
+        gathered = self.gather(padded).flatten(0, 1)[: self.total]
+        return gathered.movedim(0, -1).to(dtype).contiguous()
 
     def add_up(self, x: Tensor) -> Tensor:
         """Return the sum over all ranks."""
@@ -104,29 +104,29 @@ class VocabShard:
         self, sums: RowSums, decisions: Decisions | None = None, top_k: int = 0
     ) -> tuple[RowSums, Decisions]:
         """Return the answers about the whole vocabulary, by one collective."""
-        found = decisions or Decisions()
-        if found.top_ids is not None:
-            found = self._candidates(found, top_k)
-        given = (*sums, *found)
-        columns = [x.reshape(len(sums.lse), -1).double() for x in given if x is not None]
-        every = self.gather(torch.cat(columns, 1))
-        parts = iter(torch.split(every, [c.shape[1] for c in columns], 2))
-        split = [None if x is None else next(parts) for x in given]  # (ranks, N, ...) each
-        whole = _combine_sums(RowSums(*split[: len(sums)]))
-        return whole, _combine_decisions(Decisions(*split[len(sums) :]), whole.lse, top_k)
+        own_decisions = decisions or Decisions()
+        if own_decisions.top_ids is not None:
+            own_decisions = self._candidates(own_decisions, top_k)
+        fields = (*sums, *own_decisions)
+        columns = [x.reshape(len(sums.lse), -1).double() for x in fields if x is not None]
+        gathered = self.gather(torch.cat(columns, 1))
+        parts = iter(torch.split(gathered, [c.shape[1] for c in columns], 2))
+        split = [None if x is None else next(parts) for x in fields]  # (ranks, N, ...) each
+        combined = _combine_sums(RowSums(*split[: len(sums)]))
+        return combined, _combine_decisions(Decisions(*split[len(sums) :]), combined.lse, top_k)
 
-    def _candidates(self, found: Decisions, k: int) -> Decisions:
+    def _candidates(self, decisions: Decisions, k: int) -> Decisions:
         """Return k candidates with global ids; padding gets the id V, which comes last."""
-        values, ids = found.top_values, found.top_ids
-        masked = ids < 0  # a row of -inf only, or with a NaN, which the others will hear of
+        values, ids = decisions.top_values, decisions.top_ids
+        masked = ids < 0  # a row with a NaN or only -inf; the combined lse is NaN or -inf as well
         ids = torch.where(masked, torch.arange(ids.shape[1], device=ids.device), ids)
         values = values.masked_fill(masked, -math.inf)
         padding = ids >= self.size
         ids = (ids + self.start).masked_fill(padding, self.total)
         values = values.masked_fill(padding, -math.inf)
-        more = (0, k - ids.shape[1])
-        ids, values = F.pad(ids, more, value=self.total), F.pad(values, more, value=-math.inf)
-        return found._replace(top_values=values, top_ids=ids)
+        missing = (0, k - ids.shape[1])
+        ids, values = F.pad(ids, missing, value=self.total), F.pad(values, missing, value=-math.inf)
+        return decisions._replace(top_values=values, top_ids=ids)
 
 
 def _combine_sums(parts: RowSums) -> RowSums:
@@ -134,15 +134,15 @@ def _combine_sums(parts: RowSums) -> RowSums:
     lse = parts.lse[..., 0].logsumexp(0)
     log_w = parts.lse[..., 0] - lse
     w = log_w.exp()
-    some = w != 0  # a slice without mass has no distribution of its own; NaN is some
+    has_mass = w != 0  # a slice without mass has no distribution; NaN counts as mass
 
     def mean(x: Tensor) -> Tensor:
-        return torch.where(some, w * x, 0.0).sum(0)
+        return torch.where(has_mass, w * x, 0.0).sum(0)
 
     entropy = kl = other_lse = squares = None
     if parts.log_sum_sq is not None:
         each = parts.log_sum_sq[..., 0] + 2 * log_w
-        squares = torch.where(some, each, -math.inf).logsumexp(0)
+        squares = torch.where(has_mass, each, -math.inf).logsumexp(0)
     if parts.entropy is not None:
         entropy = mean(parts.entropy[..., 0] - log_w)
     if parts.kl is not None:

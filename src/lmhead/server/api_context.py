@@ -1,4 +1,4 @@
-"""What every endpoint uses: the models, the worker, and validation of request fields.
+"""Shared by all endpoints: the models, the worker, and validation of request fields.
 
 In:  a request.
 Out: validated fields and results, or a `RequestError` that becomes the response.
@@ -146,8 +146,8 @@ class ApiContext:
             ids = encode_text(model, prompt, name)
         else:
             name, ids = "ids", prompt
-        most = self.limits.prompt_tokens
-        check_length(name, len(ids), 1, min(most, model.max_length or most))
+        limit = self.limits.prompt_tokens
+        check_length(name, len(ids), 1, min(limit, model.max_length or limit))
         try:
             return prompt_ids(model, ids, name)
         except (ValueError, TypeError) as error:
@@ -288,12 +288,12 @@ def check_length(name: str, got: int, least: int, most: int) -> None:
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object; refuse NaN and infinities."""
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise RequestError(400, "wrong_json", "the body must be JSON in UTF-8") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise RequestError(400, "wrong_json", "the body must be a JSON object")
-    return found
+    return value
 
 
 def _refuse_constant(name: str) -> float:

@@ -3,9 +3,9 @@
 In:  tasks of `generate`; each joins between two steps and leaves when it is done or cancelled.
 Out: their `TokenEvent`s.
 
-Each request pulls its own events. Whoever finds none waiting runs one step for the rows of all, so
-requests that take turns (see `Worker`) share the steps. A long prompt is processed in parts, with
-steps of the others in between. A row's numbers do not depend on the other
+Each request pulls its own events. If none is waiting, it runs one step for the rows of all
+requests, so requests that take turns (see `Worker`) share the steps. A long prompt is processed in
+parts, with steps of the others in between. A row's numbers do not depend on the other
 rows: see `lmhead.nn.batch_decode`. Bodies that transformers runs have no such arithmetic; their
 requests take turns without sharing steps.
 """
@@ -40,11 +40,11 @@ class _Row:
     """One row while it is generated.
 
     Attributes:
-        row: its text, and when it is done.
+        row: its text and stop conditions.
         ids: prompt and generated tokens.
         head: plain or screened.
         sampler: of one row; None for greedy.
-        kept: whether to return the tokens that the sampler left.
+        kept: whether to return the tokens that the sampler kept.
         hidden: of the last token, (D,).
         events: generated, but not yet pulled; an exception ends the row.
     """
@@ -63,15 +63,15 @@ class _Row:
 
     @property
     def group(self) -> Any:
-        """What rows must have in common to be decided by one sweep of the head."""
+        """Key of the rows whose tokens can be chosen by one sweep of the head."""
         sampler = None if self.sampler is None else self.sampler.merge_key
         constrained = self.row.grammar is not None
         return id(self.head), sampler, self.row.task.logprobs, self.kept, constrained
 
-    def take(self, choice: Choice, place: int) -> int | None:
+    def take(self, choice: Choice, index: int) -> int | None:
         """Add the next token; return it if the row continues."""
         try:
-            event = self.row.take(choice, place)
+            event = self.row.take(choice, index)
         except ValueError as error:  # of its grammar
             self.fail(error)
             return None
@@ -110,23 +110,23 @@ class BatchEngine:
         if self.decoder is None:
             yield from _alone(task, kept=kept)
             return
-        mine: list[_Row] = []
+        own_rows: list[_Row] = []
         try:
-            for number, most in enumerate(task.max_new):
-                if most:
-                    for row in self._start(task, number, mine, kept=kept):
+            for number, max_new in enumerate(task.max_new):
+                if max_new:
+                    for row in self._start(task, number, own_rows, kept=kept):
                         if row is None:
-                            yield []  # a long prompt: the others make a step
+                            yield []  # between parts of a long prompt, other requests run a step
                         else:
-                            mine.append(row)
-            self.rows += mine
+                            own_rows.append(row)
+            self.rows += own_rows
             yield []  # others may join before the first step
-            while any(row.events or not row.done for row in mine):
-                if not any(row.events for row in mine):
+            while any(row.events or not row.done for row in own_rows):
+                if not any(row.events for row in own_rows):
                     self.step()
-                yield [_checked(row.events.popleft()) for row in mine if row.events]
+                yield [_checked(row.events.popleft()) for row in own_rows if row.events]
         finally:
-            self.rows = [row for row in self.rows if row not in mine]
+            self.rows = [row for row in self.rows if row not in own_rows]
 
     def _start(
         self, task: GenerationTask, number: int, others: Sequence[_Row], *, kept: bool
@@ -141,11 +141,11 @@ class BatchEngine:
         if same is not None:
             hidden, cache = same.hidden, same.cache.copy()
         else:
-            for found in self.decoder.start_in_parts(ids):
-                if found is None:
+            for started in self.decoder.start_in_parts(ids):
+                if started is None:
                     yield None
                 else:
-                    hidden, cache = found
+                    hidden, cache = started
         sampler: Any = task.sampler
         if sampler is not None:
             sampler = sampler.select(torch.tensor([number]))
@@ -161,16 +161,16 @@ class BatchEngine:
             if not row.done:
                 groups.setdefault(row.group, []).append(row)
         tokens: list[int] = []
-        left: list[_Row] = []
+        unfinished: list[_Row] = []
         for rows in groups.values():
             for row, token in _choose(rows):
                 if token is not None:
                     tokens.append(token)
-                    left.append(row)
-        if not left:
+                    unfinished.append(row)
+        if not unfinished:
             return
-        hidden = self.decoder.step(tokens, [row.cache for row in left])
-        for row, state in zip(left, hidden, strict=True):
+        hidden = self.decoder.step(tokens, [row.cache for row in unfinished])
+        for row, state in zip(unfinished, hidden, strict=True):
             row.hidden = state
 
 
@@ -185,8 +185,8 @@ def _choose(rows: list[_Row]) -> Iterator[tuple[_Row, int | None]]:
         for row in rows:  # an error of one row must not end the others
             yield from _choose([row])
         return
-    for place, row in enumerate(rows):
-        yield row, row.take(choice, place)
+    for index, row in enumerate(rows):
+        yield row, row.take(choice, index)
 
 
 def _decide(rows: list[_Row]) -> Choice:
@@ -212,8 +212,8 @@ def _decide(rows: list[_Row]) -> Choice:
 def _alone(task: GenerationTask, *, kept: bool) -> Iterator[list[TokenEvent]]:
     """Generate each row in a batch of its own: the body's arithmetic may depend on the batch."""
     rows: list[tuple[GenerationRow, GenerationBatch]] = []
-    for number, most in enumerate(task.max_new):
-        if most:
+    for number, max_new in enumerate(task.max_new):
+        if max_new:
             sampler: Any = task.sampler
             if sampler is not None:
                 sampler = sampler.select(torch.tensor([number]))

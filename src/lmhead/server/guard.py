@@ -37,7 +37,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-# Of a page that a notebook on this machine may show in a frame.
+# Content security policy that allows a notebook on this machine to show the page in a frame.
 _LOCAL = "'self' http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
 _FRAMED = {
     **{name: value for name, value in _HEADERS.items() if name != "x-frame-options"},
@@ -63,10 +63,10 @@ def error_response(
     `{"error": {"message": ..., "type": ..., "param": null, "code": ..., **facts}}`; the page
     translates the error by its code and facts.
     """
-    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error_type = "server_error" if status >= 500 else "invalid_request_error"
     error = {
         "message": message,
-        "type": "rate_limit_error" if status == 429 else kind,
+        "type": "rate_limit_error" if status == 429 else error_type,
         "param": param,
         "code": code,
         **(facts or {}),
@@ -76,7 +76,7 @@ def error_response(
 
 
 class RequestRecord(NamedTuple):
-    """What is logged of a request: never the query, a header or the body.
+    """The logged part of a request: never the query, a header or the body.
 
     These may hold the key or a prompt.
     """
@@ -159,10 +159,10 @@ class Guard:
 
     def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the error response for a request that is not allowed; None if it is."""
-        most = self.limits.header_lines
-        if len(scope["headers"]) > most:
+        limit = self.limits.header_lines
+        if len(scope["headers"]) > limit:
             return error_response(
-                431, "too_many_headers", f"at most {most} header lines are allowed"
+                431, "too_many_headers", f"at most {limit} header lines are allowed"
             )
         named = headers.getlist("host")
         if len(named) != 1 or named[0].lower() not in self.hosts:
@@ -184,8 +184,8 @@ class Guard:
         keyless = self._without_key(scope, headers)
         if keyless is not None or scope["method"] != "POST":
             return keyless
-        kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
+        content_type = headers.get("content-type", "").split(";")[0].strip().lower()
+        if content_type != "application/json":
             return error_response(415, "wrong_type", "the content type must be application/json")
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > self.limits.body_bytes:
@@ -193,9 +193,9 @@ class Guard:
         return None
 
     def _too_large(self) -> Response:
-        most = self.limits.body_bytes
-        message = f"the body must be at most {most} bytes"
-        return error_response(413, "too_large", message, {"most": most}, connection="close")
+        limit = self.limits.body_bytes
+        message = f"the body must be at most {limit} bytes"
+        return error_response(413, "too_large", message, {"most": limit}, connection="close")
 
     def _without_key(self, scope: Scope, headers: Headers) -> Response | None:
         if self.key is None:
@@ -229,7 +229,7 @@ class Guard:
                 parts.append(part)
                 if not message.get("more_body", False):
                     break
-        whole = b"".join(parts)
+        body = b"".join(parts)
         replayed = False
 
         async def replay() -> Message:
@@ -237,7 +237,7 @@ class Guard:
             if replayed:
                 return await receive()  # waits for the client to disconnect
             replayed = True
-            return {"type": "http.request", "body": whole, "more_body": False}
+            return {"type": "http.request", "body": body, "more_body": False}
 
         return replay
 
@@ -282,14 +282,14 @@ def _with_headers(scope: Scope, send: Send, added: Mapping[str, str]) -> Send:
     return guarded
 
 
-def _same(shown: str, key: str) -> bool:
+def _same(given: str, key: str) -> bool:
     """Compare keys in constant time."""
-    return hmac.compare_digest(shown.encode("utf-8", "replace"), key.encode("utf-8"))
+    return hmac.compare_digest(given.encode("utf-8", "replace"), key.encode("utf-8"))
 
 
 def _cookie(headers: Headers) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
+        cookie = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
     except CookieError:
         return ""
-    return "" if found is None else found.value
+    return "" if cookie is None else cookie.value

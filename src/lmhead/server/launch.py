@@ -254,10 +254,10 @@ def own_names(host: str, port: int) -> set[str]:
 def _addresses() -> set[str]:
     """Return the addresses that this machine's host name resolves to."""
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None)
+        entries = socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
         return set()
-    texts = {str(entry[4][0]).split("%")[0] for entry in found}
+    texts = {str(entry[4][0]).split("%")[0] for entry in entries}
     return {f"[{text}]" if ":" in text else text for text in texts}
 
 

@@ -209,10 +209,10 @@ def _job(
         if request.stop and model.tokenizer is None:
             raise field_error("stop", "stop needs a tokenizer, which this model does not have")
         tops = [request.prompt_logprobs, request.logprobs if request.echo else None]
-        wanted = [top for top in tops if top is not None]
+        asked = [top for top in tops if top is not None]
         scores = None
-        if wanted:
-            scores = [score_prompt(model, ids, max(wanted)) for ids in prompts]
+        if asked:
+            scores = [score_prompt(model, ids, max(asked)) for ids in prompts]
         prepared = Prepared(request, prompts, scores)
         cancellation.check()
         decoder, sampler = model, request.sampler

@@ -16,8 +16,8 @@ from lmhead.server.request_limits import Limits
 __all__ = ["encode_chat", "encode_prompt", "parse_prompts"]
 
 
-def parse_prompts(prompt: object, most: int) -> tuple[str | list[int], ...]:
-    """Return texts or ids, one per prompt, at most `most`."""
+def parse_prompts(prompt: object, limit: int) -> tuple[str | list[int], ...]:
+    """Return texts or ids, one per prompt, at most `limit`."""
     message = "prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
     parts: list[Any]
     if isinstance(prompt, str):
@@ -32,8 +32,8 @@ def parse_prompts(prompt: object, most: int) -> tuple[str | list[int], ...]:
                 raise field_error("prompt", message)
         elif not is_utf8(part):
             raise field_error("prompt", "prompt must be text in UTF-8")
-    if len(parts) > most:
-        raise field_error("prompt", f"at most {most} prompts in one request; got {len(parts)}")
+    if len(parts) > limit:
+        raise field_error("prompt", f"at most {limit} prompts in one request; got {len(parts)}")
     return tuple(parts)
 
 
@@ -44,7 +44,7 @@ def encode_chat(messages: object, model: LanguageModel) -> list[int]:
         raise field_error("messages", message, code="no_chat_template")
     if not isinstance(messages, list) or not messages:
         raise field_error("messages", "messages must be a list of at least one message")
-    found = []
+    conversation = []
     for number, message in enumerate(messages):
         name = f"messages[{number}]"
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -55,9 +55,9 @@ def encode_chat(messages: object, model: LanguageModel) -> list[int]:
             content = "".join(map(str, texts)) if all_text(texts) else None
         if not isinstance(content, str) or not is_utf8(content):
             raise field_error(name, f"{name}.content must be text")
-        found.append({"role": message["role"], "content": content})
+        conversation.append({"role": message["role"], "content": content})
     try:
-        return model.chat.encode(found)
+        return model.chat.encode(conversation)
     except ValueError as error:
         raise field_error("messages", str(error)) from None
 
@@ -78,8 +78,8 @@ def encode_prompt(
         prompt: text or ids.
         limits: of the server.
         new: number of tokens that may be generated.
-        last: how many tokens to keep, from the end; -1 for those that fit; None for all.
-        echo: whether the prompt is returned, too: it may then fill the context.
+        last: number of tokens to keep, from the end; -1 for as many as fit; None for all.
+        echo: whether the prompt is returned as well: it may then fill the context.
     """
     if isinstance(prompt, str):
         if model.tokenizer is None:
@@ -91,15 +91,15 @@ def encode_prompt(
         ids = prompt
         check_ids("prompt", ids, model.head.vocab_size)
     context = model.max_length
-    most = limits.prompt_tokens if context is None else min(limits.prompt_tokens, context)
+    limit = limits.prompt_tokens if context is None else min(limits.prompt_tokens, context)
     if last is not None:
-        room = most if context is None else min(most, context - new)
+        room = limit if context is None else min(limit, context - new)
         ids = ids[-max(room if last == -1 else last, 1) :]
     if not ids:
         raise field_error("prompt", "prompt must have at least one token")
     counted = f"the prompt has {len(ids)}"
-    if len(ids) > most:
-        message = f"the model's maximum context length is {most} tokens; {counted}"
+    if len(ids) > limit:
+        message = f"the model's maximum context length is {limit} tokens; {counted}"
         raise field_error("prompt", message, code="context_length_exceeded")
     if context is not None and len(ids) + new > context and not echo:
         message = (

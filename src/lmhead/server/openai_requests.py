@@ -37,7 +37,7 @@ _NOT_SUPPORTED = {
     "audio", "function_call", "functions", "modalities", "prediction", "reasoning_effort",
     "suffix", "tool_choice", "tools", "verbosity", "web_search_options",
 }  # fmt: skip
-_NOTHING: tuple[Any, ...] = ("", [], "none", "auto", ["text"])  # values that ask for nothing
+_DEFAULTS: tuple[Any, ...] = ("", [], "none", "auto", ["text"])  # values without effect
 _COMMON = {
     "certified", "echo", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
     "guided_regex", "ignore_eos", "kept", "logit_bias", "logprobs", "max_tokens",
@@ -64,8 +64,8 @@ class CompletionRequest:
         echo: whether the response repeats the prompt.
         ignore_eos: whether to continue after end-of-text tokens, as an extension.
         certified: whether to decode from the quantized copy of the head, as an extension.
-        kept: whether to return the tokens that the sampler left, as an extension.
-        grammar: what the text must match; None for anything.
+        kept: whether to return the tokens that the sampler kept, as an extension.
+        grammar: that the text must match; None for any text.
         stream: whether to send events as they come.
         include_usage: whether the last event has the token counts.
     """
@@ -92,43 +92,43 @@ def parse_completion(
     body: Mapping[str, Any], model: LanguageModel, limits: Limits
 ) -> CompletionRequest:
     """Validate the body of `/v1/completions`."""
-    given = _known(body, _COMMON | {"best_of", "prompt"})
-    n = integer_field(given, "n", 1, MOST_CHOICES, 1)
-    if given.get("best_of") not in (None, n):
+    fields = _known(body, _COMMON | {"best_of", "prompt"})
+    n = integer_field(fields, "n", 1, MOST_CHOICES, 1)
+    if fields.get("best_of") not in (None, n):
         raise field_error("best_of", "best_of must be equal to n")
     return _parse(
-        given,
+        fields,
         model,
         limits,
-        prompts=parse_prompts(given.get("prompt"), limits.prompts),
+        prompts=parse_prompts(fields.get("prompt"), limits.prompts),
         chat=False,
-        max_tokens=integer_field(given, "max_tokens", 0, limits.new_tokens, 16),
-        logprobs=optional_integer(given, "logprobs", MOST_LOGPROBS),
+        max_tokens=integer_field(fields, "max_tokens", 0, limits.new_tokens, 16),
+        logprobs=optional_integer(fields, "logprobs", MOST_LOGPROBS),
     )
 
 
 def parse_chat(body: Mapping[str, Any], model: LanguageModel, limits: Limits) -> CompletionRequest:
     """Validate the body of `/v1/chat/completions`."""
-    more = {"max_completion_tokens", "messages", "top_logprobs"}
-    given = _known(body, (_COMMON | more) - {"echo"})
-    name = "max_tokens" if "max_tokens" in given else "max_completion_tokens"
-    wanted = boolean_field(given, "logprobs")
-    top = optional_integer(given, "top_logprobs", MOST_LOGPROBS)
-    if top is not None and not wanted:
+    chat_fields = {"max_completion_tokens", "messages", "top_logprobs"}
+    fields = _known(body, (_COMMON | chat_fields) - {"echo"})
+    name = "max_tokens" if "max_tokens" in fields else "max_completion_tokens"
+    with_logprobs = boolean_field(fields, "logprobs")
+    top = optional_integer(fields, "top_logprobs", MOST_LOGPROBS)
+    if top is not None and not with_logprobs:
         raise field_error("top_logprobs", "top_logprobs needs logprobs to be true")
     return _parse(
-        given,
+        fields,
         model,
         limits,
-        prompts=(encode_chat(given.get("messages"), model),),
+        prompts=(encode_chat(fields.get("messages"), model),),
         chat=True,
-        max_tokens=optional_integer(given, name, limits.new_tokens),
-        logprobs=(top or 0) if wanted else None,
+        max_tokens=optional_integer(fields, name, limits.new_tokens),
+        logprobs=(top or 0) if with_logprobs else None,
     )
 
 
 def _parse(
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     model: LanguageModel,
     limits: Limits,
     *,
@@ -137,14 +137,14 @@ def _parse(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> CompletionRequest:
-    n = integer_field(given, "n", 1, MOST_CHOICES, 1)
+    n = integer_field(fields, "n", 1, MOST_CHOICES, 1)
     if n * len(prompts) > limits.prompts:
         raise field_error("n", f"at most {limits.prompts} choices in total; got {n * len(prompts)}")
-    stream_options = given.get("stream_options", {})
+    stream_options = fields.get("stream_options", {})
     known = {"include_usage", "include_obfuscation"}  # the latter without effect
     if not isinstance(stream_options, Mapping) or set(stream_options) - known:
         raise field_error("stream_options", "stream_options must have only include_usage")
-    stream = boolean_field(given, "stream")
+    stream = boolean_field(fields, "stream")
     if stream_options and not stream:
         raise field_error("stream_options", "stream_options needs stream to be true")
     vocab = model.head.vocab_size
@@ -152,17 +152,17 @@ def _parse(
         prompts=prompts,
         chat=chat,
         n=n,
-        last=_last(given),
+        last=_last(fields),
         max_tokens=max_tokens,
-        sampler=make_sampler(given, model, n, len(prompts)),
-        stop=_stop(given.get("stop")),
+        sampler=make_sampler(fields, model, n, len(prompts)),
+        stop=_stop(fields.get("stop")),
         logprobs=None if logprobs is None else min(logprobs, vocab),
-        prompt_logprobs=optional_integer(given, "prompt_logprobs", min(MOST_LOGPROBS, vocab)),
-        echo=boolean_field(given, "echo"),
-        ignore_eos=boolean_field(given, "ignore_eos"),
-        certified=boolean_field(given, "certified"),
-        kept=boolean_field(given, "kept"),
-        grammar=make_grammar(given, model),
+        prompt_logprobs=optional_integer(fields, "prompt_logprobs", min(MOST_LOGPROBS, vocab)),
+        echo=boolean_field(fields, "echo"),
+        ignore_eos=boolean_field(fields, "ignore_eos"),
+        certified=boolean_field(fields, "certified"),
+        kept=boolean_field(fields, "kept"),
+        grammar=make_grammar(fields, model),
         stream=stream,
         include_usage=boolean_field(stream_options, "include_usage"),
     )
@@ -170,14 +170,14 @@ def _parse(
 
 def _known(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     """Return the fields that are not null, without ignored ones; refuse unknown ones."""
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in given:
-        if name in _NOT_SUPPORTED and given[name] not in _NOTHING:
+    present = {name: value for name, value in body.items() if value is not None}
+    for name in present:
+        if name in _NOT_SUPPORTED and present[name] not in _DEFAULTS:
             raise field_error(name[:80], f"{name} is not supported", code="unsupported_parameter")
         if name not in known | SAMPLER_OPTIONS | _IGNORED | _NOT_SUPPORTED:
             message = f"unrecognized request argument supplied: {name[:80]}"
             raise field_error(name[:80], message, code="unknown_parameter")
-    return {name: value for name, value in given.items() if name in known | SAMPLER_OPTIONS}
+    return {name: value for name, value in present.items() if name in known | SAMPLER_OPTIONS}
 
 
 def _stop(stop: object) -> tuple[str, ...]:
@@ -187,9 +187,9 @@ def _stop(stop: object) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _last(given: Mapping[str, Any]) -> int | None:
+def _last(fields: Mapping[str, Any]) -> int | None:
     name = "truncate_prompt_tokens"
-    value = given.get(name)
+    value = fields.get(name)
     if value is not None and (type(value) is not int or not (value == -1 or value > 0)):
         raise field_error(name, f"{name} must be a positive integer, or -1 for what fits")
     return value

@@ -23,7 +23,7 @@ from lmhead.server.openai_requests import CompletionRequest
 __all__ = ["ChatResponse", "CompletionResponse", "Prepared", "score_prompt", "token_string"]
 
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
-_MOST_KEPT = 1024  # ids of `kept` in a response; of more only the count
+_MOST_KEPT = 1024  # largest list of `kept` ids in a response; longer ones are only counted
 _LEAST = -9999.0  # OpenAI's value for a probability of 0, which JSON cannot hold as a logarithm
 
 
@@ -44,7 +44,7 @@ class Prepared:
 @torch.no_grad()
 def score_prompt(model: LanguageModel, ids: list[int], top_k: int) -> list[ScoredPiece]:
     """Return the tokens of a prompt with their log-probabilities; the first one has none."""
-    found = [ScoredPiece.of(model, ids[0], None, None, ())]
+    pieces = [ScoredPiece.of(model, ids[0], None, None, ())]
     if len(ids) > 1:
         targets = torch.tensor(ids[1:])
         logits = model.head(hidden_states(model, ids[:-1])).double()
@@ -57,8 +57,8 @@ def score_prompt(model: LanguageModel, ids: list[int], top_k: int) -> list[Score
             tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
         for i, id in enumerate(ids[1:]):
             token = ScoredPiece.of(model, id, ids[i], log_probs[i], tops[i], rank=ranks[i])
-            found.append(token)
-    return found
+            pieces.append(token)
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class CompletionResponse:
         return choice, new
 
     def _kept(self, event: TokenEvent) -> dict[str, Any]:
-        """Return how many tokens the sampler left, and which, if these are few."""
+        """Return the number of tokens that the sampler kept, and their ids if these are few."""
         if event.kept is None:
             return {"count": self.model.head.vocab_size, "ids": None}
         few = len(event.kept) <= _MOST_KEPT
@@ -226,7 +226,7 @@ class CompletionResponse:
             return None
         part = self._part(choice, event.text, new)
         if self.request.kept:
-            part["kept"], choice.kept = choice.kept, []  # of chunks that showed nothing, too
+            part["kept"], choice.kept = choice.kept, []  # including those of skipped chunks
         return self._chunk(event.row, **part, finish_reason=reason)
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
@@ -287,25 +287,25 @@ class CompletionResponse:
         for token in tokens:
             offsets.append(choice.offset)
             choice.offset += len(token.piece.text)
-        found: dict[str, Any] = {
+        part: dict[str, Any] = {
             "tokens": [token_string(token.piece) for token in tokens],
             "token_logprobs": [_number(token.log_prob) for token in tokens],
             "top_logprobs": None,
             "text_offset": offsets,
         }
         if k := self.request.logprobs:
-            found["top_logprobs"] = [_top_logprobs(token, k) for token in tokens]
-        return {"text": text, "logprobs": found}
+            part["top_logprobs"] = [_top_logprobs(token, k) for token in tokens]
+        return {"text": text, "logprobs": part}
 
 
 def _top_logprobs(token: ScoredPiece, k: int) -> dict[str, float | None] | None:
     """Return {token: log-probability} of the k best and the token itself, as OpenAI does."""
     if token.log_prob is None:
         return None
-    found: dict[str, float | None] = {}
+    by_token: dict[str, float | None] = {}
     for piece, value in (*token.top[:k], (token.piece, token.log_prob)):
-        found.setdefault(token_string(piece), _number(value))
-    return found
+        by_token.setdefault(token_string(piece), _number(value))
+    return by_token
 
 
 class ChatResponse(CompletionResponse):

@@ -25,10 +25,10 @@ SAMPLER_OPTIONS = {f.name for f in fields(Options)} - _NO_OPTION
 
 
 def make_sampler(
-    given: Mapping[str, Any], model: LanguageModel, n: int, prompts: int
+    fields: Mapping[str, Any], model: LanguageModel, n: int, prompts: int
 ) -> Sampler | None:
     """Return the sampler; None if it would only take the most probable token."""
-    options = {name: value for name, value in given.items() if name in SAMPLER_OPTIONS}
+    options = {name: value for name, value in fields.items() if name in SAMPLER_OPTIONS}
     if "logit_bias" in options:
         options["logit_bias"] = _logit_bias(options["logit_bias"], model.head.vocab_size)
     if "sequence_bias" in options:
@@ -44,7 +44,7 @@ def make_sampler(
         or not 0 <= temperature <= 100
     ):
         raise field_error("temperature", "temperature must be a number from 0 to 100")
-    seed = given.get("seed", random.getrandbits(62))
+    seed = fields.get("seed", random.getrandbits(62))
     if type(seed) is not int or not -(2**63) <= seed < 2**63:
         raise field_error("seed", "seed must be an integer of 64 bits")
     if set(options) <= {"temperature", "top_p"} and temperature == 0:
@@ -54,7 +54,7 @@ def make_sampler(
     try:
         return Sampler(
             eos_token_id=list(model.eos_token_ids) or None,
-            order=given.get("order", "vllm"),
+            order=fields.get("order", "vllm"),
             seed=seeds,
             **options,
         )

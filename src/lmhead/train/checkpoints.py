@@ -102,16 +102,16 @@ def collect(task: Task, optimizer: AdamW, *, keep: bool = True) -> Tensors:
     Args:
         task: its model.
         optimizer: its moments.
-        keep: whether this rank needs them; otherwise it only takes part.
+        keep: whether this rank needs them; otherwise it only takes part in the collectives.
     """
     parts: list[dict[str, Tensor]] = []
     for tensors in (weights_of(task.model), _training_tensors(task, optimizer)):
-        whole = {}
+        gathered = {}
         for name, tensor in tensors.items():
-            found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if keep:
-                whole[name] = found
-        parts.append(whole)
+                gathered[name] = full
+        parts.append(gathered)
     return Tensors(*parts)
 
 
@@ -177,8 +177,8 @@ def restore(folder: Path, task: Task, optimizer: AdamW) -> TrainingState:
         if checkpoint_of(folder.parent.parent, state.step) != folder:
             raise ValueError(f"{STATE} is of step {state.step}")
         for name, digest in digests.items():
-            found = _state_sha256(state) if name == "state" else file_sha256(folder / name)
-            if found != digest:
+            actual = _state_sha256(state) if name == "state" else file_sha256(folder / name)
+            if actual != digest:
                 raise ValueError(f"{STATE if name == 'state' else name} has changed")
         set_weights(task.model, load_file(folder / MODEL))
         tensors = load_file(folder / _TENSORS)
@@ -236,7 +236,7 @@ def export(where: str | PathLike[str], out: str | PathLike[str], *, dtype: str =
     if target.exists():
         raise TrainError(f"{target} exists already: choose another folder")
     folder = find_checkpoint(Path(where))
-    load_checkpoint(folder)  # refuse to export what cannot be opened
+    load_checkpoint(folder)  # raises if it cannot be opened
     about = read_about(folder)
     training: dict[str, Any] = about.get("training", {})
     training["corpus"] = [Path(path).name for path in training.get("corpus", [])]

@@ -1,11 +1,12 @@
-"""How a model is spread over the processes ("ranks") of a run: `--shard data`, `full` or `vocab`.
+"""Shard a model over the processes ("ranks") of a run: `--shard data`, `full` or `vocab`.
 
     data    every rank has the whole model; gradients are summed
     full    FSDP2: every rank keeps 1 / n of each parameter, and gathers a block while it is used
     vocab   every rank has 1 / n of the vocabulary in embedding and head; the rest as with data
 
-With each of them a rank takes its rows of a batch. With vocab the hidden states of all rows meet
-all slices of the head: they are gathered before the loss, token embeddings are exchanged likewise.
+With each of them a rank takes its rows of a batch. With vocab the hidden states of all rows are
+multiplied with all slices of the head: they are gathered before the loss, and so are token
+embeddings.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Sharding:
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
 
     def evaluate(self, work: Callable[[], T]) -> T:
-        """Do some work with the model, with the same inputs on every rank that takes part."""
+        """Run `work` with the model, with the same inputs on every rank that takes part."""
         return work()
 
     def loss(self, batch: Any, num_items: int) -> Tensor:
@@ -50,7 +51,7 @@ class Sharding:
         rows = self.task.shard(batch, self.ranks.rank, self.ranks.size)
         if self.ranks.first or self.task.items(rows):
             return self.task.loss(rows, num_items)
-        # More ranks than rows: gradients of 0, so that all ranks have the same ones.
+        # A rank without rows gets gradients of 0, so that all ranks have the same parameters.
         return 0.0 * self.task.loss(self.task.shard(batch, 0, self.ranks.size), num_items)
 
     def total(self, loss: float) -> float:
@@ -91,12 +92,12 @@ class FullSharding(Sharding):
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # the sum over ranks, not the mean
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
         self._root = root
         super().__init__(task, ranks)
 
     def evaluate(self, work: Callable[[], T]) -> T:
-        """Do some work while the parameters outside of blocks are whole."""
+        """Run `work` while the parameters outside of blocks are gathered."""
         try:
             return self._call(work)
         finally:
@@ -116,7 +117,7 @@ class FullSharding(Sharding):
 
 
 class _Work(nn.Module):
-    """The root of FSDP2: calls a function for which the parameters outside of blocks are whole."""
+    """The root of FSDP2: calls a function while the parameters outside of blocks are gathered."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -134,9 +135,9 @@ class VocabSharding(Sharding):
     def __init__(self, task: Task, ranks: Ranks) -> None:
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        given: Any = task
+        untyped: Any = task
         model: Any = task.model
-        if not (hasattr(given, "criterion") and hasattr(model, "head")):
+        if not (hasattr(untyped, "criterion") and hasattr(model, "head")):
             raise ValueError(
                 "shard must be 'data' or 'full' for a task without `criterion` and `model.head`; "
                 "got 'vocab'"
@@ -159,8 +160,8 @@ class VocabSharding(Sharding):
             for name, child in list(module._modules.items()):
                 if isinstance(child, nn.Embedding):
                     setattr(module, name, replaced[child])
-        self._criterion = given.criterion
-        given.criterion = self._gathered
+        self._criterion = untyped.criterion
+        untyped.criterion = self._gathered
         super().__init__(task, ranks)
 
     def loss(self, batch: Any, num_items: int) -> Tensor:
@@ -177,43 +178,43 @@ class VocabSharding(Sharding):
         return super().total(loss) / self.ranks.size
 
     def sum_gradients(self) -> None:
-        """Sum those of parameters that every rank has."""
+        """Sum the gradients of parameters that every rank has."""
         self.ranks.sum_gradients([p for p in self.parameters if not is_split(p)])
 
     def clip(self, limit: float) -> float:
         """Clip the gradients, of slices and of whole parameters, to a norm; return it."""
-        kinds = [[p for p in self.parameters if is_split(p) is kind] for kind in (True, False)]
-        norms = [_plain(nn.utils.get_total_norm(_gradients(kind))) for kind in kinds]
+        groups = [[p for p in self.parameters if is_split(p) is group] for group in (True, False)]
+        norms = [_plain(nn.utils.get_total_norm(_gradients(group))) for group in groups]
         norm = torch.stack(norms).norm()
-        for kind in kinds:
-            nn.utils.clip_grads_with_norm_(kind, limit, norm)
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, limit, norm)
         return float(norm)
 
     def _gathered(self, hidden: Tensor, targets: Tensor, num_items: int, number: int) -> Tensor:
         """Return the criterion of the rows of all ranks."""
         from torch.distributed.tensor import DTensor, Shard
 
-        most = self._most(hidden)
-        rows = DTensor.from_local(_pad_rows(hidden, most), self._mesh, [Shard(0)], run_check=False)
-        every = self._gather(_pad_rows(targets, most, -100))
-        return self._criterion(rows, every, num_items, number)  # type: ignore[no-any-return]
+        size = self._max_rows(hidden)
+        rows = DTensor.from_local(_pad_rows(hidden, size), self._mesh, [Shard(0)], run_check=False)
+        all_targets = self._gather(_pad_rows(targets, size, -100))
+        return self._criterion(rows, all_targets, num_items, number)  # type: ignore[no-any-return]
 
     def look_up(self, ids: Tensor, weight: Any) -> Tensor:
         """Return embeddings (B, T, D) of ids (B, T): each rank looks up the tokens of its slice."""
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
         shard = VocabShard(self._mesh.get_group(), weight.shape[0])
-        every = self._gather(_pad_rows(ids, self._most(ids))) if self._split_rows else ids
-        mine = shard.owns(every)
+        all_ids = self._gather(_pad_rows(ids, self._max_rows(ids))) if self._split_rows else ids
+        owned = shard.owns(all_ids)
         local = shard.padded(weight.to_local())
-        part = F.embedding((every - shard.start).masked_fill(~mine, 0), local)
-        part = part.masked_fill(~mine[..., None], 0.0)
-        found = DTensor.from_local(part, self._mesh, [Partial()], run_check=False)
-        place = Shard(0) if self._split_rows else Replicate()
-        whole: Tensor = found.redistribute(placements=[place]).to_local()
-        return whole[: len(ids)]
+        part = F.embedding((all_ids - shard.start).masked_fill(~owned, 0), local)
+        part = part.masked_fill(~owned[..., None], 0.0)
+        partial = DTensor.from_local(part, self._mesh, [Partial()], run_check=False)
+        placement = Shard(0) if self._split_rows else Replicate()
+        embeddings: Tensor = partial.redistribute(placements=[placement]).to_local()
+        return embeddings[: len(ids)]
 
-    def _most(self, rows: Tensor) -> int:
+    def _max_rows(self, rows: Tensor) -> int:
         return int(max(self.ranks.gather_numbers(len(rows))))
 
     def _gather(self, rows: Tensor) -> Tensor:
@@ -245,7 +246,7 @@ _KINDS: dict[str, type[Sharding]] = {
 def shard_model(
     task: Task, optimizer: AdamW, config: TrainConfig, ranks: Ranks
 ) -> tuple[Sharding, AdamW]:
-    """Spread model and optimizer over the ranks, as `config.shard` says.
+    """Shard model and optimizer over the ranks, by `config.shard`.
 
     Args:
         task: its model is the whole one on every rank; it is changed in place.
@@ -254,20 +255,20 @@ def shard_model(
         ranks: of the run; a single one has everything.
 
     Returns:
-        how it is spread, and an optimizer of what this rank has.
+        The sharding, and an optimizer of this rank's parameters.
     """
     if ranks.size == 1 or config.shard == "data":
         return Sharding(task, ranks), optimizer
-    whole = dict(task.model.named_parameters())
-    moments = {name: optimizer.state.get(p, {}) for name, p in whole.items()}
+    full_parameters = dict(task.model.named_parameters())
+    moments = {name: optimizer.state.get(p, {}) for name, p in full_parameters.items()}
     sharding = _KINDS[config.shard](task, ranks)
-    made = make_optimizer(task.model, config)
+    sharded_optimizer = make_optimizer(task.model, config)
     for name, parameter in task.model.named_parameters():
         if moments[name]:
-            made.state[parameter] = {
+            sharded_optimizer.state[parameter] = {
                 key: _placed(value, parameter) for key, value in moments[name].items()
             }
-    return sharding, made
+    return sharding, sharded_optimizer
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
@@ -279,7 +280,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
             "weight_decay": config.weight_decay if matrix else 0.0,
         }
         for matrix in (True, False)
-        for split in (False, True)  # torch's operations on lists take one kind at a time
+        for split in (False, True)  # torch's list operations do not mix DTensors and tensors
     ]
     return AdamW(
         [group for group in groups if group["params"]],
@@ -295,7 +296,7 @@ def is_split(tensor: Any) -> bool:
 
 
 def _plain(tensor: Any) -> Tensor:
-    """Return the whole tensor; every rank must ask."""
+    """Return the full tensor; every rank must call it."""
     return tensor.full_tensor() if is_split(tensor) else tensor  # type: ignore[no-any-return]
 
 
@@ -321,8 +322,8 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from module
 
 
-def _pad_rows(x: Tensor, most: int, value: float = 0.0) -> Tensor:
-    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, most - len(x)), value=value)
+def _pad_rows(x: Tensor, rows: int, value: float = 0.0) -> Tensor:
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, rows - len(x)), value=value)
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:

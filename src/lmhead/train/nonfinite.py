@@ -25,20 +25,20 @@ def watch_outputs(model: nn.Module) -> Iterator[list[str]]:
     >>> found
     ['first in the output of 0 (Linear)']
     """
-    found: list[str] = []
+    first: list[str] = []
 
     def hook(name: str, module: nn.Module, output: Any) -> None:
         parts = output if isinstance(output, tuple) else (output,)
         # Only dense tensors: a lazy one would be computed.
-        if not found and any(type(part) is Tensor and not _finite(part) for part in parts):
-            found.append(f"first in the output of {name or 'the model'} ({type(module).__name__})")
+        if not first and any(type(part) is Tensor and not _finite(part) for part in parts):
+            first.append(f"first in the output of {name or 'the model'} ({type(module).__name__})")
 
     handles = [
         module.register_forward_hook(lambda m, _, output, name=name: hook(name, m, output))
         for name, module in model.named_modules()
     ]
     try:
-        yield found
+        yield first
     finally:
         for handle in handles:
             handle.remove()
@@ -51,24 +51,24 @@ def find_nonfinite(
 
     All of the step is repeated, for other ranks may take part in it.
     """
-    found = [
+    places = [
         f"the weight {name} is not finite"
         for name, parameter in model.named_parameters()
         if not _finite(parameter)
     ]
     model.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, 1):
-        which = f"batch {number} of {len(batches)}"
+        batch_name = f"batch {number} of {len(batches)}"
         with watch_outputs(model) as outputs:
             loss = loss_of(batch)
-        found += [f"{output}, {which}" for output in outputs]
+        places += [f"{output}, {batch_name}" for output in outputs]
         if not _finite(loss):
-            found.append(f"first in the loss of {which}; its hidden states are finite")
+            places.append(f"first in the loss of {batch_name}; its hidden states are finite")
         loss.backward()  # type: ignore[no-untyped-call]
         for name, parameter in reversed(list(model.named_parameters())):
             if parameter.grad is not None and not _finite(parameter.grad):
-                found.append(f"first in the gradient of {name}, {which}; the loss is finite")
-    return found[0] if found else ""
+                places.append(f"first in the gradient of {name}, {batch_name}; the loss is finite")
+    return places[0] if places else ""
 
 
 def _finite(tensor: Any) -> bool:

@@ -141,7 +141,7 @@ def _check_new(run: Path) -> None:
     others = [name for name in names if name not in ours and not is_temporary(name)]
     if others:
         raise TrainError(
-            f"{run} is not empty and is not a training run (it holds {_some(others)}): choose a "
+            f"{run} is not empty and is not a training run (it holds {_listed(others)}): choose a "
             "new or empty folder"
         )
 
@@ -156,7 +156,7 @@ def _remove_data(folder: Path) -> None:
             remove(folder)
             return
     raise TrainError(
-        f"{folder} holds files that lmhead did not write ({_some(others)}): move them elsewhere, "
+        f"{folder} holds files that lmhead did not write ({_listed(others)}): move them elsewhere, "
         "or choose another folder for the run"
     )
 
@@ -181,7 +181,7 @@ def _read_standard_input() -> bytes:
         raise CorpusError(f"cannot read standard input: {error.strerror}") from None
 
 
-def _some(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 

@@ -8,7 +8,7 @@
     run/data/held_out.tsv      the held-out pairs, as text
 
 Which pairs are held out depends on the source sentence only: those with the lowest SHA-256. The
-same file always gives the same split, whatever the order of its lines, and no sentence is on both
+same file always gives the same split, for any order of its lines, and no sentence is on both
 sides with two translations.
 """
 

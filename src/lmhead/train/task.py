@@ -1,4 +1,4 @@
-"""`Task`: what a training run learns. The training loop knows nothing else of models and data.
+"""`Task`: model, data and loss of a training run; the training loop uses nothing else.
 
 To train something new, write a class with the methods of `Task` and pass it to the `Trainer`:
 

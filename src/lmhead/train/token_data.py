@@ -6,7 +6,7 @@
 
 Text is read as a stream of pieces, in bounded memory, and the files are mapped into memory. A piece
 ends between a non-space character and white space: no token of the vocabularies here, nor of
-GPT-2's pre-tokenizer, crosses such a place, so the pieces give the tokens of the whole text.
+GPT-2's pre-tokenizer, crosses such a boundary, so the pieces give the tokens of the whole text.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def last_cut(text: str) -> int:
     start, width = len(text), 64
     while start > 0:  # search backwards, in growing steps: the text is long, the cut near its end
         start, width = max(0, start - width), 2 * width
-        if found := list(_CUT.finditer(text, start)):
-            return found[-1].end()
+        if cuts := list(_CUT.finditer(text, start)):
+            return cuts[-1].end()
     return 0
 
 

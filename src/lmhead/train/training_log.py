@@ -7,7 +7,7 @@
 A run that is resumed from step n keeps the lines up to n: apart from the times, the log is that of
 an uninterrupted run.
 
-`follow` returns what is new since the last call. An offset alone would not do: a resumed run
+`follow` returns the lines since the last call. An offset alone is not enough: a resumed run
 rewrites its log, shorter, and it may have grown past the offset by the next call. So each call also
 returns a hash of the bytes before the offset; if they differ the next time, reading starts over.
 """
@@ -94,7 +94,7 @@ def draw_curve(log: Path, picture: Path) -> bool:
     lines = _parse(log.read_bytes())
     train = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     metrics = [(line["step"], line.get("valid", {})) for line in lines]
-    valid = [(step, found["loss"]) for step, found in metrics if "loss" in found]
+    valid = [(step, values["loss"]) for step, values in metrics if "loss" in values]
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
     for points, label, style in ((train, "training", "-"), (valid, "validation", "o-")):

@@ -87,11 +87,11 @@ class Trainer:
         self.task, self.config, self.run_folder = task, config, run
         self.ranks = Ranks() if ranks is None else ranks
         self.progress = Progress(plain=True) if progress is None else progress
-        whole = make_optimizer(task.model, config)
+        optimizer = make_optimizer(task.model, config)
         self.state = self.ranks.first_then_others(
-            lambda: checkpoints.restore_latest(run, task, whole, self.progress.print)
+            lambda: checkpoints.restore_latest(run, task, optimizer, self.progress.print)
         )
-        self.sharding, self.optimizer = shard_model(task, whole, config, self.ranks)
+        self.sharding, self.optimizer = shard_model(task, optimizer, config, self.ranks)
         self._drawn = time.monotonic()
 
     def run(self) -> Result:
@@ -160,8 +160,10 @@ class Trainer:
             ranks.seed_step(config.seed, state.step)
             cause = find_nonfinite(task.model, lambda b: sharding.loss(b, items), batches)
             causes = [c for c in ranks.gather(cause) if c]
-            causes.sort(key=lambda c: "in the gradient" in c)  # those may come from another rank
-            torch.set_rng_state(random_state)  # that of the last good step
+            causes.sort(
+                key=lambda c: "in the gradient" in c
+            )  # a gradient may come from another rank
+            torch.set_rng_state(random_state)  # the state of the last good step
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(
                 f"the loss of step {state.step + 1} is {total:g} and the gradient norm {norm:g}: "
@@ -238,16 +240,16 @@ class Trainer:
         return best
 
     def _evaluate(self) -> tuple[dict[str, float], str, str]:
-        """Return the metrics, sample text, and what is wrong if the loss is not finite."""
+        """Return the metrics, sample text, and the problem if the loss is not finite."""
         with _evaluation(self.task.model):
             metrics = self.sharding.evaluate(self.task.validate)
             if math.isfinite(metrics.get("loss", 0.0)):
                 return metrics, self.sharding.evaluate(self.task.sample), ""
             with watch_outputs(self.task.model) as nonfinite:
                 self.sharding.evaluate(self.task.validate)
-        where = nonfinite[0] if nonfinite else "all module outputs are finite"
-        what = f"the validation loss of step {self.state.step} is {metrics['loss']:g}"
-        return metrics, "", f"{what}: {where}"
+        cause = nonfinite[0] if nonfinite else "all module outputs are finite"
+        problem = f"the validation loss of step {self.state.step} is {metrics['loss']:g}"
+        return metrics, "", f"{problem}: {cause}"
 
     def _save(self, log: TrainingLog | None, *, last_good: bool = False) -> None:
         """Write a checkpoint and delete old ones; refuse to save inf or NaN.
@@ -291,9 +293,9 @@ class Trainer:
             lambda: f"{self._last()} Continue with: lmhead train --resume {self.run_folder}",
         )
 
-    def _diverged(self, found: str) -> str:
+    def _diverged(self, problem: str) -> str:
         return (
-            f"training has diverged: {found}. {self._last()} A new run with a lower "
+            f"training has diverged: {problem}. {self._last()} A new run with a lower "
             "--learning-rate, a longer --warmup or a smaller --clip may help"
         )
 

@@ -5,7 +5,7 @@ in it, or the decisions on a path. A `Factors` holds its tensors at the time of 
 `FactoredScores` uses nothing else.
 
 In:  rows of hidden states, (N, D).
-Out: numbers in float32 (float64 for float64 hidden states) that carry gradients, unless said
+Out: numbers in float32 (float64 for float64 hidden states) that carry gradients, unless stated
      otherwise.
 """
 

@@ -49,10 +49,10 @@ def routes(api: ApiContext) -> list[Route]:
     known: dict[tuple[str, str], dict[str, Any]] = {}
 
     async def comparable(request: Request) -> Response:
-        a, one = api.model(request.query_params.get("a"))
-        b, two = api.model(request.query_params.get("b"))
+        a, model_a = api.model(request.query_params.get("a"))
+        b, model_b = api.model(request.query_params.get("b"))
         if (a, b) not in known:
-            known[a, b] = await api.work(request, lambda _: _comparable(one, two))
+            known[a, b] = await api.work(request, lambda _: _comparable(model_a, model_b))
         return JSONResponse(known[a, b])
 
     async def compare(request: Request) -> Response:
@@ -67,12 +67,12 @@ def routes(api: ApiContext) -> list[Route]:
             _, b = api.model(fields["b"])
             return await api.respond(request, lambda _: _models(api, a, b, text), stream=stream)
         eos = list(a.eos_token_ids) or None
-        one, two = (
+        first, second = (
             parse_sampler(fields.get(name), name, OPTIONS, eos_token_id=eos)
             for name in ("sampler_a", "sampler_b")
         )
         return await api.respond(
-            request, lambda _: _samplers(api, a, one, two, text), stream=stream
+            request, lambda _: _samplers(api, a, first, second, text), stream=stream
         )
 
     return [
@@ -93,13 +93,13 @@ def _comparable(a: LanguageModel, b: LanguageModel) -> dict[str, Any]:
 
 def _mismatch(different: VocabularyMismatch) -> dict[str, Any]:
     """Return where two models differ, in a form that the page can translate."""
-    one, two = (Piece(0, x).text if isinstance(x, bytes) else x for x in different.found)
+    first, second = (Piece(0, x).text if isinstance(x, bytes) else x for x in different.found)
     return {
         "comparable": False,
         "reason": different.reason,
         "place": different.place,
-        "a": one,
-        "b": two,
+        "a": first,
+        "b": second,
     }
 
 
@@ -136,14 +136,14 @@ def _places(
 ) -> Iterator[Part]:
     """Yield the command's document in parts, with all positions in the order of the text."""
     sent = 0
-    for found in steps:
-        if sent and found.positions - sent < _POSITIONS and found.positions < count - 1:
+    for comparison in steps:
+        if sent and comparison.positions - sent < _POSITIONS and comparison.positions < count - 1:
             continue
-        document = found.result().to_json()
+        document = comparison.result().to_json()
         places = sorted(document.pop("differences"), key=lambda place: int(place["position"]))
         for place in places:
             del place["before"]
         start = {} if sent else {"comparable": True, "first": first}
-        progress = [found.positions, count - 1]
+        progress = [comparison.positions, count - 1]
         yield {**start, **document, "places": places[sent:], "progress": progress}
-        sent = found.positions
+        sent = comparison.positions

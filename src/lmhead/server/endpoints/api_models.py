@@ -28,7 +28,7 @@ def routes(api: ApiContext) -> list[Route]:
     vocabularies: dict[str, bytes] = {}
 
     async def list_models(request: Request) -> Response:  # noqa: ARG001
-        found = [
+        entries = [
             {
                 "name": name,
                 "given": api.given.get(name, name),
@@ -39,11 +39,11 @@ def routes(api: ApiContext) -> list[Route]:
                 "engine": model.engine,
                 "eos_token_ids": list(model.eos_token_ids),
                 "text": model.tokenizer is not None,
-                "speaks": _speaks(model),
+                "speaks": _languages(model),
             }
             for name, model in api.models.items()
         ]
-        return JSONResponse({"lmhead": __version__, "models": found})
+        return JSONResponse({"lmhead": __version__, "models": entries})
 
     async def vocabulary(request: Request) -> Response:
         name, model = api.model(request.query_params.get("model"))
@@ -68,12 +68,12 @@ def _parameters(model: LanguageModel) -> int | None:
     """Return the number of parameters, a shared tensor counted once; None if unknown."""
     if not isinstance(model.body, torch.nn.Module):
         return None
-    own: list[torch.Tensor] = [*model.body.parameters()] or [*model.body.buffers()]
-    tensors = [*own, *model.head.parameters()]
+    tensors: list[torch.Tensor] = [*model.body.parameters()] or [*model.body.buffers()]
+    tensors = [*tensors, *model.head.parameters()]
     return sum({t.data_ptr(): t.numel() for t in tensors}.values())
 
 
-def _speaks(model: LanguageModel) -> list[str]:
+def _languages(model: LanguageModel) -> list[str]:
     """Return the languages of the page that the model's vocabulary covers."""
     encode = None if model.tokenizer is None else model.tokenizer.encode
     return [

@@ -6,7 +6,7 @@ POST /api/paths    {"model": NAME, "prompt": text or "ids": [...], "more": [...]
 
 The response is {"greedy", "sampler", "beam"}, each {"name", "tokens", "log_prob", "ended"}; a token
 has its id, the model's log-probability, and the sampler's where a sampler chose it. With "stream",
-it comes in lines, each with what there is so far; while beam search runs, only the log-probability
+it comes in lines, each with the tokens so far; while beam search runs, only the log-probability
 of its whole text is known.
 """
 
@@ -78,26 +78,26 @@ def routes(api: ApiContext) -> list[Route]:
     return [Route("/api/paths", handle_errors(paths), methods=["POST"])]
 
 
-def _sampler(given: object) -> Sampler:
+def _sampler(field: object) -> Sampler:
     """Return the sampler of a request, with its stages in the order of `stages` if given."""
-    if not isinstance(given, Mapping) or "stages" not in given:
-        return parse_sampler(given, "sampler", OPTIONS)
-    options = {name: value for name, value in given.items() if name != "stages"}
-    sampler, names = parse_sampler(options, "sampler", OPTIONS), given["stages"]
-    made = {stage.name: stage for stage in sampler.stages}
-    if "dynatemp_range" in made:
-        made["temperature"] = made.pop("dynatemp_range")
-    if not isinstance(names, list) or sorted(map(str, names)) != sorted(made):
-        message = f"sampler.stages must name the active stages: {', '.join(sorted(made))}"
+    if not isinstance(field, Mapping) or "stages" not in field:
+        return parse_sampler(field, "sampler", OPTIONS)
+    options = {name: value for name, value in field.items() if name != "stages"}
+    sampler, names = parse_sampler(options, "sampler", OPTIONS), field["stages"]
+    by_name = {stage.name: stage for stage in sampler.stages}
+    if "dynatemp_range" in by_name:
+        by_name["temperature"] = by_name.pop("dynatemp_range")
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(by_name):
+        message = f"sampler.stages must name the active stages: {', '.join(sorted(by_name))}"
         raise RequestError(400, "wrong_value", message)
     try:
-        return Sampler(stages=[made[name] for name in names], seed=sampler.seed)
+        return Sampler(stages=[by_name[name] for name in names], seed=sampler.seed)
     except ValueError as error:
         raise RequestError(400, "wrong_value", f"sampler: {error}") from None
 
 
 def _in_turns(ways: list[Iterator[Part]], count: int) -> Iterator[Part]:
-    """Yield what each way has after each of its steps; all take turns."""
+    """Yield the result of each way after each of its steps; all take turns."""
     running, done, total = list(ways), 0, len(ways) * count
     while running:
         for way in list(running):
@@ -111,19 +111,19 @@ def _in_turns(ways: list[Iterator[Part]], count: int) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class _Continuation:
-    """A text to continue: ids, and how many of them are the prompt."""
+    """A text to continue: ids, and the length of the prompt."""
 
     model: LanguageModel
     ids: list[int]
     prompt_length: int
 
     def max_new_tokens(self, tokens: int) -> int:
-        """Return how many tokens fit the model's context, at most `tokens`."""
-        most = self.model.max_length
-        if most is None:
+        """Return the number of tokens that fit the model's context, at most `tokens`."""
+        context = self.model.max_length
+        if context is None:
             return tokens
-        check_length("text", len(self.ids), 1, most - 1)  # at least one token must fit
-        return min(tokens, most - len(self.ids))
+        check_length("text", len(self.ids), 1, context - 1)  # at least one token must fit
+        return min(tokens, context - len(self.ids))
 
     def generated(self, name: str, sampler: Sampler | None, count: int) -> Iterator[Part]:
         """Generate token by token, with a sampler or greedily."""
@@ -146,12 +146,12 @@ class _Continuation:
         """Search step by step; at the end, with the model's log-probability of each token."""
         best: list[int] = []
         options: dict[str, Any] = {"num_beams": beams, "max_new_tokens": count}
-        for found in stream_beam_search(self.model, [self.ids], **options):
-            best = found.best[0]
+        for beams_so_far in stream_beam_search(self.model, [self.ids], **options):
+            best = beams_so_far.best[0]
             yield {
                 "name": "beam",
                 "tokens": [{"id": id, "log_prob": None, "sampler_log_prob": None} for id in best],
-                "log_prob": finite(found.scores[0][0] * len(best)),
+                "log_prob": finite(beams_so_far.scores[0][0] * len(best)),
                 "ended": False,
             }
         hidden, _ = self.model.hidden(torch.tensor([[*self.ids, *best[:-1]]]))

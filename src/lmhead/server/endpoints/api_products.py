@@ -34,11 +34,11 @@ def routes(api: ApiContext) -> list[Route]:
         if not 1 <= len(tokens) <= MOST_TOKENS or max(tokens) >= model.head.vocab_size:
             message = f"tokens must be 1 to {MOST_TOKENS} ids of the model's tokens"
             raise RequestError(400, "wrong_value", message)
-        found = await api.work(
+        document = await api.work(
             request,
             lambda cancellation: _products(model, api.tokens(model, ids), tokens, cancellation),
         )
-        return JSONResponse(found)
+        return JSONResponse(document)
 
     return [Route("/api/products", handle_errors(products), methods=["POST"])]
 

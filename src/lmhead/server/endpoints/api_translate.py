@@ -45,9 +45,9 @@ def routes(api: ApiContext) -> list[Route]:
         try:
             folder = find_checkpoint(api.run)
             if str(folder) not in opened:
-                found = load_translator(folder), JsonTokenizer(folder / TOKENIZER)
+                pair = load_translator(folder), JsonTokenizer(folder / TOKENIZER)
                 opened.clear()
-                opened[str(folder)] = found
+                opened[str(folder)] = pair
         except ModelError as error:
             # Only the run's name: a response names no folder of this machine.
             message = str(error).replace(str(api.run), api.run.name)
@@ -57,10 +57,10 @@ def routes(api: ApiContext) -> list[Route]:
     async def translate(request: Request) -> Response:
         fields = await api.read(request, {"text"})
         text = api.text(fields, "text")
-        found = await api.work(
+        document = await api.work(
             request, lambda cancellation: _translate(api, *open_run(), text, cancellation)
         )
-        return JSONResponse(found)
+        return JSONResponse(document)
 
     return [Route("/api/translate", handle_errors(translate), methods=["POST"])]
 
@@ -75,9 +75,9 @@ def _translate(
 ) -> dict[str, Any]:
     model = translator.model
     source = [*tokenizer.encode(text.strip(), bos=False), translator.end]
-    most = min(MOST_TOKENS, model.config.max_length)
-    check_length("text", len(source) - 1, 1, most - 1)
-    translation = translator.translate([text], num_beams=1, max_new_tokens=most)[0][0]
+    limit = min(MOST_TOKENS, model.config.max_length)
+    check_length("text", len(source) - 1, 1, limit - 1)
+    translation = translator.translate([text], num_beams=1, max_new_tokens=limit)[0][0]
     cancellation.check()
     # One pass over the whole translation: the head has a row of logits for every position.
     target = torch.tensor([[translator.begin, *translation.ids[:-1]]])

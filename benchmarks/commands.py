@@ -46,8 +46,8 @@ class _Benchmarks(LazyGroup):
         name = cmd_name.replace("_", "-")
         if name not in self.lazy:
             return None
-        found: click.Command = import_module(f"benchmarks.{name.replace('-', '_')}").command
-        return found
+        command: click.Command = import_module(f"benchmarks.{name.replace('-', '_')}").command
+        return command
 
 
 @click.command(

@@ -25,11 +25,12 @@ from benchmarks.timing import interleave, ratio, summary
 from lmhead.cli._command_group import combine_options
 from lmhead.cli._peak_memory import Growth
 
-# Between two calls: threads of the implementation before spin for a moment before they sleep.
+# Pause between two calls: threads of the previous implementation spin for a moment before they
+# sleep.
 _PAUSE = 0.05
 # A timed call may differ from the checked one by the order of its sums.
 _SAME = 1e-3
-# Python, torch and its libraries in a process.
+# Memory of Python, torch and its libraries in a process.
 _PROCESS = 400 * MIB
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

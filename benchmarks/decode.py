@@ -86,8 +86,8 @@ def read_rate() -> float:
 
 
 def _measure_setting(setting: Setting, rounds: int, progress: Progress) -> dict[str, Any]:
-    where = f"{setting.name}, {setting.vocab:,} x {setting.hidden_size}"
-    progress(f"{where}: head")
+    label = f"{setting.name}, {setting.vocab:,} x {setting.hidden_size}"
+    progress(f"{label}: head")
     inputs = generate(setting.vocab, setting.hidden_size, STATES * setting.batch + 64)
     head = LMHead(setting.hidden_size, setting.vocab, device="meta")
     head.weight = torch.nn.Parameter(inputs.weight, requires_grad=False)
@@ -95,23 +95,23 @@ def _measure_setting(setting: Setting, rounds: int, progress: Progress) -> dict[
     batches = torch.split(states, setting.batch)
     screens = []
     for bits in (8, "4+4"):
-        progress(f"{where}: copy, {bits} bits")
+        progress(f"{label}: copy, {bits} bits")
         screens.append(ScreenedHead(head, bits=bits, calibration=calibration))
     methods = _methods(setting, head.weight, screens)
     expected = _expected_tokens(setting, head, batches)
     rows: list[dict[str, Any]] = []
     for method in methods:
-        progress(f"{where}: {method.name}, first call")
-        found = [method.step(h) for h in batches]
+        progress(f"{label}: {method.name}, first call")
+        tokens = [method.step(h) for h in batches]
         # Other samplers draw other tokens.
         compared = method.tokens and (method.ours or not setting.sampled)
-        wrong = int((torch.cat(found) != expected).sum()) if compared else None
+        wrong = int((torch.cat(tokens) != expected).sum()) if compared else None
         rows.append(
             {"name": method.name, "ours": method.ours, "bytes": method.bytes, "wrong": wrong}
         )
     calls = {m.name: _in_turn(m.step, batches[:4]) for m in methods}
     seconds = time_calls(
-        calls, rounds, lambda text: progress(f"{where}: {text}"), clock=best_of_four
+        calls, rounds, lambda text: progress(f"{label}: {text}"), clock=best_of_four
     )
     for row in rows:
         row |= asdict(summary(seconds[row["name"]]))
@@ -120,11 +120,11 @@ def _measure_setting(setting: Setting, rounds: int, progress: Progress) -> dict[
         {
             "ours": ours,
             "peer": peer,
-            "at_most": most,
+            "at_most": limit,
             "measured": min(seconds[ours]) / min(seconds[peer]),
             "median": ratio(seconds[ours], seconds[peer]).median,
         }
-        for ours, peer, most in setting.goals
+        for ours, peer, limit in setting.goals
         if ours in seconds and peer in seconds
     ]
     certificates = [s.argmax(states).certificate for s in screens]
@@ -178,8 +178,8 @@ def _screened(screen: ScreenedHead, sampler: Sampler | None) -> Method:
     def step(h: Tensor) -> Tensor:
         return screen.argmax(h).token if sampler is None else screen.sample(h, sampler).token
 
-    some = torch.full((1, screen.head.hidden_size), 1e-3)
-    read = screen.argmax(some).certificate.bytes_read
+    example = torch.full((1, screen.head.hidden_size), 1e-3)
+    read = screen.argmax(example).certificate.bytes_read
     return Method(f"screen {screen.bits}", step, read, ours=True)
 
 

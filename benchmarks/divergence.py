@@ -1,8 +1,8 @@
 """Jensen-Shannon divergence of two heads: forward, and with the student's backward pass.
 
 The teacher has the head of the shape; the student has the same with noise on its hidden states.
-`two products` are the logits of both, hidden @ weight.T, and nothing else: what any method pays.
-`row weights`: the loss is a sum of the rows with a weight each, instead of their mean.
+`two products` are the logits of both, hidden @ weight.T, and nothing else: the minimum of any
+method. `row weights`: the loss is a sum of the rows with a weight each, instead of their mean.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def _dense(hidden: list[Tensor], weight: list[Tensor]) -> Tensor:
 
 
 def _lines(document: Document, width: int) -> list[str]:
-    found = document["methods"]
+    methods = document["methods"]
     return [
         f"{document['rows']} rows, vocabulary {document['vocab']:,}, width {document['width']}",
         *table(
             [
-                ("", list(found)),
-                ("ms", [f"{1000 * m['seconds']['median']:.0f}" for m in found.values()]),
-                ("ratio", [f"{m['ratio']['median']:.2f}" for m in found.values()]),
-                ("goal", [f"{m['goal'] or '':}" for m in found.values()]),
-                ("error", [f"{m['error']:.1e}" for m in found.values()]),
+                ("", list(methods)),
+                ("ms", [f"{1000 * m['seconds']['median']:.0f}" for m in methods.values()]),
+                ("ratio", [f"{m['ratio']['median']:.2f}" for m in methods.values()]),
+                ("goal", [f"{m['goal'] or '':}" for m in methods.values()]),
+                ("error", [f"{m['error']:.1e}" for m in methods.values()]),
             ],
             width,
         ),
@@ -86,8 +86,8 @@ def command(run: Run, shape: Shape, rows: int, **options: Any) -> None:
     def backward(values: Callable[[], Tensor], *, by_row: bool = False) -> Callable[[], None]:
         def call() -> None:
             hidden[1].grad = weight[1].grad = None
-            found = values()
-            loss = found @ row_weights if by_row else found.mean()
+            result = values()
+            loss = result @ row_weights if by_row else result.mean()
             loss.backward()  # type: ignore[no-untyped-call]
 
         return call
@@ -127,11 +127,11 @@ def command(run: Run, shape: Shape, rows: int, **options: Any) -> None:
         "origin": inputs.origin,
         "methods": {
             name: {
-                "seconds": asdict(summary(found)),
-                "ratio": asdict(ratio(found, seconds["two products"])),
+                "seconds": asdict(summary(times)),
+                "ratio": asdict(ratio(times, seconds["two products"])),
                 "goal": GOALS.get(name),
                 "error": error.get(name.partition(",")[0], 0.0),
             }
-            for name, found in seconds.items()
+            for name, times in seconds.items()
         },
     }

@@ -97,8 +97,8 @@ def measure(backend: str, folder: Path, count: int, threads: int) -> dict[str, A
         f"print('RESULT' + json.dumps(run_backend(*json.loads({call!r}))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.split("RESULT")[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.split("RESULT")[-1])
+    return result
 
 
 def lines(document: Document, width: int) -> list[str]:

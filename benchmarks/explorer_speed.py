@@ -222,11 +222,11 @@ def command(run: Run) -> None:
     """
     from playwright.sync_api import sync_playwright
 
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-    if found is None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if chromium is None:
         raise ValueError("Chromium is missing: apt-get install chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         run.progress("first chart")
         results = [measure_first_chart(browser)]
         run.document |= {"vocab": VOCAB, "chromium": browser.version, "results": results}

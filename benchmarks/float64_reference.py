@@ -38,7 +38,7 @@ def errors(results: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str,
     >>> errors({"x": torch.tensor([3.0, 4.5]), "ids": torch.tensor([1, 3])}, expected)
     {'x': 0.1, 'ids': 0.5}
     """
-    found = {}
+    by_name = {}
     for name, result in results.items():
         right, rows = expected[name], expected.get(f"{name}.rows")
         ours = result.detach() if rows is None else result.detach()[rows]
@@ -47,10 +47,10 @@ def errors(results: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str,
                 f"{name} must have shape {tuple(right.shape)}; got {tuple(ours.shape)}"
             )
         if right.is_floating_point():
-            found[name] = _relative(ours, right)
+            by_name[name] = _relative(ours, right)
         else:
-            found[name] = float((ours != right).reshape(len(right), -1).any(1).double().mean())
-    return found
+            by_name[name] = float((ours != right).reshape(len(right), -1).any(1).double().mean())
+    return by_name
 
 
 def fingerprint(results: dict[str, Tensor]) -> dict[str, float]:
@@ -76,9 +76,9 @@ def _relative(ours: Tensor, right: Tensor) -> float:
 def _loss(inputs: Inputs) -> dict[str, Tensor]:
     """Return mean cross-entropy and the gradients (p - y) W / N and (p - y)ᵀ h / N."""
     n, vocab, size = len(inputs.hidden), *inputs.weight.shape
-    full = n * vocab * size <= _FULL
-    rows = _spaced(n, n if full else _SOME_ROWS)
-    tokens = _spaced(vocab, min(vocab, _WEIGHT_GRAD // size) if full else _SOME_TOKENS)
+    all_rows = n * vocab * size <= _FULL
+    rows = _spaced(n, n if all_rows else _SOME_ROWS)
+    tokens = _spaced(vocab, min(vocab, _WEIGHT_GRAD // size) if all_rows else _SOME_TOKENS)
     if len(tokens) < vocab:  # targets have large gradients: always compare them
         tokens = torch.unique(torch.cat([tokens, inputs.targets]))
     loss = torch.zeros((), dtype=torch.float64)
@@ -86,14 +86,14 @@ def _loss(inputs: Inputs) -> dict[str, Tensor]:
     weight_grad = torch.zeros(len(tokens), size, dtype=torch.float64)
     for start, hidden, targets, z in _chunks(inputs):
         lse = z.logsumexp(-1, keepdim=True)
-        every = torch.arange(len(z))
-        loss += (lse[:, 0] - z[every, targets]).sum() / n
+        row_ids = torch.arange(len(z))
+        loss += (lse[:, 0] - z[row_ids, targets]).sum() / n
         p = z.sub_(lse).exp_()
-        p[every, targets] -= 1
+        p[row_ids, targets] -= 1
         p /= n
-        here = (rows >= start) & (rows < start + len(z))
-        some = p[rows[here] - start]
-        hidden_grad[here] = sum(some[:, tile] @ w for tile, w in _tiles(inputs.weight))
+        inside = (rows >= start) & (rows < start + len(z))
+        chosen = p[rows[inside] - start]
+        hidden_grad[inside] = sum(chosen[:, tile] @ w for tile, w in _tiles(inputs.weight))
         for piece in torch.split(torch.arange(len(tokens)), _TILE):
             weight_grad[piece] += p[:, tokens[piece]].T @ hidden
     return {

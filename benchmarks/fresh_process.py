@@ -27,7 +27,7 @@ RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOL
 def growth_of(
     module: str, name: str, inputs: Path, threads: int, max_bytes: int | None = None
 ) -> Growth | None:
-    """Return the peak growth of a fresh process in a call; None where the system cannot tell.
+    """Return the peak growth of a fresh process in a call; None if the system does not report it.
 
     Args:
         module: `module`.TASK prepares the call.
@@ -40,9 +40,9 @@ def growth_of(
         UnavailableError: the process failed.
     """
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    given = json.dumps([module, name, str(inputs), threads, max_bytes])
+    arguments = json.dumps([module, name, str(inputs), threads, max_bytes])
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fresh_process", given],
+        [sys.executable, "-m", "benchmarks.fresh_process", arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,

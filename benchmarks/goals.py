@@ -58,20 +58,20 @@ def _error(name: str, result: str) -> Measure:
 def _growth(document: Document) -> float | None:
     """Return the MiB that a process grows by where the logits would take 4 GiB."""
     rows = (r for r in document["results"] if r["shape"]["name"] == "131072x64" and "first" in r)
-    found: float | None = _first(r["first"] / MIB for r in rows if r["name"] == "loss/lmhead")
-    return found
+    value: float | None = _first(r["first"] / MIB for r in rows if r["name"] == "loss/lmhead")
+    return value
 
 
 def _temporary(document: Document) -> float | None:
-    found = [
+    values = [
         r["temporary"] / document["max_bytes"] for r in document["results"] if "temporary" in r
     ]
-    return max(found, default=None)
+    return max(values, default=None)
 
 
 def _power(document: Document) -> float | None:
-    found = [s["exponent"] for s in document["series"] if s["exponent"] is not None]
-    return max(found, default=None)
+    exponents = [s["exponent"] for s in document["series"] if s["exponent"] is not None]
+    return max(exponents, default=None)
 
 
 def _trained(document: Document) -> float | None:
@@ -85,8 +85,12 @@ def _perplexity(kind: str) -> Measure:
     """Return the perplexity of a head over that of the full head."""
 
     def measure(document: Document) -> float | None:
-        found = {r["kind"]: r["perplexity"] for r in document["results"]}
-        return found[kind] / found["full"] if {kind, "full"} <= set(found) else None
+        perplexities = {r["kind"]: r["perplexity"] for r in document["results"]}
+        return (
+            perplexities[kind] / perplexities["full"]
+            if {kind, "full"} <= set(perplexities)
+            else None
+        )
 
     return measure
 
@@ -131,10 +135,10 @@ def lines_of(document: Document, file: str) -> list[str]:
 
 
 def _read(path: Path) -> Document | None:
-    found: Document | None = None
+    document: Document | None = None
     if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-    return found
+        document = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def _lines(pairs: list[tuple[Goal, Document | None]]) -> list[str]:

@@ -10,7 +10,7 @@ times what the context adds:
     g_v  direction of a token, random normal numbers.
     c_n  the context, of length one: noise plus the directions of 16 tokens drawn from f, so that it
          favours tokens that are frequent anyway.
-    s_n  how much the context determines: log-normal with σ = 0.6 around s.
+    s_n  strength of the context: log-normal with σ = 0.6 around s.
 
 Both parts are one linear layer: log f is the first column of the weight, where every hidden state
 has a 1. `s`, an inverse temperature, is found by bisection so that the mean entropy is `ENTROPY`,
@@ -35,7 +35,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# Of SmolLM2-135M-Instruct on the first 1024 tokens of WikiText-2's test set, in nats.
+# Mean entropy of SmolLM2-135M-Instruct on the first 1024 tokens of WikiText-2's test set, in nats.
 ENTROPY = 2.95
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -99,19 +99,19 @@ def generate(
     (torch.Size([32, 16]), torch.Size([200, 16]), torch.Size([32]))
     """
     random = torch.Generator().manual_seed(seed)
-    wanted = min(ENTROPY, math.log(vocab) / 2) if entropy is None else entropy
+    target = min(ENTROPY, math.log(vocab) / 2) if entropy is None else entropy
     weight = torch.randn(vocab, hidden_size, generator=random)
     log_f = -_ZIPF_POWER * torch.log(torch.arange(vocab) + _ZIPF_SHIFT)
     weight[:, 0] = (log_f - log_f.mean())[torch.randperm(vocab, generator=random)]
     context = _contexts(weight, tokens, random)
 
     # A few evenly spaced rows are enough for the mean.
-    some = context[:: max(1, tokens * vocab // _SAMPLE)]
-    prior, likelihood = weight[:, 0], some @ weight[:, 1:].T
+    sample = context[:: max(1, tokens * vocab // _SAMPLE)]
+    prior, likelihood = weight[:, 0], sample @ weight[:, 1:].T
     low, high = 0.0, 100.0
     for _ in range(20):
         s = (low + high) / 2
-        if mean_entropy(prior + s * likelihood) > wanted:
+        if mean_entropy(prior + s * likelihood) > target:
             low = s
         else:
             high = s

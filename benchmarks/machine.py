@@ -87,8 +87,8 @@ def commit() -> str | None:
 
 def read_meminfo(key: str) -> int | None:
     """Return a figure of /proc/meminfo in bytes; None where there is none."""
-    found = _lookup(Path("/proc/meminfo"), key)
-    return int(found.split()[0]) * 1024 if found else None
+    value = _lookup(Path("/proc/meminfo"), key)
+    return int(value.split()[0]) * 1024 if value else None
 
 
 def _cpuinfo(key: str) -> str:

@@ -24,7 +24,7 @@ from benchmarks.task import Task, UnavailableError
 from lmhead.sweep import DEFAULT_MAX_BYTES
 
 ALL_SHAPES = (*SHAPES.values(), MANY_LOGITS)
-# What a call takes beside its tiles: Python objects, a few pages per thread, vectors of length N.
+# Memory of a call beside its tiles: Python objects, a few pages per thread, vectors of length N.
 SLACK = 4 * MIB
 
 

@@ -57,10 +57,10 @@ def bars(ax: Axes, rows: Sequence[tuple[str, float, str, str]]) -> None:
     ax.barh(places, [row[1] for row in rows], color=[row[3] for row in rows], height=0.72)
     ax.set_yticks(places, [row[0] for row in rows], fontsize=8)
     ax.set_xlim(0, max(row[1] for row in rows) * 1.3)
-    for place, (_, value, note, _) in zip(places, rows, strict=True):
+    for y, (_, value, note, _) in zip(places, rows, strict=True):
         ax.annotate(
             note,
-            (value, place),
+            (value, y),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
@@ -75,7 +75,7 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
 
     # The same document gives the same file, and text remains text.
     matplotlib.rcParams.update({"svg.hashsalt": "lmhead", "svg.fonttype": "none"})
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(path, dpi=160, metadata=metadata)

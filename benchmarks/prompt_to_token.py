@@ -121,16 +121,18 @@ class Decode:
 
     def ours(self) -> list[int]:
         """`generate`."""
-        made = generate(self.model, self.ids, max_new_tokens=self.tokens, eos_token_ids=())
-        return list(made.tokens)
+        generation = generate(self.model, self.ids, max_new_tokens=self.tokens, eos_token_ids=())
+        return list(generation.tokens)
 
     def screen(self) -> list[int]:
         """`generate` with a screened head."""
         self.model.head.screened = self.screened
         sampler = Sampler(do_sample=False)
-        made = generate(self.model, self.ids, sampler, max_new_tokens=self.tokens, eos_token_ids=())
+        generation = generate(
+            self.model, self.ids, sampler, max_new_tokens=self.tokens, eos_token_ids=()
+        )
         self.model.head.screened = None
-        return list(made.tokens)
+        return list(generation.tokens)
 
     @torch.no_grad()
     def body(self) -> None:
@@ -142,15 +144,15 @@ class Decode:
 
     def theirs(self) -> list[int]:
         """`transformers.generate`."""
-        ids = torch.tensor([self.ids])
-        made = self.plain.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+        prompt = torch.tensor([self.ids])
+        ids = self.plain.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
             max_new_tokens=self.tokens,
             do_sample=False,
             pad_token_id=0,
         )
-        return list(made[0, len(self.ids) :].tolist())
+        return list(ids[0, len(self.ids) :].tolist())
 
 
 @torch.no_grad()
@@ -197,13 +199,13 @@ def cpu(call: Callable[[], object]) -> Callable[[], float]:
 
 def measure(run: Run, items: dict[str, Callable[[], float]], rounds: int) -> None:
     """Measure every item once per round, and add the figures to the document."""
-    found: dict[str, list[float]] = {name: [] for name in items}
+    seconds: dict[str, list[float]] = {name: [] for name in items}
     for r in range(rounds):
         for name in items:
             run.progress(f"round {r + 1} of {rounds}: {name}")
-            found[name].append(items[name]())
-    for name, seconds in found.items():
-        run.document["seconds"].setdefault(name, []).extend(seconds)
+            seconds[name].append(items[name]())
+    for name, values in seconds.items():
+        run.document["seconds"].setdefault(name, []).extend(values)
 
 
 def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
@@ -237,7 +239,7 @@ def add_ratios(run: Run) -> None:
         if fast in seconds
     }
     run.wrong = not all(run.document["same_tokens"].values())
-    run.save()  # parts of a long run are kept if it is stopped
+    run.save()  # an interrupted run keeps its completed parts
 
 
 def small(run: Run, file: Path, tokens: int, rounds: int) -> None:
@@ -285,19 +287,19 @@ class LlamaCpp:
         context = self.library.context(self.model, params)
         threads = torch.get_num_threads()
         self.library.set_threads(context, threads, threads)
-        made: list[int] = []
+        tokens: list[int] = []
         new = self.ids
-        while len(made) < self.tokens:
-            given = (ctypes.c_int32 * len(new))(*new)
+        while len(tokens) < self.tokens:
+            buffer = (ctypes.c_int32 * len(new))(*new)
             failed = self.library.decode(
-                context, self.library.batch(ctypes.addressof(given), len(new))
+                context, self.library.batch(ctypes.addressof(buffer), len(new))
             )
             assert not failed, failed
             row = (ctypes.c_float * self.vocab_size).from_address(self.logits(context, -1))
-            made.append(int(torch.frombuffer(row, dtype=torch.float32).argmax()))
-            new = made[-1:]
+            tokens.append(int(torch.frombuffer(row, dtype=torch.float32).argmax()))
+            new = tokens[-1:]
         self.library.free_context(context)
-        return made
+        return tokens
 
 
 def engine(run: Run, file: Path, tokens: int, rounds: int) -> None:
@@ -320,8 +322,10 @@ def large(run: Run, file: Path, tokens: int, rounds: int) -> None:
     """Measure `generate` with a model of 262144 tokens."""
     with tempfile.TemporaryDirectory() as folder:
         run.progress("writing a model with 262144 tokens")
-        where = write_large(Path(folder), unpack(file) / "tokenizer.json")
-        both = Decode(open_model(where), plain_model(where), list(range(9, 17)), tokens)
+        model_folder = write_large(Path(folder), unpack(file) / "tokenizer.json")
+        both = Decode(
+            open_model(model_folder), plain_model(model_folder), list(range(9, 17)), tokens
+        )
         same = both.ours() == both.theirs() == both.screen()
         run.document["same_tokens"]["V = 262144"] = same
         items = {
@@ -333,18 +337,18 @@ def large(run: Run, file: Path, tokens: int, rounds: int) -> None:
 
 def score_section(run: Run, model: LanguageModel, plain: Any, text: str) -> None:
     """Measure `score` on one section, and compare its sum with that of the plain loop."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     window = default_window(model)
     items = {
-        "score": cpu(lambda: found.update(ours=score(model, text))),
+        "score": cpu(lambda: results.update(ours=score(model, text))),
         "score transformers": cpu(
-            lambda: found.update(dense=plain_score(model, plain, text, window))
+            lambda: results.update(dense=plain_score(model, plain, text, window))
         ),
         "score body": cpu(lambda: body_score(model, text, window)),
     }
     measure(run, items, 1)
-    run.document["scored_tokens"].append(found["ours"].tokens)
-    run.document["score_difference"].append(abs(found["ours"].log_prob / found["dense"] - 1))
+    run.document["scored_tokens"].append(results["ours"].tokens)
+    run.document["score_difference"].append(abs(results["ours"].log_prob / results["dense"] - 1))
     add_ratios(run)
 
 

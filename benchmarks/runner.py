@@ -130,10 +130,10 @@ def benchmark(
                 raise click.UsageError(str(error)) from error
             raise SystemExit(run.finish(as_json, lines, draw if plot else None))
 
-        made = click.command(name)(combine_options(*more)(command))
+        click_command = click.command(name)(combine_options(*more)(command))
         # In the help, the benchmark's own options come first.
-        made.params = made.params[len(more) :] + made.params[: len(more)]
-        return made
+        click_command.params = click_command.params[len(more) :] + click_command.params[: len(more)]
+        return click_command
 
     return make
 
@@ -179,8 +179,8 @@ DTYPE = click.option(
 
 def integer(option: str, default: int, help: str) -> Option:
     """Return an option with a positive integer."""
-    kind = click.IntRange(1)
-    return click.option(option, type=kind, default=default, show_default=True, help=help)
+    positive = click.IntRange(1)
+    return click.option(option, type=positive, default=default, show_default=True, help=help)
 
 
 def rounds(default: int) -> Option:

@@ -68,7 +68,7 @@ def _measure_case(case: Case, logits: Tensor, rounds: int) -> dict[str, Any]:
         "theirs": lambda: torch.multinomial(process(logits).softmax(-1), 1),
     }
     seconds = time_calls(calls, rounds, lambda _: None)
-    found = ratio(seconds["ours"], seconds["theirs"])
+    times = ratio(seconds["ours"], seconds["theirs"])
     return {
         "name": case.name,
         "label": case.label,
@@ -76,24 +76,24 @@ def _measure_case(case: Case, logits: Tensor, rounds: int) -> dict[str, Any]:
         "kept": sampler(logits).kept.counts(),
         "ours": asdict(summary(seconds["ours"])),
         "theirs": asdict(summary(seconds["theirs"])),
-        "ratio": asdict(found),
+        "ratio": asdict(times),
         "at_most": case.at_most,
-        "within": case.at_most is None or found.median <= case.at_most,
+        "within": case.at_most is None or times.median <= case.at_most,
         "wrong": wrong,
     }
 
 
-def huggingface_process(processor: str | None, *given: float) -> Callable[[Tensor], Tensor]:
+def huggingface_process(processor: str | None, *arguments: float) -> Callable[[Tensor], Tensor]:
     """Return Hugging Face's way from logits to logits: temperature 0.8, then a processor."""
     from transformers.generation import logits_process
 
     chain = logits_process.LogitsProcessorList([logits_process.TemperatureLogitsWarper(0.8)])
     if processor is not None:
-        chain.append(getattr(logits_process, processor)(*given))
+        chain.append(getattr(logits_process, processor)(*arguments))
 
     def process(logits: Tensor) -> Tensor:
-        made: Tensor = chain(torch.zeros(len(logits), 1, dtype=torch.int64), logits)
-        return made
+        processed: Tensor = chain(torch.zeros(len(logits), 1, dtype=torch.int64), logits)
+        return processed
 
     return process
 
@@ -132,8 +132,8 @@ def lines(document: Document, width: int) -> list[str]:
 
 
 def _range(counts: list[int]) -> str:
-    least, most = min(counts), max(counts)
-    return f"{least:,}" if least == most else f"{least:,} - {most:,}"
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} - {high:,}"
 
 
 def _verdict(row: dict[str, Any]) -> str:

@@ -42,25 +42,25 @@ def _measure_case(
     def sampler(*rows: int) -> Sampler:
         return Sampler(temperature=0.8, seed=[seeds[i] for i in rows], **CASES[case])
 
-    whole, one = sampler(*seeds), sampler(0)
-    tokens = whole(plain(hidden)).token
+    batch_sampler, row_sampler = sampler(*seeds), sampler(0)
+    tokens = batch_sampler(plain(hidden)).token
     alone = torch.cat([sampler(i)(plain(hidden[i : i + 1])).token for i in seeds])
     turned = sampler(*seeds[::-1])(plain(hidden.flip(0))).token.flip(0)
     others = {
         "each row alone": alone,
         "the batch in another order": turned,
-        "a screened head": whole(screened(hidden)).token,
+        "a screened head": batch_sampler(screened(hidden)).token,
     }
     wrong = [name for name, other in others.items() if not torch.equal(other, tokens)]
     calls: dict[str, Callable[[], object]] = {
-        "one row": lambda: one(plain(hidden[:1])),
-        "batch": lambda: whole(plain(hidden)),
-        "screened": lambda: whole(screened(hidden)).token,
+        "one row": lambda: row_sampler(plain(hidden[:1])),
+        "batch": lambda: batch_sampler(plain(hidden)),
+        "screened": lambda: batch_sampler(screened(hidden)).token,
     }
     seconds = time_calls(calls, rounds, lambda _: None)
     return {
         "label": case,
-        **{name: asdict(summary(found)) for name, found in seconds.items()},
+        **{name: asdict(summary(times)) for name, times in seconds.items()},
         "batch_ratio": asdict(ratio(seconds["batch"], seconds["one row"])),
         "screened_ratio": asdict(ratio(seconds["screened"], seconds["batch"])),
         "wrong": ", ".join(wrong) or None,
@@ -91,8 +91,8 @@ def lines(document: Document, width: int) -> list[str]:
     ]
 
 
-def _verdict(found: dict[str, float], at_most: float) -> str:
-    return f"{found['median']:.2f}{'' if found['median'] <= at_most else ' (above)'}"
+def _verdict(times: dict[str, float], at_most: float) -> str:
+    return f"{times['median']:.2f}{'' if times['median'] <= at_most else ' (above)'}"
 
 
 def draw(document: Document) -> Figure:

@@ -48,16 +48,16 @@ def make_axes(*, quick: bool = False) -> tuple[Axis, Axis]:
 
 def _series(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the points of one axis and implementation, and the power that the time grows with."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_name: dict[tuple[str, str], dict[str, Any]] = {}
     for p in points:
         new = {name: p[name] for name in ("axis", "name", "label")}
-        series = found.setdefault((p["axis"], p["name"]), {**new, "sizes": [], "seconds": []})
+        series = by_name.setdefault((p["axis"], p["name"]), {**new, "sizes": [], "seconds": []})
         series["sizes"].append(p["size"])
         series["seconds"].append(p["seconds"])
-    for series in found.values():
+    for series in by_name.values():
         enough = len(series["sizes"]) > 1
         series["exponent"] = exponent(series["sizes"], series["seconds"]) if enough else None
-    return list(found.values())
+    return list(by_name.values())
 
 
 def lines(document: Document, width: int) -> list[str]:
@@ -116,16 +116,16 @@ def command(run: Run, rounds: int) -> None:
     points: list[dict[str, Any]] = []
     run.document |= {"rounds": rounds, "points": points, "series": []}
     for axis, shape in ((a, shape) for a in make_axes(quick=run.quick) for shape in a.shapes):
-        where = f"{axis.name} {axis.size(shape):,}"
-        run.progress(f"{where}: inputs, and the expected results in float64")
+        label = f"{axis.name} {axis.size(shape):,}"
+        run.progress(f"{label}: inputs, and the expected results in float64")
         inputs = generate(shape.vocab, shape.hidden_size, shape.tokens)
         expected = {task: expected_results(task, inputs) for task in ("loss", "query")}
         steps, wrong = {}, {}
         for name, (task, i) in ours.items():
-            run.progress(f"{where}: {i.label}")
+            run.progress(f"{label}: {i.label}")
             steps[name] = i.prepare(inputs.detached())
-            found = errors(steps[name](), expected[task.name])
-            wrong[name] = task.too_far(i.name, "float32", found)
+            row_errors = errors(steps[name](), expected[task.name])
+            wrong[name] = task.too_far(i.name, "float32", row_errors)
         seconds = time_calls(steps, rounds, run.progress)
         for name, (_, i) in ours.items():
             point = {"axis": axis.name, "size": axis.size(shape), "name": name, "label": i.label}

@@ -41,9 +41,9 @@ class Recorded(LanguageModel):
         self, ids: Tensor, cache: Any = None, *, use_cache: bool = True
     ) -> tuple[Tensor, Any]:
         """Compute hidden states and write them."""
-        made, cache = super().hidden(ids, cache, use_cache=use_cache)
-        self.file.write(made.detach().numpy().tobytes())
-        return made, cache
+        states, cache = super().hidden(ids, cache, use_cache=use_cache)
+        self.file.write(states.detach().numpy().tobytes())
+        return states, cache
 
 
 def dense_perplexity(model: LanguageModel, text: str, file: Any, window: int, stride: int) -> float:
@@ -87,12 +87,12 @@ def command(run: Run, text: Path, model: str) -> None:
         recorded = Recorded(**vars(opened), file=file)
         score(opened, content[:20_000])  # loads what is loaded once
         start = time.perf_counter()
-        made, growth = call_with_growth(lambda: score(recorded, content))
+        result, growth = call_with_growth(lambda: score(recorded, content))
         seconds = time.perf_counter() - start
         file.seek(0)
-        dense = dense_perplexity(opened, content, file, made.window, made.stride)
-    off = abs(made.perplexity / dense - 1)
-    run.document |= {"model": model, "text": text.name, **made.to_json(), "seconds": seconds}
+        dense = dense_perplexity(opened, content, file, result.window, result.stride)
+    off = abs(result.perplexity / dense - 1)
+    run.document |= {"model": model, "text": text.name, **result.to_json(), "seconds": seconds}
     run.document |= {"growth_bytes": growth, "dense_perplexity": dense}
     run.document["relative_difference"] = off
     run.wrong = growth > GROWTH_GOAL or off > PERPLEXITY_GOAL

@@ -48,19 +48,19 @@ def curve(config: TrainConfig, run: Path) -> dict[str, Any]:
     }
 
 
-def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
     """Return the largest relative difference between two curves."""
     pairs = [
         (a, b)
         for name in ("train", "valid")
-        for (_, a), (_, b) in zip(one[name], other[name], strict=True)
+        for (_, a), (_, b) in zip(first[name], second[name], strict=True)
     ]
     return float(max(abs(a / b - 1) for a, b in pairs))
 
 
 def check_goals(curves: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the goals whose curves exist, and whether they are met."""
-    last = {name: found["valid"][-1][1] for name, found in curves.items()}
+    last = {name: curve["valid"][-1][1] for name, curve in curves.items()}
     goals = []
     if "exact" in curves:
         goals.append({"goal": "validation loss", "value": last["exact"], "limit": BEST})

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.inputs import Inputs
 
 Results = dict[str, Tensor]
-# What is timed: one call from hidden states to results.
+# The timed call, from hidden states to results.
 Step = Callable[[], Results]
 Prepare = Callable[[Inputs], Step]
 
@@ -86,8 +86,8 @@ class Task:
 
     def prepare(self, name: str, inputs: Path, max_bytes: int | None) -> Step:
         """Return the step of an implementation on inputs from a file."""
-        given = replace(Inputs.load(inputs), max_bytes=max_bytes)
-        return self.implementations[name].prepare(given)
+        loaded = replace(Inputs.load(inputs), max_bytes=max_bytes)
+        return self.implementations[name].prepare(loaded)
 
     def too_far(self, name: str, dtype: str, errors: Mapping[str, float]) -> list[str]:
         """Return the results whose error is above the tolerance, or not a number."""

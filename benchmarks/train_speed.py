@@ -125,10 +125,10 @@ def measure(
     """Measure steps per second of each loop, and their ratio to the plain loop's."""
     losses: dict[str, list[float]] = {loop: [] for loop in loops}
     with tempfile.TemporaryDirectory() as folder:
-        made = {loop: make_step(loop, config, ids, vocab, Path(folder)) for loop in loops}
+        steps_of = {loop: make_step(loop, config, ids, vocab, Path(folder)) for loop in loops}
 
         def several(loop: str) -> Callable[[], None]:
-            return lambda: losses[loop].extend(made[loop]() for _ in range(steps))
+            return lambda: losses[loop].extend(steps_of[loop]() for _ in range(steps))
 
         seconds = time_calls({loop: several(loop) for loop in loops}, rounds, progress)
     results = []
@@ -203,6 +203,6 @@ def command(
     large = small.replace(width=256, block=128, batch=8)
     run.document["runs"] = []
     for config, (ids, size) in ((small, characters(data)), (large, zipf(vocab))):
-        made = measure(config, ids, size, loops, rounds, steps, run.progress)
-        run.document["runs"].append(made)
-        run.wrong = run.wrong or any(row["wrong"] for row in made["results"])
+        result = measure(config, ids, size, loops, rounds, steps, run.progress)
+        run.document["runs"].append(result)
+        run.wrong = run.wrong or any(row["wrong"] for row in result["results"])

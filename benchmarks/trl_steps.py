@@ -47,8 +47,8 @@ class Size:
 
 def measure(trainer: str, way: str, size: Size, threads: int) -> dict[str, float]:
     """Return time, memory, loss and gradient norm of a step, from a fresh process."""
-    given = json.dumps([trainer, way, asdict(size), threads])
-    code = f"from benchmarks.trl_steps import main; main(*__import__('json').loads({given!r}))"
+    arguments = json.dumps([trainer, way, asdict(size), threads])
+    code = f"from benchmarks.trl_steps import main; main(*__import__('json').loads({arguments!r}))"
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -60,8 +60,8 @@ def measure(trainer: str, way: str, size: Size, threads: int) -> dict[str, float
     )
     if done.returncode:
         raise click.ClickException(f"{trainer}, {way}: {done.stderr.strip().splitlines()[-1:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def main(trainer: str, way: str, size: dict[str, int], threads: int) -> None:
@@ -248,18 +248,18 @@ def command(
         stock: dict[str, Any] = {}
         for way in ("stock", "lmhead", *(["lmhead-filter"] if grad_filter else [])):
             run.progress(f"{trainer}: {way}")
-            found: dict[str, Any] = measure(trainer, way, size, run.document["threads"])
-            found["head_growth"] = max(found["step_growth"] - found["gradient"], 1)
-            stock = stock or found
-            found["time_ratio"] = found["step_cpu_seconds"] / stock["step_cpu_seconds"]
-            found["memory_ratio"] = found["head_growth"] / stock["head_growth"]
-            rows.append({"trainer": trainer, "way": way, **found})
-            close = [_close(found[k], stock[k], way) for k in ("loss", "gradient_norm")]
-            slow = found["time_ratio"] > TIME_GOAL or found["memory_ratio"] > MEMORY_GOAL
+            result: dict[str, Any] = measure(trainer, way, size, run.document["threads"])
+            result["head_growth"] = max(result["step_growth"] - result["gradient"], 1)
+            stock = stock or result
+            result["time_ratio"] = result["step_cpu_seconds"] / stock["step_cpu_seconds"]
+            result["memory_ratio"] = result["head_growth"] / stock["head_growth"]
+            rows.append({"trainer": trainer, "way": way, **result})
+            close = [_close(result[k], stock[k], way) for k in ("loss", "gradient_norm")]
+            slow = result["time_ratio"] > TIME_GOAL or result["memory_ratio"] > MEMORY_GOAL
             missed = way == "lmhead" and slow and not run.quick
             run.wrong = run.wrong or not all(close) or missed
 
 
-def _close(found: float, expected: float, way: str) -> bool:
+def _close(value: float, expected: float, way: str) -> bool:
     tolerance = 0.02 if way == "lmhead-filter" else AGREEMENT
-    return abs(found - expected) <= tolerance * max(abs(expected), 1e-3)
+    return abs(value - expected) <= tolerance * max(abs(expected), 1e-3)

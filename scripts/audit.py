@@ -35,8 +35,8 @@ def normalized(name: str) -> str:
 
 
 def locked_versions(path: Path) -> tuple[Versions, list[str]]:
-    """Return the exact versions of a constraints file, and what is wrong with it."""
-    found: Versions = {}
+    """Return the exact versions of a constraints file, and its problems."""
+    versions: Versions = {}
     problems = []
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.partition("#")[0].strip()
@@ -46,26 +46,26 @@ def locked_versions(path: Path) -> tuple[Versions, list[str]]:
         if match is None:
             problems.append(f"{path.name}: must be NAME==VERSION; got {text!r}")
         else:
-            found[normalized(match[1])] = match[2]
-    return found, problems
+            versions[normalized(match[1])] = match[2]
+    return versions, problems
 
 
 def installed_versions() -> tuple[Versions, list[str]]:
-    """Return the versions of all packages in this environment, and those from odd places."""
-    found: Versions = {}
+    """Return the versions of all installed packages, and those from unexpected sources."""
+    versions: Versions = {}
     problems = []
     for package in distributions():
         name = normalized(package.metadata["Name"])
         if name == OWN:
             continue
-        found[name] = package.version
+        versions[name] = package.version
         if package.read_text("direct_url.json"):
             problems.append(f"{name} was installed from a path or a URL, not from the index")
-    return found, problems
+    return versions, problems
 
 
 def check_python(lock: Path, installed: Versions) -> list[str]:
-    """Return what is wrong with the locked Python packages, without a network."""
+    """Return the problems of the locked Python packages, without a network."""
     locked, problems = locked_versions(lock)
     for name, version in locked.items():
         have = installed.get(name)
@@ -75,7 +75,7 @@ def check_python(lock: Path, installed: Versions) -> list[str]:
 
 
 def check_npm(lock: Path) -> list[str]:
-    """Return what is wrong with a package-lock.json, without a network."""
+    """Return the problems of a package-lock.json, without a network."""
     problems = []
     packages: dict[str, dict[str, Any]] = json.loads(lock.read_text(encoding="utf-8"))["packages"]
     for path, package in packages.items():
@@ -146,10 +146,10 @@ def run(command: list[str], folder: Path = ROOT) -> subprocess.CompletedProcess[
 def parsed(text: str) -> dict[str, Any]:
     """Return a JSON object; {} if it is none."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def last_line(text: str) -> str:
@@ -161,20 +161,20 @@ def main(arguments: list[str] | None = None) -> int:
     """Print what was found; see the exit codes above."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--offline", action="store_true", help="ask no database")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     installed, problems = installed_versions()
     problems += check_python(ROOT / "constraints.txt", installed)
     problems += check_npm(ROOT / "explorer" / "package-lock.json")
     unreachable = []
-    if not given.offline:
-        for found, reason in (ask_pip_audit(installed), ask_npm_audit(ROOT / "explorer")):
-            problems += found
+    if not options.offline:
+        for vulnerabilities, reason in (ask_pip_audit(installed), ask_npm_audit(ROOT / "explorer")):
+            problems += vulnerabilities
             unreachable += [reason] if reason else []
     for problem in problems:
         print(f"found: {problem}")
     for reason in unreachable:
         print(f"not checked: {reason}", file=sys.stderr)
-    asked = "no database was asked" if given.offline else f"{2 - len(unreachable)} of 2 databases"
+    asked = "no database was asked" if options.offline else f"{2 - len(unreachable)} of 2 databases"
     print(f"{len(installed)} Python packages; {len(problems)} problems; {asked}")
     return 1 if problems else 2 if unreachable else 0
 

@@ -41,27 +41,27 @@ def main() -> int:
     parser.add_argument(
         "--no-deps", action="store_true", help="install torch alone, into --environment"
     )
-    given = parser.parse_args()
-    if given.no_deps and not (given.torch and given.environment):
+    options = parser.parse_args()
+    if options.no_deps and not (options.torch and options.environment):
         parser.error("--no-deps needs --torch and an --environment that has the rest")
-    wanted = {"torch": given.torch, "transformers": given.transformers}
+    requested = {"torch": options.torch, "transformers": options.transformers}
     wheel = max((ROOT / "dist").glob("*.whl"), key=os.path.getmtime)
     with tempfile.TemporaryDirectory(prefix="lmhead-versions-") as made:
-        folder = made if given.environment is None else str(given.environment.resolve())
+        folder = made if options.environment is None else str(options.environment.resolve())
         if not Path(folder, "bin", "python").exists():
-            subprocess.run([given.python, "-m", "venv", folder], check=True)
+            subprocess.run([options.python, "-m", "venv", folder], check=True)
         python = f"{folder}/bin/python"
         constraints = Path(made) / "constraints.txt"
         lines = (ROOT / "constraints.txt").read_text().splitlines()
-        free = {name for name, version in wanted.items() if version}
+        free = {name for name, version in requested.items() if version}
         if free:  # other packages follow what these need
             free |= {"tokenizers", "numpy", "accelerate", "safetensors", "triton"}
         kept = [line for line in lines if line.split("==")[0] not in free]
-        kept += [f"{name}=={version}" for name, version in wanted.items() if version]
+        kept += [f"{name}=={version}" for name, version in requested.items() if version]
         constraints.write_text("\n".join(kept) + "\n")
         install = [python, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
-        if given.no_deps:
-            subprocess.run([*install, "--no-deps", f"torch=={given.torch}"], check=True)
+        if options.no_deps:
+            subprocess.run([*install, "--no-deps", f"torch=={options.torch}"], check=True)
         else:
             subprocess.run([*install, f"{wheel}[models]", *TOOLS], check=True)
         tests = subprocess.run(

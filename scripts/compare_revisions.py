@@ -47,11 +47,11 @@ def _task(name: str) -> Any:
         leaf = hidden.clone().requires_grad_()
         weight.grad = None
         if options.pop("lazy", False):
-            made = F.cross_entropy(head(leaf), targets)
+            value = F.cross_entropy(head(leaf), targets)
         else:
-            made = lmhead.linear_cross_entropy(leaf, weight, targets, **options)
-        made.backward()
-        return float(made.detach())
+            value = lmhead.linear_cross_entropy(leaf, weight, targets, **options)
+        value.backward()
+        return float(value.detach())
 
     if name == "loss":
         return loss
@@ -63,10 +63,10 @@ def _task(name: str) -> Any:
     if name == "query of five":
 
         def query() -> float:
-            made = lmhead.query(
+            answers = lmhead.query(
                 hidden, weight, log_prob=targets, rank=targets, entropy=True, argmax=True, top_k=20
             )
-            return float(made.log_prob.mean()) + float(made.argmax.sum())
+            return float(answers.log_prob.mean()) + float(answers.argmax.sum())
 
         return query
     if name == "argmax of one row":
@@ -137,18 +137,18 @@ def main() -> None:
     parser.add_argument("new", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    old, new = _Tree(given.old, given.threads), _Tree(given.new, given.threads)
+    options = parser.parse_args()
+    old, new = _Tree(options.old, options.threads), _Tree(options.new, options.threads)
     print(f"{'task':28}{'old ms':>10}{'new ms':>10}{'new / old':>11}")
     for name in TASKS:
         times: dict[_Tree, list[float]] = {old: [], new: []}
-        for r in range(given.rounds):
-            found = {}
+        for r in range(options.rounds):
+            values = {}
             for tree in (old, new) if r % 2 == 0 else (new, old):
-                found[tree], seconds = tree.time(name)
+                values[tree], seconds = tree.time(name)
                 times[tree].append(seconds)
-            if abs(found[old] - found[new]) > 1e-5 * (1 + abs(found[old])):
-                raise SystemExit(f"{name}: results differ: {found[old]} and {found[new]}")
+            if abs(values[old] - values[new]) > 1e-5 * (1 + abs(values[old])):
+                raise SystemExit(f"{name}: results differ: {values[old]} and {values[new]}")
         ratio = median(b / a for a, b in zip(times[old], times[new], strict=True))
         best = [min(times[tree]) * 1e3 for tree in (old, new)]
         print(f"{name:28}{best[0]:10.2f}{best[1]:10.2f}{ratio:11.3f}", flush=True)

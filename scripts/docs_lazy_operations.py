@@ -100,14 +100,14 @@ def _group(function: Any, handler: Callable[..., Any]) -> str:
 
 def groups() -> dict[str, list[str]]:
     """Return the names of each section, sorted."""
-    found: dict[str, set[str]] = {"pointwise": {_name(function) for function in POINTWISE}}
+    sections: dict[str, set[str]] = {"pointwise": {_name(function) for function in POINTWISE}}
     for function, handler in torch_function.HANDLERS.items():
-        found.setdefault(_group(function, handler), set()).add(_name(function))
-    known = set().union(*found.values())
-    found["builds"] = {name for name in _WHOLE if name not in known}
+        sections.setdefault(_group(function, handler), set()).add(_name(function))
+    known = set().union(*sections.values())
+    sections["builds"] = {name for name in _WHOLE if name not in known}
     return {
         group: sorted(n for n in names if n and not n.startswith(("_", "torch.")))
-        for group, names in found.items()
+        for group, names in sections.items()
     }
 
 

@@ -89,9 +89,9 @@ def main() -> int:
     """Walk, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", type=Path, help="folder for the clone [default: temporary]")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="newcomer-") as made:
-        clone = (given.keep or Path(made)).resolve() / "lmhead"
+        clone = (options.keep or Path(made)).resolve() / "lmhead"
         shell = Shell(clone)
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
         install = dict(sections("install.md"))["From a clone"]

@@ -1,4 +1,4 @@
-"""Record what `lmhead demo` prints as a picture: docs/images/demo.svg.
+"""Record the output of `lmhead demo` as a picture: docs/images/demo.svg.
 
     pip install rich
     python scripts/record_demo.py
@@ -28,15 +28,15 @@ def main() -> None:
     if program is None:
         raise SystemExit("lmhead is not installed beside this Python")
     os.environ.update(COLUMNS=str(COLUMNS), TERM="xterm-256color")
-    said: list[bytes] = []
+    output: list[bytes] = []
 
     def read(terminal: int) -> bytes:
-        said.append(os.read(terminal, 65536))
-        return said[-1]
+        output.append(os.read(terminal, 65536))
+        return output[-1]
 
     if pty.spawn([program, "demo"], read):
         raise SystemExit("the demo failed")
-    lines = b"".join(said).decode().replace("\r\n", "\n").split("\n")
+    lines = b"".join(output).decode().replace("\r\n", "\n").split("\n")
     # What progress wrote over is not part of the picture.
     text = "\n".join(line.rsplit("\x1b[2K", 1)[-1].rsplit("\r", 1)[-1] for line in lines)
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)

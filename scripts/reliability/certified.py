@@ -41,9 +41,9 @@ CHAINS: list[dict[str, Any]] = [
 def exact_logits(head: LMHead, hidden: Tensor) -> Tensor:
     """Return the float64 logits (N, V), each sum in the order of the definition."""
     source = head.scores(hidden).source
-    every = torch.arange(source.vocab)
+    token_ids = torch.arange(source.vocab)
     rows = torch.arange(len(hidden)).repeat_interleave(source.vocab)
-    return source.pairs(rows, every.repeat(len(hidden))).view(len(hidden), -1)
+    return source.pairs(rows, token_ids.repeat(len(hidden))).view(len(hidden), -1)
 
 
 def decide(
@@ -52,40 +52,40 @@ def decide(
     truth: Tensor,
     chain: dict[str, Any],
     seed: int,
-    found: Counter[str],
+    counts: Counter[str],
 ) -> None:
     """Count decisions and those that differ: argmax and top-k of all rows, samples of some."""
     k = min(K, truth.shape[1])
     order = truth.sort(dim=1, descending=True, stable=True).indices[:, :k]
     n = len(hidden)
-    found["argmax"] += n
-    found["wrong"] += int((screened.argmax(hidden).token != order[:, 0]).sum())
-    found["top-k"] += n
-    found["wrong"] += int((screened.topk(hidden, k).indices != order).any(1).sum())
+    counts["argmax"] += n
+    counts["wrong"] += int((screened.argmax(hidden).token != order[:, 0]).sum())
+    counts["top-k"] += n
+    counts["wrong"] += int((screened.topk(hidden, k).indices != order).any(1).sum())
     n = min(n, SAMPLES)
     hidden, truth = hidden[:n], truth[:n]
     sampler = Sampler(seed=list(range(seed, seed + n)), **chain)
     answer, want = screened.sample(hidden, sampler), sampler(screened.head(hidden))
-    found["samples"] += n
-    found["wrong"] += int((answer.token != want.token).sum())
+    counts["samples"] += n
+    counts["wrong"] += int((answer.token != want.token).sum())
     # A draw follows float32 logits, the intervals hold the log-probabilities of float64 ones.
     # Where roundings of float32 decide the token or the cut, float64 has another distribution.
     wide = sampler(truth)
     same = (wide.token == answer.token) & ((wide.log_prob - want.log_prob).abs() < 0.01)
-    found["float64 logits draw or cut otherwise"] += int((~same).sum())
+    counts["float64 logits draw or cut otherwise"] += int((~same).sum())
     for interval, true in (
         (answer.log_prob, wide.log_prob),
         (answer.raw_log_prob, wide.raw_log_prob),
     ):
         slack = 1e-9 * (1 + true.abs())
         inside = (interval.low <= true + slack) & (true <= interval.high + slack)
-        found["intervals"] += int(same.sum())
-        found["missed"] += int((~inside & same).sum())
+        counts["intervals"] += int(same.sum())
+        counts["missed"] += int((~inside & same).sum())
     if seed % 5 == 0 and bool((hidden.double().norm(dim=1) * screened.copy.n_max < 1e29).all()):
         lower, upper = screened.candidates(hidden).bounds()
         inside = (lower.double() <= truth) & (truth <= upper.double())
-        found["intervals"] += inside.numel()
-        found["missed"] += int((~inside).sum())
+        counts["intervals"] += inside.numel()
+        counts["missed"] += int((~inside).sum())
 
 
 def adversarial(seed: int, rows: int) -> tuple[LMHead, Tensor]:
@@ -117,37 +117,42 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="stop after this time")
     parser.add_argument("--real", type=int, default=512, help="hidden states of the real head")
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    begin, found = time.monotonic(), Counter[str]()
+    options = parser.parse_args()
+    begin, counts = time.monotonic(), Counter[str]()
     sets = instruction_sets()
     assert kernels.core is not None
-    real = real_states() if given.real else None
+    real = real_states() if options.real else None
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))  # summarise what there is
     if real is not None:
         copies = [ScreenedHead(real[0], bits=bits) for bits in ("4+4", 8)]
-        for chunk in real[1][: given.real].split(16):
+        for chunk in real[1][: options.real].split(16):
             truth = exact_logits(real[0], chunk)
             for name, screened in itertools.product(sets, copies):
                 kernels.core.use(name)
-                decide(screened, chunk, truth, {"top_p": 0.9}, 1, found)
-                found["on real states"] += 3 * len(chunk)
-    for seed in itertools.count(given.seed):
-        done = found["argmax"] + found["top-k"] + found["samples"]
-        late = given.seconds is not None and time.monotonic() - begin > given.seconds
+                decide(screened, chunk, truth, {"top_p": 0.9}, 1, counts)
+                counts["on real states"] += 3 * len(chunk)
+    for seed in itertools.count(options.seed):
+        done = counts["argmax"] + counts["top-k"] + counts["samples"]
+        late = options.seconds is not None and time.monotonic() - begin > options.seconds
         late = late or bool(stopped)
-        if done >= given.decisions or late:
+        if done >= options.decisions or late:
             break
         kernels.core.use(sets[seed % len(sets)])
         bits: Any = (8, "4+4")[seed // len(sets) % 2]
         head, hidden = adversarial(seed, ROWS)
         chain = CHAINS[seed // 2 % len(CHAINS)]
         truth = exact_logits(head, hidden)
-        decide(ScreenedHead(head, bits=bits), hidden, truth, chain, seed, found)
-        found["heads"] += 1
-    summary = {"decisions": done, "instruction_sets": sets, **dict(found), "wrong": found["wrong"]}
-    keep("certified", {**summary, "missed": found["missed"]}, write=given.write)
-    return int(found["wrong"] + found["missed"] > 0)
+        decide(ScreenedHead(head, bits=bits), hidden, truth, chain, seed, counts)
+        counts["heads"] += 1
+    summary = {
+        "decisions": done,
+        "instruction_sets": sets,
+        **dict(counts),
+        "wrong": counts["wrong"],
+    }
+    keep("certified", {**summary, "missed": counts["missed"]}, write=options.write)
+    return int(counts["wrong"] + counts["missed"] > 0)
 
 
 if __name__ == "__main__":

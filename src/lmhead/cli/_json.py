@@ -75,8 +75,8 @@ class Stream:
     def close(self, **after: Any) -> None:
         """Write the end of the list and the remaining fields."""
         end = "]" if self._first else "\n  ]"
-        rest = to_text(after)
-        click.echo(f"{end},{rest[1:]}" if after else f"{end}\n}}")
+        fields = to_text(after)
+        click.echo(f"{end},{fields[1:]}" if after else f"{end}\n}}")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; see docs/json.md.")

@@ -2,7 +2,7 @@
 
 Linux keeps the peak of a process's resident memory (VmHWM) and lets the process reset it; elsewhere
 `getrusage` gives the peak over the whole life of the process. Measure in a fresh process that has
-done nothing but make the inputs.
+done nothing but create the inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Growth:
     """Peak growth of the process, in bytes.
 
     Attributes:
-        first: in the first call, including libraries that load and code that is compiled.
-        later: in the second call; None where the system cannot tell.
+        first: in the first call, including loaded libraries and compiled code.
+        later: in the second call; None if the system does not report it.
         results: size of the tensors that the call returned, e.g. gradients.
     """
 
@@ -47,7 +47,7 @@ class Growth:
 
 
 def peak_growth(step: Callable[[], Mapping[str, Tensor]]) -> Growth | None:
-    """Return the growth in two calls of `step`; None where the system cannot tell."""
+    """Return the growth in two calls of `step`; None if the system does not report it."""
     if not _reset() and sys.platform == "win32":
         return None
     results, first = call_with_growth(step)
@@ -58,7 +58,7 @@ def peak_growth(step: Callable[[], Mapping[str, Tensor]]) -> Growth | None:
 
 
 def call_with_growth(call: Callable[[], _T]) -> tuple[_T, int]:
-    """Return the result of a call, and how many bytes the process grew by at its peak."""
+    """Return the result of a call, and the peak growth of the process in bytes."""
     gc.collect()
     with suppress(AttributeError, OSError, TypeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 SECTION = "Sampler options"
 
-# Not offered on the command line: sequences of ids, and what a single text does not need.
+# Not offered on the command line: sequences of ids, and options that a single text does not need.
 LEFT_OUT = {
     "bad_words_ids",
     "dry_sequence_breakers",
@@ -36,8 +36,8 @@ _ID_OPTIONS = ("logit_bias", "allowed_token_ids", "suppress_tokens", "begin_supp
 
 def sampler_options(function: _F) -> _F:
     """Add every sampler option to a command."""
-    made = [_option(f) for f in fields(Options) if f.name not in LEFT_OUT]
-    made += [
+    decorators = [_option(f) for f in fields(Options) if f.name not in LEFT_OUT]
+    decorators += [
         click.option(
             "--order",
             cls=SectionedOption,
@@ -53,7 +53,7 @@ def sampler_options(function: _F) -> _F:
             help="Random seed; the same seed gives the same tokens.",
         ),
     ]
-    for option in reversed(made):
+    for option in reversed(decorators):
         function = option(function)
     return function
 
@@ -143,7 +143,7 @@ def parse_options(text: str) -> dict[str, Any]:
     """
     kinds = {f.name: _kind(f) for f in fields(Options) if f.name not in LEFT_OUT}
     kinds |= {"order": "text", "seed": "int"}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in text.replace(",", " ").split():
         name, equals, value = part.partition("=")
         name = name.strip("-").replace("-", "_")
@@ -155,14 +155,14 @@ def parse_options(text: str) -> dict[str, Any]:
         kind = kinds[name]
         try:
             if kind == "bool":
-                found[name] = {"true": True, "false": False}[value.lower()]
+                options[name] = {"true": True, "false": False}[value.lower()]
             elif kind == "text":
-                found[name] = value
+                options[name] = value
             else:
-                found[name] = (int if kind == "int" else float)(value)
+                options[name] = (int if kind == "int" else float)(value)
         except (ValueError, KeyError):
             raise click.UsageError(f"{name} must be a number; got {value!r}") from None
-    return found
+    return options
 
 
 def make_sampler(given: Mapping[str, Any]) -> Sampler:

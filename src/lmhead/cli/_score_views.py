@@ -1,4 +1,4 @@
-"""What `lmhead score` shows: a table or JSON, every token and the totals."""
+"""Output of `lmhead score`: a table or JSON, every token and the totals."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def table_of_files(results: dict[str, Score]) -> Iterator[str]:
 
 def document_of(result: Score) -> dict[str, Any]:
     """Return the totals as JSON, with those that depend on a definition of words."""
-    more = {"word_perplexity": _finite(result.word_perplexity), "words": result.words}
-    return {**result.to_json(), **more, "bos": result.bos}
+    more_fields = {"word_perplexity": _finite(result.word_perplexity), "words": result.words}
+    return {**result.to_json(), **more_fields, "bos": result.bos}
 
 
 def _finite(x: float) -> float | None:

@@ -22,14 +22,14 @@ def find_clone() -> Path | None:
 
 
 def load_command() -> click.Command:
-    """Return the command group of `benchmarks`, or a command that says that there is none."""
+    """Return the command group of `benchmarks`; without a clone, a command that raises."""
     root = find_clone()
     if root is None:
         return _missing
     sys.path.insert(0, str(root))
     try:
-        found: click.Command = import_module("benchmarks.commands").command
-        return found
+        group: click.Command = import_module("benchmarks.commands").command
+        return group
     finally:
         sys.path.remove(str(root))
 

@@ -12,7 +12,7 @@ from lmhead.cli import _json
 from lmhead.cli._terminal import left
 from lmhead.user_cache import cache_folder
 
-# Name in the cache folder -> what it is.
+# Name in the cache folder -> its description.
 _KINDS = {
     "gguf": "GGUF models converted to float32",
     "screen": "quantized copies of heads, for --screen",
@@ -50,19 +50,19 @@ def list_cache(as_json: bool) -> None:
       lmhead cache list
       lmhead cache list --json
     """
-    found = _entries()
+    entries = _entries()
     if as_json:
-        rows = [{"kind": e.kind, "path": str(e.path), "bytes": e.size} for e in found]
+        rows = [{"kind": e.kind, "path": str(e.path), "bytes": e.size} for e in entries]
         _json.write("cache", folder=str(cache_folder()), entries=rows)
         return
     click.echo(f"{cache_folder()}")
     for kind, about in _KINDS.items():
-        some = [entry for entry in found if entry.kind == kind]
-        if some:
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        if of_kind:
             click.echo(f"\n{about}")
-        for entry in some:
+        for entry in of_kind:
             click.echo(f"  {left(_size(entry.size), 12)}{entry.path.relative_to(cache_folder())}")
-    click.echo(f"\n{_size(sum(entry.size for entry in found))} in all")
+    click.echo(f"\n{_size(sum(entry.size for entry in entries))} in all")
 
 
 @command.command("clear")
@@ -92,12 +92,14 @@ def clear(kind: str | None, as_json: bool) -> None:
 
 def _entries() -> list[_Entry]:
     """Return what is in the cache folder; files of other programs are left alone."""
-    found = []
+    entries = []
     for kind in _KINDS:
-        place = cache_folder() / kind
-        inside = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
-        found += [_Entry(kind, path, _bytes(path)) for path in inside]
-    return found
+        folder = cache_folder() / kind
+        inside = (
+            sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.is_file() else []
+        )
+        entries += [_Entry(kind, path, _bytes(path)) for path in inside]
+    return entries
 
 
 def _bytes(path: Path) -> int:

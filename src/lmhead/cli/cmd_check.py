@@ -27,7 +27,7 @@ TEXT = (
     "time: “one small step”. 床前明月光，疑是地上霜。 def f(x): return x ** 2"
 )
 _TOP = 10
-_NUMBERS = 2**25  # weights compared at most: the reference holds several float64 copies
+_NUMBERS = 2**25  # most weights compared: the reference holds several float64 copies
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,23 @@ def read_sample(model: LanguageModel, tokens: int) -> tuple[LMHead, Tensor, Tens
     ids = list(model.tokenizer.encode(TEXT)) if model.tokenizer is not None else []
     while len(ids) <= tokens:  # a short text or no tokenizer: any ids will do
         ids += [(7 * len(ids) + 3) % model.head.vocab_size]
-    taken = torch.tensor([ids[: tokens + 1]])
+    sample = torch.tensor([ids[: tokens + 1]])
     with torch.no_grad():
-        hidden, _ = model.hidden(taken[:, :-1])
-    full = model.head
-    vocab = max(2, min(full.vocab_size, _NUMBERS // full.hidden_size))
-    head = LMHead(full.hidden_size, vocab, softcap=full.softcap, scale=full.scale, device="meta")
-    head.weight = torch.nn.Parameter(full.weight.detach()[:vocab])
-    head.bias = None if full.bias is None else torch.nn.Parameter(full.bias.detach()[:vocab])
-    return head, hidden[0].detach(), taken[0, 1:] % vocab
+        hidden, _ = model.hidden(sample[:, :-1])
+    whole_head = model.head
+    vocab = max(2, min(whole_head.vocab_size, _NUMBERS // whole_head.hidden_size))
+    head = LMHead(
+        whole_head.hidden_size,
+        vocab,
+        softcap=whole_head.softcap,
+        scale=whole_head.scale,
+        device="meta",
+    )
+    head.weight = torch.nn.Parameter(whole_head.weight.detach()[:vocab])
+    head.bias = (
+        None if whole_head.bias is None else torch.nn.Parameter(whole_head.bias.detach()[:vocab])
+    )
+    return head, hidden[0].detach(), sample[0, 1:] % vocab
 
 
 def compare(head: LMHead, hidden: Tensor, targets: Tensor) -> list[Finding]:
@@ -170,12 +178,15 @@ def compare(head: LMHead, hidden: Tensor, targets: Tensor) -> list[Finding]:
     best = torch.from_numpy(ref.top_k(logits, min(_TOP, head.vocab_size))[1])
     k = best.shape[-1]
     with torch.no_grad():
-        found = {"argmax": head(hidden).argmax(-1)[:, None], f"top {k}": head(hidden).topk(k)[1]}
+        decisions = {
+            "argmax": head(hidden).argmax(-1)[:, None],
+            f"top {k}": head(hidden).topk(k)[1],
+        }
         if hidden.device.type == "cpu":
             copy = ScreenedHead(head)
-            found["certified argmax"] = copy.argmax(hidden).token[:, None]
-            found[f"certified top {k}"] = copy.topk(hidden, k).indices
-    for what, ids in found.items():
+            decisions["certified argmax"] = copy.argmax(hidden).token[:, None]
+            decisions[f"certified top {k}"] = copy.topk(hidden, k).indices
+    for what, ids in decisions.items():
         wrong = int((ids != best[:, : ids.shape[1]]).any(1).sum())
         findings.append(Finding(what, wrong, None, 0))
     return findings
@@ -189,9 +200,9 @@ def _dense(hidden: Tensor, head: LMHead) -> Tensor:
     return z if head.softcap is None else head.softcap * (z / head.softcap).tanh()
 
 
-def _relative_error(found: Tensor, truth: Tensor) -> float:
+def _relative_error(result: Tensor, truth: Tensor) -> float:
     """Return the norm of the difference, relative to that of the truth."""
-    return float((found - truth).norm() / truth.norm().clamp(min=1e-300))
+    return float((result - truth).norm() / truth.norm().clamp(min=1e-300))
 
 
 def _lines(findings: list[Finding]) -> list[str]:

@@ -109,8 +109,8 @@ def command(
     opened = [
         open_model(name, download=options["download"], threads=options["threads"]) for name in names
     ]
-    for one in opened:
-        check_window(one, window)
+    for model in opened:
+        check_window(model, window)
     from lmhead.analysis import compare_models, compare_samplers
     from lmhead.analysis.same_vocabulary import check_same_vocabulary
 
@@ -119,25 +119,25 @@ def command(
         progress("Comparing ...")
         if samplers:
             a, b = (sampler_for_model(chain, opened[0]) for chain in chains)
-            found = compare_samplers(opened[0], a, b, pieces, window=window, worst=worst)
+            comparison = compare_samplers(opened[0], a, b, pieces, window=window, worst=worst)
         else:
             with as_usage_errors():
                 check_same_vocabulary(opened[0], opened[1])
-            found = compare_models(opened[0], opened[1], pieces, window=window, worst=worst)
+            comparison = compare_models(opened[0], opened[1], pieces, window=window, worst=worst)
     sides = [repr(s) for s in (a, b)] if samplers else [model.name for model in opened]
     if as_json:
         document: dict[str, Any] = {"a": model_json(opened[0]), "b": model_json(opened[-1])}
         document |= {"sampler_a": None, "sampler_b": None}
         if samplers:
             document |= {"sampler_a": sides[0], "sampler_b": sides[1]}
-        _json.write("compare", **(document | found.to_json()))
+        _json.write("compare", **(document | comparison.to_json()))
     else:
-        echo(_lines(found, sides))
+        echo(_lines(comparison, sides))
     value = {
-        "kl": found.kl,
-        "max-kl": found.max_kl,
-        "tv": found.total_variation or 0.0,
-        "disagreement": 1 - found.agreement,
+        "kl": comparison.kl,
+        "max-kl": comparison.max_kl,
+        "tv": comparison.total_variation or 0.0,
+        "disagreement": 1 - comparison.agreement,
     }[metric]
     check_threshold(metric, value, fail_above)
 
@@ -146,50 +146,54 @@ def _names(
     arguments: tuple[str, ...], text: str | None, samplers: bool
 ) -> tuple[list[str | None], str | None]:
     """Return the models, one for samplers and else two, and the file."""
-    given = list(arguments)
+    names = list(arguments)
     file = None
     if text is None:
-        if not given:
+        if not names:
             raise click.UsageError("Missing argument 'FILE'.")
-        file = given.pop()
+        file = names.pop()
     if samplers:
-        if len(given) > 1:
+        if len(names) > 1:
             raise click.UsageError("With samplers, give one model, not two.")
-        return [given[0] if given else None], file
-    if len(given) != 2:
+        return [names[0] if names else None], file
+    if len(names) != 2:
         raise click.UsageError(
             f"Give two models{' and a FILE' if text is None else ''}; got {len(arguments)} "
             "arguments. For two samplers of one model: --sampler-a and --sampler-b."
         )
-    return [*given], file
+    return [*names], file
 
 
-def _lines(found: Comparison, sides: list[str]) -> Iterator[str]:
+def _lines(comparison: Comparison, sides: list[str]) -> Iterator[str]:
     yield ""
     for letter, name in zip("AB", sides, strict=True):
         yield f"{_MARGIN}{cyan(letter)}  {name}"
     yield ""
     rows = [
-        ("KL(A ‖ B)", f"{found.kl:.6f}", "nats, mean"),
-        ("largest", f"{found.max_kl:.6f}", "nats"),
-        ("same best token", f"{found.agreement:.2%}", f"of {found.positions:,} positions"),
+        ("KL(A ‖ B)", f"{comparison.kl:.6f}", "nats, mean"),
+        ("largest", f"{comparison.max_kl:.6f}", "nats"),
+        (
+            "same best token",
+            f"{comparison.agreement:.2%}",
+            f"of {comparison.positions:,} positions",
+        ),
     ]
-    if found.total_variation is not None:
-        rows.append(("total variation", f"{found.total_variation:.6f}", "mean, from 0 to 1"))
-    if found.perplexity is not None:
-        a, b = found.perplexity
+    if comparison.total_variation is not None:
+        rows.append(("total variation", f"{comparison.total_variation:.6f}", "mean, from 0 to 1"))
+    if comparison.perplexity is not None:
+        a, b = comparison.perplexity
         rows.append(("perplexity", f"{a:,.4f}", f"A; {b:,.4f} B"))
     for name, value, note in rows:
         yield f"{_MARGIN}{left(name, 17)}{right(value, 14)}   {dim(note)}"
-    if found.max_kl >= _VISIBLE:
+    if comparison.max_kl >= _VISIBLE:
         yield ""
-        yield from _differences(found)
+        yield from _differences(comparison)
     yield ""
 
 
-def _differences(found: Comparison) -> Iterator[str]:
+def _differences(comparison: Comparison) -> Iterator[str]:
     yield dim(f"{_MARGIN}most different  {left('A', 16)}{left('B', 16)}after")
-    for difference in found.differences:
+    for difference in comparison.differences:
         if difference.kl < _VISIBLE:
             break
         best = "".join(left(_label(*side), 16) for side in difference.best)

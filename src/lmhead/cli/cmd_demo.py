@@ -152,12 +152,12 @@ class Tour(Narration):
             logits = self.model.head(hidden[:-1])
             answers = logits.ask(log_prob=torch.tensor(ids[1:]), rank=torch.tensor(ids[1:]))
         bits = (-answers.log_prob / math.log(2)).tolist()
-        most = max(bits)
+        largest = max(bits)
         for id, cost, rank in zip(ids[1:], bits, answers.rank.tolist(), strict=True):
             shown = left(visible_bytes(self.tokenizer.token_bytes(id)) or f"<{id}>", 14)
-            place = right(self.say(f"#{rank + 1:,}", f"第 {rank + 1:,}"), 9)
-            drawn = bar(cost / most, _BAR)
-            yield f"{MARGIN}{shown}{cost:6.2f} bit{place}" + ("  " + _yellow(drawn)) * bool(drawn)
+            label = right(self.say(f"#{rank + 1:,}", f"第 {rank + 1:,}"), 9)
+            drawn = bar(cost / largest, _BAR)
+            yield f"{MARGIN}{shown}{cost:6.2f} bit{label}" + ("  " + _yellow(drawn)) * bool(drawn)
         perplexity = 2 ** (sum(bits) / len(bits))
         yield ""
         yield from self.note(
@@ -175,19 +175,19 @@ class Tour(Narration):
         head = self.model.head
         ids, hidden, cache = self.read(STORY)
         screened = head.screen(calibration=hidden)
-        read, scored, made, same = 0, 0, [], True
+        read, scored, tokens, same = 0, 0, [], True
         with torch.no_grad():
             for _ in range(TOKENS):
                 answer = screened.argmax(hidden[-1])
                 read += answer.certificate.bytes_read
                 scored += int(answer.certificate.rows_rescored)
-                made.append(int(answer.token))
+                tokens.append(int(answer.token))
                 exact = head(hidden[-1]).ask(argmax=True).argmax
-                same = same and int(exact) == made[-1]
-                states, cache = self.model.hidden(torch.tensor([made[-1:]]), cache)
+                same = same and int(exact) == tokens[-1]
+                states, cache = self.model.hidden(torch.tensor([tokens[-1:]]), cache)
                 hidden = states[0]
         head.screened = None
-        text = self.tokenizer.decode([*ids, *made])
+        text = self.tokenizer.decode([*ids, *tokens])
         for line in _wrapped(text, 70):
             yield MARGIN + line
         full = TOKENS * head.weight.nbytes
@@ -207,13 +207,13 @@ class Tour(Narration):
         """Show the peak memory of one training step of the head, dense and ours."""
         yield from self.section(4, "The memory of a training step", "训练一步所需的内存")
         rows, measured = self._step_memory()
-        most = max(rows.values())
+        largest = max(rows.values())
         names = {
             "dense": self.say("F.linear + F.cross_entropy", "F.linear + F.cross_entropy"),
             "lmhead": self.say("lmhead", "lmhead"),
         }
         for kind, size in rows.items():
-            drawn = cyan(bar(size / most, _BAR - 8))
+            drawn = cyan(bar(size / largest, _BAR - 8))
             yield f"{MARGIN}{left(names[kind], 28)}{right(_mib(size), 10)}  {drawn}"
         how = (
             ("measured: the peak of this process", "实测：本进程的峰值增长")
@@ -249,14 +249,14 @@ class Tour(Narration):
             grads = torch.autograd.grad(loss, (states, weight))
             return {"loss": loss.detach(), "hidden": grads[0], "weight": grads[1]}
 
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for kind in ("dense", "lmhead"):
             growth = peak_growth(partial(step, kind))
             if growth is None or growth.temporary is None:
                 dense = 3 * STEP * head.vocab_size * weight.dtype.itemsize
                 return {"dense": dense, "lmhead": min(dense, DEFAULT_MAX_BYTES)}, False
-            found[kind] = growth.temporary
-        return found, True
+            sizes[kind] = growth.temporary
+        return sizes, True
 
     def farewell(self) -> Iterator[str]:
         """Show commands to try next."""
@@ -275,7 +275,7 @@ class Tour(Narration):
 
 
 def program() -> str:
-    """Return what starts this lmhead in the current shell: `lmhead` if it is on the PATH."""
+    """Return the command that starts this lmhead in the current shell: `lmhead` if on the PATH."""
     python = Path(sys.executable)
     script = python.with_name("lmhead" + python.suffix)
     on_path = shutil.which("lmhead")

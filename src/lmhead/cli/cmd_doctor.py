@@ -60,9 +60,9 @@ def examine() -> dict[str, str | int | list[str]]:
         facts["instruction set"] = core.instruction_set()
         facts["also usable"] = core.instruction_sets()[1:]
         facts["threads from"] = core.thread_runtime()
-        whole, nibbles = memory_reading.choose()
-        facts["streams"] = f"{whole.streams} with 8 bits, {nibbles.streams} with 4"
-        facts["prefetch"] = f"{whole.prefetch} bytes with 8 bits, {nibbles.prefetch} with 4"
+        eight_bit, nibbles = memory_reading.choose()
+        facts["streams"] = f"{eight_bit.streams} with 8 bits, {nibbles.streams} with 4"
+        facts["prefetch"] = f"{eight_bit.prefetch} bytes with 8 bits, {nibbles.prefetch} with 4"
     engines = ["core"] if core is not None else []
     facts["engines"] = [*engines, "torch", *(["llama.cpp"] if llama_cpp.is_available() else [])]
     facts["torch's instruction set"] = torch.backends.cpu.get_cpu_capability()

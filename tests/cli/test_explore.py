@@ -49,25 +49,16 @@ def test_it_serves_the_page_and_a_model_and_ends_when_interrupted(tmp_path: Path
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize(("arguments", "names"), [([], True), (["--no-model"], False)])
-def test_without_a_model_it_opens_the_default_one(arguments: list[str], names: bool) -> None:
-    process, address = started(*arguments)
+def test_default_model_and_port_then_a_run_on_the_next_port(tmp_path: Path) -> None:
+    processes = [started(), started("--no-model", "--run", str(tmp_path))]
     try:
-        models = httpx.get(f"{address}api/models", timeout=30).json()["models"]
-        assert [model["name"] for model in models] == ([default_model()] if names else [])
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
-
-
-def test_a_run_opens_the_training_page_and_the_port_is_the_default_or_the_next(
-    tmp_path: Path,
-) -> None:
-    processes = [started("--no-model", "--run", str(tmp_path)) for _ in range(2)]
-    try:
-        ports = [int(address.split(":")[2].split("/")[0]) for _, address in processes]
-        assert all(address.endswith("/train") for _, address in processes)
-        assert DEFAULT_PORT <= ports[0] < ports[1] < DEFAULT_PORT + 20
+        (_, plain), (_, run) = processes
+        assert run.endswith("/train")
+        first, second = (int(address.split(":")[2].split("/")[0]) for address in (plain, run))
+        assert DEFAULT_PORT <= first < second < DEFAULT_PORT + 20
+        for address, names in ((plain, [default_model()]), (run.removesuffix("train"), [])):
+            models = httpx.get(f"{address}api/models", timeout=30).json()["models"]
+            assert [model["name"] for model in models] == names
     finally:
         for process, _ in processes:
             process.send_signal(signal.SIGINT)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import signal
+import subprocess
 import sys
 
 import pytest
 
-from lmhead.progress import Progress
+from lmhead.models import open_model
+from lmhead.progress import Progress, report_read, show_reads
 
 
 class Terminal(io.StringIO):
@@ -58,3 +63,41 @@ def test_characters_that_a_stream_cannot_encode() -> None:
 def test_a_closed_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     report(Progress(plain=True))
+
+
+def test_files_of_a_model_are_shown_while_they_are_read() -> None:
+    stream = Terminal()
+    with show_reads(Progress(stream)):
+        open_model("tiny")
+    statuses = stream.getvalue().split("\r\x1b[2K")
+    found = [re.fullmatch(r"Reading model\.safetensors: (\d+)% of 4 MB", x) for x in statuses]
+    percents = [int(match[1]) for match in found if match]
+    assert percents == sorted(percents)
+    assert percents[0] < 50
+    assert percents[-1] == 100
+    assert percents.count(100) == 1
+
+
+def test_nothing_is_shown_elsewhere() -> None:
+    stream = Terminal()
+    with show_reads(Progress(stream)):
+        pass
+    report_read("model.safetensors", 1, 2)
+    open_model("tiny")
+    assert stream.getvalue() == ""
+
+
+def test_explore_shows_on_a_terminal_what_it_reads() -> None:
+    ours, terminal = os.openpty()
+    command = [sys.executable, "-m", "lmhead", "explore", "tiny", "--port", "0", "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True)
+    try:
+        assert process.stdout is not None
+        assert "http://127.0.0.1:" in process.stdout.readline()
+        shown = os.read(ours, 1 << 16).decode()
+        assert "Reading model.safetensors: 100% of 4 MB" in shown
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        os.close(ours)
+        os.close(terminal)

@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TextIO
 
 _CLEAR = "\r\x1b[2K"
@@ -90,6 +91,39 @@ def _cut(text: str, width: int) -> str:
         if used > width:
             return text[:index]
     return text
+
+
+_shown_on: ContextVar[Progress | None] = ContextVar("shown_on", default=None)
+
+
+@contextmanager
+def show_reads(progress: Progress) -> Iterator[None]:
+    """Show on `progress` which file is being read, and how much of it, within this block."""
+    token = _shown_on.set(progress)
+    try:
+        yield
+    finally:
+        _shown_on.reset(token)
+
+
+def report_read(name: str, done: int, total: int) -> None:
+    """Report that `done` of the `total` bytes of a file have been read.
+
+    Does nothing outside of `show_reads`.
+
+    >>> with show_reads(Progress(sys.stdout, plain=True)):
+    ...     report_read("tokenizer.json", 0, 640_000)
+    ...     report_read("model.safetensors", 135_000_000, 269_000_000)
+    Reading tokenizer.json, 640 kB ...
+    Reading model.safetensors: 50% of 269 MB
+    """
+    progress = _shown_on.get()
+    if progress is None:
+        return
+    size = f"{total / 1e6:,.0f} MB" if total >= 1e6 else f"{total / 1e3:,.0f} kB"
+    # Rounded down: 100% means that all has been read.
+    part = f": {100 * done // max(total, 1)}% of {size}" if done else f", {size} ..."
+    progress(f"Reading {name}{part}")
 
 
 INTERRUPTED = 130

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from lmhead.cli._command_group import FileError, combine_options, importing
-from lmhead.progress import Progress
+from lmhead.progress import Progress, show_reads
 from lmhead.user_cache import is_offline
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def open_model(where: str | None, *, download: bool, threads: int | None) -> Lan
         progress(f"Opening {where or 'the default model'} ...")
         ctx = click.get_current_context(silent=True)
         engine = None if ctx is None else ctx.meta.get(_ENGINE)
-        return open_any(where, download=download, engine=engine)
+        with show_reads(progress):
+            return open_any(where, download=download, engine=engine)
 
 
 def open_models(

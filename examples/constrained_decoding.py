@@ -28,7 +28,7 @@ def main() -> None:
     """Generate under three constraints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="tiny", help="what open_model takes")
-    parser.add_argument("--quick", action="store_true", help="nothing else: it is quick already")
+    parser.add_argument("--quick", action="store_true", help="no effect: the program takes seconds")
     given = parser.parse_args()
     model = lmhead.open_model(given.model)
 

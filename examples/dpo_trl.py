@@ -1,7 +1,7 @@
 """DPO with TRL: prefer one completion over another, with the log-probabilities of lmhead.
 
-`patch()` is the only line that is ours. TRL passes the weight of the output layer to one function;
-the patch puts lmhead there: no logits in memory, and positions that are ignored cost nothing.
+Only `patch()` differs from a plain TRL program. TRL passes the weight of the output layer to one
+function, which the patch replaces: no logits in memory, and ignored positions cost nothing.
 
     pip install 'lmhead[models]' trl
     python examples/dpo_trl.py --model FOLDER

@@ -1,7 +1,7 @@
 """Fine-tune SmolLM2-135M on a text file, on a CPU, with transformers' own Trainer.
 
-One line is ours: `lmhead.replace_head(model)`. With it a step never holds the logits of its tokens
-(49,152 per token), and the losses are the same.
+Only `lmhead.replace_head(model)` differs from a plain program. With it a step never holds the
+logits of its tokens (49,152 per token), and the losses are the same.
 
     lmhead models add smollm2
     pip install 'lmhead[models]' accelerate
@@ -39,13 +39,13 @@ class Windows(Dataset):
 def main() -> None:
     """Read the arguments, train, save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", type=Path, help="what to learn, UTF-8")
-    parser.add_argument("--out", type=Path, default=Path("tuned"), help="where to save")
-    parser.add_argument("--model", type=Path, help="another folder than SmolLM2's")
+    parser.add_argument("text", type=Path, help="text to train on, UTF-8")
+    parser.add_argument("--out", type=Path, default=Path("tuned"), help="folder of the result")
+    parser.add_argument("--model", type=Path, help="Hugging Face folder [default: SmolLM2]")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--block", type=int, default=256, help="tokens of a row")
-    parser.add_argument("--rows", type=int, default=4, help="rows read together")
-    parser.add_argument("--accumulate", type=int, default=4, help="micro-batches of a step")
+    parser.add_argument("--block", type=int, default=256, help="tokens per row")
+    parser.add_argument("--rows", type=int, default=4, help="rows per micro-batch")
+    parser.add_argument("--accumulate", type=int, default=4, help="micro-batches per step")
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--grad-filter", type=float, help="tail mass of the gradient filter, 0.02")
     given = parser.parse_args()

@@ -1,6 +1,6 @@
 """GRPO with TRL: sample answers, score them by a function, raise the probability of good ones.
 
-`patch()` is the only line that is ours. The reward here is a simple one: short answers with digits.
+Only `patch()` differs from a plain TRL program. The reward is simple: short answers with digits.
 
     pip install 'lmhead[models]' trl
     python examples/grpo_trl.py --model FOLDER

@@ -48,7 +48,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         nn.init.normal_(self.tokens.weight, std=0.02)
-        self.head = lmhead.LMHead.tied(self.tokens)  # the line that is ours
+        self.head = lmhead.LMHead.tied(self.tokens)  # instead of nn.Linear
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the logits of the next token at every position."""
@@ -61,8 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="?", type=Path, help="UTF-8 [default: one sentence]")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rows", type=int, default=12, help="texts of a batch")
-    parser.add_argument("--length", type=int, default=64, help="characters of a text")
+    parser.add_argument("--rows", type=int, default=12, help="rows per batch")
+    parser.add_argument("--length", type=int, default=64, help="characters per row")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)

@@ -37,7 +37,7 @@ def train(rank: int, processes: int, store: str, steps: int) -> None:
     body = nn.Sequential(nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh())
     head = lmhead.LMHead(WIDTH, VOCAB)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    head = parallelize_module(head, mesh, VocabParallel())  # the line that is ours
+    head = parallelize_module(head, mesh, VocabParallel())  # V / n rows on each rank
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=1.0)
     for step in range(steps):
         tokens = torch.randint(VOCAB, (ROWS,))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from lmhead.lazy.program import version
+
 if TYPE_CHECKING:
     from lmhead.lazy.logits import LazyLogits
 
@@ -16,29 +18,58 @@ if TYPE_CHECKING:
 class Column(Tensor):
     """The values of one token, computed; in-place changes are made to the logits as well.
 
-    After another change to the logits it raises: its values would be old.
+    A view of a column is one too: a change through it is a change of the column. After another
+    change to the logits both raise: their values would be old.
     """
 
     _logits: LazyLogits
     _index: Any
-    _seen: int
+    _seen: tuple[int, int]  # version and writes of the logits when the values were computed
+    _whole: Column | None  # the column that this one is a view of
 
     @staticmethod
     def of(values: Tensor, logits: LazyLogits, index: Any) -> Column:
         """Return values (...) of logits[index] as a view of the logits."""
         made: Column = values.as_subclass(Column)
-        made._logits, made._index = logits, index
-        made._seen = logits._shared.version
+        made._logits, made._index, made._whole = logits, index, None
+        made._seen = _state(logits)
         return made
 
-    def _plain(self) -> Tensor:
-        if self._seen != self._logits._shared.version:
-            raise RuntimeError(
-                "a column of lazy logits was read after the logits were modified in place; "
-                "select it again"
+    def _view(self, values: Tensor) -> Column:
+        """Return values that share memory with this column as a view of it."""
+        made: Column = values.as_subclass(Column)
+        made._whole = self if self._whole is None else self._whole
+        return made
+
+    def _now(self) -> Column:
+        """Return this column with values that are those of the logits now."""
+        whole = self if self._whole is None else self._whole
+        now = _state(whole._logits)
+        if whole._seen == now:
+            return self
+        if whole is self and whole._seen[1] == now[1]:
+            # The logits were built since then, and perhaps written to through their memory.
+            again = self._logits[self._index]
+            return (
+                again if isinstance(again, Column) else Column.of(again, self._logits, self._index)
             )
+        raise RuntimeError(
+            "a column of lazy logits was read after the logits were modified in place; "
+            "select it again"
+        )
+
+    def plain(self) -> Tensor:
+        """Return the values as a tensor that shares memory with them."""
         with torch._C.DisableTorchFunctionSubclass():
-            return self.as_subclass(Tensor)
+            return self._now().as_subclass(Tensor)
+
+    def _written(self, values: Tensor) -> None:
+        """Give the logits the values of this column, after it or a view of it was changed."""
+        if self._whole is not None:
+            self._whole._written(self._whole.plain())
+            return
+        self._logits[self._index] = values.clone()
+        self._seen = _state(self._logits)
 
     @classmethod
     def __torch_function__(
@@ -49,23 +80,63 @@ class Column(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function on the values; write in-place changes to the logits."""
-        name = getattr(func, "__name__", "")
-        first = args[0] if args else None
-        writes = name == "__setitem__" or name in _OPERATORS
-        writes = writes or (name.endswith("_") and not name.endswith("__"))
+        columns: dict[int, tuple[Column, Column, Tensor, int | None]] = {}
 
         def plain(x: Any) -> Any:
-            return x._plain() if isinstance(x, cls) else x
+            if not isinstance(x, cls):
+                return x
+            if id(x) not in columns:
+                column = x._now()
+                values = column.plain()
+                columns[id(x)] = (x, column, values, version(values))
+            return columns[id(x)][2]
 
-        if not (isinstance(first, cls) and writes and name != "requires_grad_"):
-            return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
-        values = first._plain().clone()
-        func(values, *tree_map(plain, args[1:]), **tree_map(plain, kwargs or {}))
-        first._logits[first._index] = values
-        first._seen = first._logits._shared.version
-        with torch._C.DisableTorchFunctionSubclass():
-            first.data = values.detach()
-        return first
+        made = func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+        for given, column, values, before in columns.values():
+            if version(values) != before or (before is None and _writes(func, args, given)):
+                column._written(values)
+                if column is not given:
+                    given._seen = column._seen
+                    with torch._C.DisableTorchFunctionSubclass():
+                        given.copy_(values)
+
+        def ours(x: Any) -> Any:
+            if type(x) is not Tensor:
+                return x
+            for given, column, values, _ in columns.values():
+                if x is values:
+                    return given
+                if x.numel() and _share(x, values):
+                    return column._view(x)
+            return x
+
+        if isinstance(made, Tensor):
+            return ours(made)
+        return tuple(map(ours, made)) if type(made) is tuple else made
+
+
+def _state(logits: LazyLogits) -> tuple[int, int]:
+    return logits._shared.version, logits._shared.writes
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    if a.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(a):
+        return False
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def _writes(func: Callable[..., Any], args: tuple[Any, ...], column: Column) -> bool:
+    """Whether a function changes its first argument: for tensors whose changes are not counted."""
+    name = getattr(func, "__name__", "")
+    return (
+        bool(args)
+        and args[0] is column
+        and (
+            name == "__setitem__"
+            or name in _OPERATORS
+            or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
+        )
+    )
 
 
 _OPERATORS = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")

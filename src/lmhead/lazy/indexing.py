@@ -78,10 +78,10 @@ def setitem(logits: LazyLogits, index: Any, value: Any) -> None:
         raise NotRecorded
     numbers = torch.arange(logits.lead.numel()).view(*logits.lead, 1)[(*rows, slice(None))][..., 0]
     index_of_rows = numbers.reshape(-1)
-    part = logits.node.take(index_of_rows)
-    new = _written(logits, part, numbers.shape, token, value)
+    node = logits.part
+    new = _written(logits, node.take(index_of_rows), numbers.shape, token, value)
     if any(not _is_everything(i) for i in rows):
-        new = put_rows(logits.node, index_of_rows, new)
+        new = put_rows(node, index_of_rows, new, twice=True)
     assign(logits, new)
 
 
@@ -135,7 +135,7 @@ def _set_pairs(logits: LazyLogits, rows: tuple[Any, ...], token: Any, value: Any
     ids = _from_the_end(places[-1], logits.shape[-1]).reshape(-1)
     values = torch.as_tensor(value, dtype=logits.dtype, device=logits.device)
     values = values.expand(places[-1].shape).reshape(-1)
-    assign(logits, put_pairs(logits.node, numbers, ids, values))
+    assign(logits, put_pairs(logits.part, numbers, ids, values))
 
 
 def put_pairs(node: Node, rows: Tensor, ids: Tensor, values: Tensor) -> Node:

@@ -100,12 +100,23 @@ class Detached(View):
 
 
 class Base:
-    """A program that views share; `version` counts in-place changes."""
+    """A program that views share.
+
+    `version` counts the programs it has had, `writes` those with other values: one that was built
+    has the same.
+    """
 
     def __init__(self, node: Node, lead: torch.Size, parent: Base | None = None) -> None:
-        self.node, self.lead, self.version = node, lead, 0
+        self.node, self.lead, self.version, self.writes = node, lead, 0, 0
+        self.exposed = False  # whether others may have written to memory of it
+        self.built: list[tuple[Tensor, int | None]] = []  # tensors, and their versions
         self.parent = parent
         self.parent_version = 0 if parent is None else parent.version
+
+    def untouched(self, writes: int) -> bool:
+        """Whether it was only built since it had this number of writes: its values are the same."""
+        same = all(version(t) == then for t, then in self.built)
+        return same and self.writes == writes and not self.exposed
 
     def check(self) -> None:
         """Raise if the base was changed where its views cannot see it."""
@@ -140,7 +151,11 @@ class LazyLogits(Tensor):
     _built: tuple[int, Tensor, int | None] | None  # what `materialize` returned, and its versions
     # Made under no_grad: the version, and the program with gradients, for autograd functions.
     _live: tuple[int, Node] | None
-    _through: weakref.ref[Leaf] | None  # what `part` returned while it is in use
+    _through: weakref.ref[Leaf] | None  # what `through` returned while it is in use
+    _position: Node  # the program that this object represents in the autograd graph
+    _own: Node | None  # the tensor that was built from this object, behind it in the graph
+    _writes: int  # how often they had been written to when they got that position
+    _passed: bool  # whether results joined the graph without passing through this object
     max_bytes: int | None
 
     # Tensors are hashed by identity.
@@ -194,18 +209,43 @@ class LazyLogits(Tensor):
     def part(self) -> Node:
         """The program as part of another: through this object, if autograd must pass through it."""
         node = self.node
-        live = node
-        if self._live is not None and self._live[0] == self._shared.version:
-            live = self._live[1]
+        if not torch.is_grad_enabled():
+            return self._live_node()
+        if not _plain(self, "requires_grad") or node is self._own:
+            return node
+        if routing.passes_by(self):
+            self._passed = True
+            return node
+        return self.through()
+
+    def through(self) -> Node:
+        """Return the program as part of another, with its gradient through this object."""
+        live = self._live_node()
         if not torch.is_grad_enabled():
             return live
-        if not _plain(self, "requires_grad") or routing.passes_by(self):
-            return node
+        if not _plain(self, "requires_grad"):
+            return self.node
+        if live is not self._position:
+            if not self._shared.untouched(self._writes):
+                raise RuntimeError(
+                    "hooks, retain_grad() or an autograd function are attached to these lazy "
+                    "logits, which were written to through another object afterwards; use "
+                    "logits.materialize() before that"
+                )
+            live = self._position
         made = None if self._through is None else self._through()
         if made is None or made.root.node is not live:
-            made = Leaf(Root(node=live, handle=self), _plain(self, "dtype"))
+            # A copy keeps the place in the graph if this object is modified in place.
+            with torch._C.DisableTorchFunctionSubclass():
+                handle = self.clone()
+            made = Leaf(Root(node=live, handle=handle), _plain(self, "dtype"))
             self._through = weakref.ref(made)  # one root for all parts of a question
         return made
+
+    def _live_node(self) -> Node:
+        if self._live is not None and self._live[0] == self._shared.version:
+            return self._live[1]
+        return self.node
 
     @property
     def lead(self) -> torch.Size:
@@ -344,7 +384,8 @@ def wrap(
     made._vdim = len(shape) - 1 if vdim is None else vdim
     made._shared = Base(node, made.lead) if base is None else base
     made._seen, made._live = (made._shared.version, node), None
-    made._built = made._through = None
+    made._built = made._through = made._own = None
+    _place(made, node)
     return made
 
 
@@ -389,7 +430,8 @@ def derived(
 
     made = routing.record(node, make) if dtype.is_floating_point else make()
     assert isinstance(made, LazyLogits)
-    made._live = None if live is None else (made._shared.version, live)
+    if live is not None:
+        made._live, made._position = (made._shared.version, live), live
     return made
 
 
@@ -446,9 +488,27 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
         detached = built and isinstance(view, Detached)
         whole = view.replaced(outer, whole) if detached else view.put(outer, whole)  # type: ignore[attr-defined]
     base.node, base.version = whole, base.version + 1
+    base.writes += not built
     logits._seen, logits._live = (base.version, node), None
-    routing.record(node, lambda: logits, itself=logits)
+    if not built:
+        routing.record(node, lambda: logits, itself=logits)
+        _place(logits, node)
     return logits
+
+
+def become_view(logits: LazyLogits, view: LazyLogits) -> None:
+    """Let an object take the place of a view of it, whose shape it has already."""
+    logits._shared, logits._chain, logits._vdim = view._shared, view._chain, view._vdim
+    logits._seen, logits._live = view._seen, view._live
+    logits._built = logits._through = None
+    routing.record(view.node, lambda: logits, itself=logits)
+    _place(logits, view.node)
+    logits._own = None
+
+
+def _place(logits: LazyLogits, node: Node) -> None:
+    """Note the program that an object represents in the autograd graph."""
+    logits._position, logits._writes, logits._passed = node, logits._shared.writes, False
 
 
 def token_range(node: Node, tokens: slice) -> Node:
@@ -468,23 +528,30 @@ def _put_tokens(tile: Tensor, part: Tensor, tokens: slice) -> Tensor:
     return tile.slice_scatter(part.to(tile.dtype), 1, tokens.start, tokens.stop, tokens.step or 1)
 
 
-def put_rows(node: Node, rows: Rows, part: Node) -> Node:
-    """Return the program with some rows replaced."""
+def put_rows(node: Node, rows: Rows, part: Node, *, twice: bool = False) -> Node:
+    """Return the program with some rows replaced; `twice`: a row may be given more than once."""
     index = index_of(rows, node.n_rows)
     lookup = torch.full((node.n_rows,), -1, dtype=torch.int64)
     lookup[index] = torch.arange(len(index))
-    if len(index) != int((lookup >= 0).sum()):
+    if not twice and len(index) != int((lookup >= 0).sum()):
         raise RuntimeError(
             "unsupported operation: more than one entry of the logits refers to the same memory; "
             "clone() before the in-place operation"
         )
-    if len(index) == node.n_rows:
+    if len(index) == node.n_rows and bool((lookup >= 0).all()):
         return part if torch.equal(index, torch.arange(len(index))) else part.take(lookup)
     return Overlay(node, part, lookup)
 
 
-def become_dense(logits: LazyLogits, what: str) -> Tensor:
-    """Build these logits, which are a view of the tensor from then on, and return it."""
+def become_dense(logits: LazyLogits, what: str, *, exposed: bool = False) -> Tensor:
+    """Build these logits, which are a view of the tensor from then on, and return it.
+
+    The tensor is built with its gradient, also under `torch.no_grad()`: the logits are used later.
+    `exposed`: its memory is handed out, and may be written to without torch's knowledge.
+    """
+    if not torch.is_grad_enabled() and _plain(logits, "requires_grad"):
+        with torch.inference_mode(False), torch.enable_grad():
+            return become_dense(logits, what, exposed=exposed)
     logits._shared.check()
     base, chain = logits._shared, logits._chain
     dtype = _plain(logits, "dtype")
@@ -492,19 +559,30 @@ def become_dense(logits: LazyLogits, what: str) -> Tensor:
         # A view of some rows: build these alone, and let the base read them from the tensor.
         if not isinstance(base.node, Dense) or base.node.operand.index is not None:
             lead = logits.lead
-            tensor = _build(logits.part, logits, what, lead, dtype)
+            tensor = _build(logits.through(), logits, what, lead, dtype)
             dense = Dense.of(tensor)
             parent = base if _distinct(logits) else None  # torch refuses to write to shared entries
             if parent is not None:
-                assign(logits, dense, built=True)
+                shared: Node = dense
+                if _plain(logits, "requires_grad") and not routing.passes_by(logits):
+                    # The gradients of the base do not pass through the hooks of this view.
+                    shared = Call(_values_of, (dense, logits.node), {}, dense.n_rows, dense.width)
+                assign(logits, shared, built=True)
+                base.built.append((tensor, version(tensor)))
+                base.exposed |= exposed
             logits._shared, logits._chain = Base(dense, lead, parent=parent), ()
-            logits._seen = (0, dense)
+            logits._seen, logits._own = (0, dense), dense
             return tensor.movedim(-1, logits._vdim)
     elif not isinstance(base.node, Dense) or base.node.operand.index is not None:
-        whole = logits.part if not chain else base.node
+        whole = logits.through() if not chain else base.node
         tensor = _build(whole, logits, what, base.lead, dtype)
         base.node, base.version = Dense.of(tensor), base.version + 1
+        logits._own = None if chain else base.node
+        base.built.append((tensor, version(tensor)))
+    base.exposed |= exposed
     tensor = base.node.operand.tensor
+    if tensor.shape[:-1] != base.lead:  # built as a view of all rows
+        tensor = tensor.view(*base.lead, tensor.shape[-1])
     for view in chain:
         tensor = view.dense(tensor)
     return tensor.movedim(-1, logits._vdim)

@@ -581,6 +581,8 @@ class Concat(Node):
             if low < high:
                 pieces.append(node.dense(env, low, high))
             start += node.n_rows
+        if not pieces:
+            return self.nodes[0].dense(env, 0, 0)
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def take(self, rows: Rows) -> Node:

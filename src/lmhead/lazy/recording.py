@@ -1,4 +1,4 @@
-"""Recording pointwise operations: which torch functions, and what becomes of their arguments.
+"""Recording pointwise operations: which torch functions, and how their arguments are stored.
 
 A number, a vector over the vocabulary or a factor per row goes into the head's own scores where
 these have room for it (`Scores.times` and the like), so that the compiled sweep still applies.
@@ -271,25 +271,32 @@ def record(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         )
     if not isinstance(probe, Tensor):
         raise NotRecorded
-    node = None
-    if not kwargs:
-        node = _absorbed(frame, getattr(func, "__name__", ""), args, probe.dtype)
-    if node is None and getattr(func, "__name__", "").strip("_") in _COMPARE:
-        node = _comparison(frame, func, args)
-    if node is None:
-        node = call(
-            func,
-            tuple(frame.place(a) for a in args),
-            {k: frame.place(v) for k, v in kwargs.items()},
-            frame.n_rows,
-            frame.vocab,
-        )
+    with torch.set_grad_enabled(torch.is_grad_enabled() and probe.dtype.is_floating_point):
+        node = _node(frame, func, args, kwargs, probe.dtype)
     if inplace:
         return assign(args[0], node)
     strides = None
     if not all(z.is_contiguous() for z in frame.lazies):
         strides = like_strided(func, *args, **kwargs)
     return derived(frame.lazy, node, frame.shape, probe.dtype, vdim=frame.vdim, strides=strides)
+
+
+def _node(
+    frame: Frame,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype,
+) -> Node:
+    """Return the program of a function's result."""
+    name = getattr(func, "__name__", "")
+    node = _absorbed(frame, name, args, dtype) if not kwargs else None
+    if node is None and name.strip("_") in _COMPARE:
+        node = _comparison(frame, func, args)
+    if node is not None:
+        return node
+    placed = {k: frame.place(v) for k, v in kwargs.items()}
+    return call(func, tuple(map(frame.place, args)), placed, frame.n_rows, frame.vocab)
 
 
 def call(
@@ -328,7 +335,10 @@ class Comparison(Call):
 
 
 def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype) -> Node | None:
-    """Return the result as scores of the head itself, if these have room for the operation."""
+    """Return the result as scores of the head itself, if these have room for the operation.
+
+    Tensors are copied: one that is rewritten later, such as a sampler's mask, does not change it.
+    """
     name = name.strip("_")
     lazy = [a for a in args if isinstance(a, LazyLogits)]
     if len(lazy) != 1 or not dtype.is_floating_point:
@@ -373,12 +383,9 @@ def _step(frame: Frame, leaf: Leaf, name: str, others: list[Any], *, first: bool
         return _times(frame, leaf, 1.0 / other) if other else None
     if name in ("add", "radd"):
         return _plus(frame, leaf, other)
-    if name in ("sub", "subtract"):
-        if first:
-            return _plus(frame, leaf, -other)
-        negative = leaf.stepped("times", -1.0)
-        return None if negative is None else _plus(frame, negative, other)
-    if name == "rsub":
+    if name in ("sub", "subtract") and first:
+        return _plus(frame, leaf, -other)
+    if name in ("sub", "subtract") or (name == "rsub" and first):
         negative = leaf.stepped("times", -1.0)
         return None if negative is None else _plus(frame, negative, other)
     return None
@@ -400,11 +407,11 @@ def _times(frame: Frame, leaf: Leaf, factor: Any) -> Leaf | None:
     if factor.numel() == 1 and not factor.requires_grad and factor.device.type == "cpu":
         return leaf.stepped("times", float(factor)) if bool(factor.isfinite()) else None
     if factor.dim() == 0:
-        return leaf.stepped("times_rows", factor)
+        return leaf.stepped("times_rows", factor.clone())
     rows = frame.canonical(factor)
     if rows.shape[-1] != 1 or frame.vocab == 1:
         return None
-    return leaf.stepped("times_rows", rows.expand(*frame.lead, 1).reshape(-1, 1))
+    return leaf.stepped("times_rows", rows.expand(*frame.lead, 1).reshape(-1, 1).clone())
 
 
 def _plus(frame: Frame, leaf: Leaf, term: Any) -> Leaf | None:
@@ -416,7 +423,7 @@ def _plus(frame: Frame, leaf: Leaf, term: Any) -> Leaf | None:
     vector = frame.canonical(term)
     if vector.shape[-1] != frame.vocab or vector.numel() != frame.vocab or frame.vocab == 1:
         return None
-    return leaf.stepped("plus_bias", vector.reshape(-1))
+    return leaf.stepped("plus_bias", vector.reshape(-1).clone())
 
 
 def _masked(frame: Frame, leaf: Leaf, mask: Any, value: Any) -> Leaf | None:
@@ -429,4 +436,4 @@ def _masked(frame: Frame, leaf: Leaf, mask: Any, value: Any) -> Leaf | None:
     tokens = frame.canonical(mask)
     if tokens.numel() != frame.vocab or tokens.shape[-1] != frame.vocab or value != -math.inf:
         return None
-    return leaf.stepped("mask", tokens.reshape(-1))
+    return leaf.stepped("mask", tokens.reshape(-1).clone())

@@ -6,6 +6,7 @@ recognised and goes there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -110,6 +111,10 @@ def reduce(name: str, logits: LazyLogits, dim: Any = None, keepdim: bool = False
             raise NotRecorded
         squares = reduce("sum", logits.square(), None if dims.all else dim, keepdim)  # type: ignore[arg-type]
         return squares.sqrt()
+    if name == "nanmean" and dims.lead:
+        # Rows differ in how many entries they count.
+        total = reduce("nansum", logits, dim, keepdim, **kw)
+        return total / reduce("sum", ~logits.isnan(), dim, keepdim)  # type: ignore[arg-type]
     rows = _rows(name, logits, function, **kw)
     shaped = _shaped(logits, rows, keepdim=keepdim)
     if not dims.lead:
@@ -179,7 +184,7 @@ def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw
     kept = [p for p in range(len(lead)) if p not in dims.lead]
     numbers = torch.arange(lead.numel()).view(lead).permute(*kept, *dims.lead)
     shape = torch.Size(lead[p] for p in kept)
-    index = numbers.reshape(shape.numel(), -1)
+    index = numbers.reshape(shape.numel(), math.prod(lead[p] for p in dims.lead))
 
     def reduced(tile: Tensor) -> Tensor:
         made: Tensor = function(tile, dim=1, **kw)

@@ -371,7 +371,7 @@ class LazyGradient(Tensor):
     def materialize(self) -> Tensor:
         """Return the gradient as a tensor."""
         if self._dense is None:
-            with _autograd():
+            with autograd():
                 self._dense = self._build().reshape(self.shape).to(self.dtype)
         return self._dense
 
@@ -407,7 +407,7 @@ class LazyGradient(Tensor):
 
 
 @contextmanager
-def _autograd() -> Iterator[None]:
+def autograd() -> Iterator[None]:
     """Let autograd record operations here: within `__torch_dispatch__` it does not."""
     keys = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradOther", "AutogradFunctionality", "ADInplaceOrView"):

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_any, tree_map
 
 from lmhead.checks import eager
 from lmhead.lazy import bitmask, indexing, recording, reductions, routing, torch_losses, views
 from lmhead.lazy import logits as lazy_logits
+from lmhead.lazy.column import Column
 from lmhead.lazy.logits import LazyLogits, assign, become_dense, derived
 from lmhead.lazy.program import Call, Constant, Dense, Node, Operand
 from lmhead.lazy.recording import NotRecorded, call, sign
@@ -81,8 +83,6 @@ _PLAIN_METHODS = [
     "storage_offset",
     "get_device",
     "__len__",
-    "register_hook",
-    "retain_grad",
     "backward",
     "_is_view",
     "is_same_size",
@@ -93,7 +93,6 @@ _PLAIN_METHODS = [
     "has_names",
     "register_post_accumulate_grad_hook",
     "__hash__",
-    "type",
     "__format__",
     "sizes",
 ]
@@ -121,6 +120,8 @@ PLAIN |= {
 @eager
 def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one of torch's functions where some argument is lazy logits."""
+    if any(isinstance(a, Column) for a in args):
+        args = tuple(a.plain() if isinstance(a, Column) else a for a in args)
     handler = HANDLERS.get(func)
     if handler in FIRST_LAZY and not isinstance(args[0], LazyLogits):
         handler = None
@@ -129,6 +130,7 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
             return func(*args, **kwargs)
     if kwargs.get("out") is not None:
         return _into(func, args, kwargs)
+    kwargs.pop("out", None)
     try:
         if handler is not None:
             return handler(*args, **kwargs)
@@ -142,12 +144,20 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     return _on_tensors(func, args, kwargs)
 
 
+# What hands out memory, which may be written to without torch's knowledge.
+_EXPOSES = ("numpy", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage",
+            "_typed_storage", "__reduce_ex__")  # fmt: skip
+_EXPOSING_GETTERS = (Tensor.data.__get__,)  # type: ignore[attr-defined]
+
+
 def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Build the tensors and run the function on them."""
 
     def built(x: Any) -> Any:
-        return become_dense(x, sign(func)) if isinstance(x, LazyLogits) else x
+        return become_dense(x, sign(func), exposed=exposed) if isinstance(x, LazyLogits) else x
 
+    name = getattr(func, "__name__", "")
+    exposed = name in _EXPOSES or func in _EXPOSING_GETTERS
     args, kwargs = tree_map(built, args), tree_map(built, kwargs)
     return func(*args, **kwargs)
 
@@ -169,12 +179,15 @@ def _into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     out = kwargs.pop("out")
     made = func(*args, **kwargs)
     if isinstance(out, Tensor):
-        if not isinstance(out, LazyLogits) and tuple(out.shape) != tuple(made.shape):
-            out.resize_(made.shape)
-        return out.copy_(made)
-    for target, value in zip(out, made, strict=True):
-        target.copy_(value)
-    return out
+        return _put(out, made)
+    done = map(_put, out, made)
+    return type(made)(*done) if hasattr(made, "_fields") else tuple(done)
+
+
+def _put(out: Tensor, value: Any) -> Tensor:
+    if not isinstance(out, LazyLogits) and out.shape != value.shape:
+        out.resize_(value.shape)
+    return out.copy_(value)
 
 
 # In place ----------------------------------------------------------------------------------------
@@ -208,9 +221,13 @@ def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _check_gradients(logits: LazyLogits) -> None:
     """Build the tensor before an in-place change under no_grad, which autograd must not see."""
+    if logits._chain and logits.requires_grad and not routing.passes_by(logits):
+        raise RuntimeError(
+            "an in-place operation on a view of lazy logits that has hooks or retain_grad(); "
+            "clone() it first, or attach them after the change"
+        )
     if logits.requires_grad and not torch.is_grad_enabled():
-        with torch.enable_grad():
-            become_dense(logits, "an in-place operation under no_grad")
+        become_dense(logits, "an in-place operation under no_grad")
         raise NotRecorded
 
 
@@ -273,7 +290,7 @@ def _scattered(
     given = src
     if isinstance(src, Tensor) and src.dim():
         moved = src.movedim(logits._vdim, -1)[tuple(slice(0, k) for k in ids.shape)]
-        given = Operand.of(moved.reshape(n, -1), torch.Size((n,)))
+        given = Operand.of(moved.reshape(n, moved.shape[-1]), torch.Size((n,)))
     elif isinstance(src, Tensor):
         given = float(src)
     function = partial(_scatter_rows, name, reduce)
@@ -316,6 +333,47 @@ def _masked_fill_in_place(logits: Any, mask: Any, value: Any) -> Any:
         raise NotRecorded
     _check_gradients(logits)
     return assign(logits, recording.record(torch.masked_fill, (logits, mask, value), {}).part)
+
+
+def _shape_in_place(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the in-place form of a view, such as squeeze_: the object becomes that view."""
+
+    def in_place(logits: LazyLogits, *args: Any) -> Any:
+        made = change(logits, *args)
+        if made is logits or not isinstance(made, LazyLogits):
+            return logits
+        # The tensor itself, below all that is recorded, takes the new shape and strides.
+        with no_dispatch(), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            torch.as_strided_(logits, made.shape, made.stride())
+        lazy_logits.become_view(logits, made)
+        return logits
+
+    return in_place
+
+
+_REFUSED = ("resize_", "resize_as_", "set_", "as_strided_")
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(logits: Any, *_: Any, **__: Any) -> Any:
+        if not isinstance(logits, LazyLogits):
+            raise NotRecorded
+        raise RuntimeError(
+            f"{name}() is not supported on lazy logits: they have no memory of their own. "
+            f"Use logits.materialize().{name}()"
+        )
+
+    return refuse
+
+
+def _set_data(logits: LazyLogits, value: Any) -> None:
+    """Set logits.data: other values, of which autograd does not know."""
+    if logits.shape != value.shape or logits.dtype != value.dtype:
+        raise RuntimeError(
+            f"the data of lazy logits must keep shape {tuple(logits.shape)} and dtype "
+            f"{logits.dtype}; got {tuple(value.shape)} and {value.dtype}"
+        )
+    become_dense(logits, "setting .data", exposed=True).data.copy_(value)
 
 
 def _setitem(logits: Any, index: Any, value: Any) -> None:
@@ -374,6 +432,22 @@ def _requires_grad_(logits: LazyLogits, requires_grad: bool = True) -> Any:
     )
 
 
+def _attached(name: str) -> Callable[..., Any]:
+    """Return `register_hook` or `retain_grad`: from then on, gradients pass through the object."""
+    function = getattr(Tensor, name)
+
+    def attach(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+        if logits._passed and routing.passes_by(logits):
+            raise RuntimeError(
+                f"{name}() must be called before lazy logits are used: gradients of results "
+                "computed before do not pass through them"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(logits, *args, **kwargs)
+
+    return attach
+
+
 def _equal(a: Any, b: Any) -> bool:
     if a.shape != b.shape:
         return False
@@ -388,7 +462,8 @@ def _allclose(
 
 
 def _broadcast_tensors(*tensors: Any) -> Any:
-    tensors = tuple(tensors[0]) if len(tensors) == 1 else tensors
+    if len(tensors) == 1 and not isinstance(tensors[0], Tensor):
+        tensors = tuple(tensors[0])
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
     return tuple(t.expand(shape) for t in tensors)
 
@@ -473,6 +548,11 @@ def _type_as(logits: Any, other: Any) -> Any:
     return views.to(logits, other.dtype)
 
 
+def _type(logits: LazyLogits, dtype: Any = None, non_blocking: bool = False, **_: Any) -> Any:  # noqa: ARG001
+    like = torch.empty(0, dtype=logits.dtype, device=logits.device)
+    return like.type() if dtype is None else views.to(logits, like.type(dtype).dtype)
+
+
 def _norm(
     logits: LazyLogits, p: Any = "fro", dim: Any = None, keepdim: bool = False, **kw: Any
 ) -> Any:
@@ -504,7 +584,8 @@ def _argmax(name: str) -> Callable[..., Any]:
     def handler(logits: LazyLogits, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
         if "axis" in kw:
             dim = kw.pop("axis")
-        return reductions.reduce(name, logits, dim, keepdim)
+        with torch.no_grad():
+            return reductions.reduce(name, logits, dim, keepdim)
 
     return handler
 
@@ -569,6 +650,7 @@ _add(_view_as, "view_as", "reshape_as")
 _add(lambda t, other: t.expand(tuple(other.shape)), "expand_as")
 _add(_same_lazy, "cpu", "resolve_conj", "resolve_neg")
 _add(_type_as, "type_as")
+HANDLERS[Tensor.type] = _type
 for _name, _dtype in (
     ("float", torch.float32), ("double", torch.float64), ("half", torch.float16),
     ("bfloat16", torch.bfloat16), ("long", torch.int64), ("int", torch.int32),
@@ -586,6 +668,8 @@ HANDLERS[Tensor.__ne__] = _equality("__ne__")
 HANDLERS[Tensor.__deepcopy__] = _deepcopy
 HANDLERS[Tensor.requires_grad.__set__] = _requires_grad_  # type: ignore[attr-defined]
 HANDLERS[Tensor.requires_grad_] = _requires_grad_
+for _name in ("register_hook", "retain_grad"):
+    _add(_attached(_name), _name, modules=(Tensor,))
 HANDLERS[Tensor.where] = _tensor_where
 HANDLERS[torch.where] = _where
 HANDLERS[torch.equal] = HANDLERS[Tensor.equal] = _equal
@@ -620,6 +704,15 @@ _add(_masked_fill_in_place, "masked_fill_", modules=(Tensor,))
 _add(_fill, "fill_", modules=(Tensor,))
 _add(partial(_fill, value=0.0), "zero_", modules=(Tensor,))
 _add(_copy, "copy_", modules=(Tensor,))
+for _name, _view in (
+    ("squeeze_", views.squeeze), ("unsqueeze_", views.unsqueeze), ("transpose_", views.transpose),
+    ("swapaxes_", views.transpose), ("swapdims_", views.transpose),
+    ("t_", lambda z: views.transpose(z, 0, 1) if z.dim() == 2 else z),
+):  # fmt: skip
+    _add(_shape_in_place(_view), _name, modules=(Tensor,))
+for _name in _REFUSED:
+    _add(_refused(_name), _name)
+HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
 HANDLERS[LazyLogits.mask_tokens] = bitmask.mask_tokens
 
 
@@ -627,7 +720,8 @@ HANDLERS[LazyLogits.mask_tokens] = bitmask.mask_tokens
 FIRST_LAZY = {
     handler
     for handler in HANDLERS.values()
-    if getattr(handler, "__module__", None) in (views.__name__, reductions.__name__)
+    if getattr(handler, "__module__", None)
+    in (views.__name__, reductions.__name__, indexing.__name__)
     and handler not in (views.cat, views.stack)
 }
 
@@ -640,6 +734,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator of the C++ core: copies stay lazy, everything else builds the tensor."""
     name = func.overloadpacket.__name__
     first = args[0] if args else None
+    if name in _REFUSED and isinstance(first, LazyLogits):
+        _refused(name)(first)
     if name in _ALIASES and isinstance(first, LazyLogits) and len(args) == 1:
         with torch.no_grad():
             chain = () if name == "clone" else first._chain
@@ -659,8 +755,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def built(x: Any) -> Any:
         if not isinstance(x, LazyLogits):
             return x
-        with torch._C._DisableFuncTorch(), torch.no_grad():
-            return become_dense(x, f"{name}()").detach()
+        with torch._C._DisableFuncTorch(), routing.autograd():
+            return become_dense(x, f"{name}()", exposed=True).detach()
 
     if not tree_any(lambda x: isinstance(x, LazyLogits), (args, kwargs)):
         return func(*args, **kwargs)

@@ -108,9 +108,14 @@ def flatten(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
 def unflatten(logits: LazyLogits, dim: int, sizes: Any) -> Any:
     """Split one leading dimension."""
     place = dim % logits.dim()
-    if place == logits._vdim or not _last(logits):
+    if place == logits._vdim:
         raise NotRecorded
-    return lead_view(logits, lambda t: t.unflatten(place, sizes))  # type: ignore[no-untyped-call]
+    lead, vdim = _lead_dim(logits, place), logits._vdim
+    return lead_view(
+        logits,
+        lambda t: t.unflatten(lead, sizes),  # type: ignore[no-untyped-call]
+        vdim=vdim if place > vdim else vdim + len(sizes) - 1,
+    )
 
 
 def unsqueeze(logits: LazyLogits, dim: int) -> Any:

@@ -372,6 +372,25 @@ def test_chat(client: OpenAI, models: dict[str, LanguageModel]) -> None:
     assert again.choices[0].message == choice.message
 
 
+def test_a_developer_message_is_a_system_message(
+    client: OpenAI, models: dict[str, LanguageModel]
+) -> None:
+    """For templates that do not know the newer name."""
+    assert models["chat"].chat is not None
+    assert "developer" not in models["chat"].chat.template
+    rest: Any = {"model": "chat", "max_tokens": 6, "temperature": 0}
+    found = [
+        client.chat.completions.create(
+            messages=[{"role": role, "content": "be a"}, {"role": "user", "content": "what"}],  # type: ignore[list-item, misc]
+            **rest,
+        )
+        for role in ("system", "developer")
+    ]
+    first, second = found
+    assert first.usage == second.usage
+    assert first.choices[0].message == second.choices[0].message
+
+
 def test_chat_streaming_and_log_probabilities(client: OpenAI) -> None:
     arguments: dict[str, Any] = {
         "model": "chat",

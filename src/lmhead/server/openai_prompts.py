@@ -55,7 +55,10 @@ def encode_chat(messages: object, model: LanguageModel) -> list[int]:
             content = "".join(map(str, texts)) if all_text(texts) else None
         if not isinstance(content, str) or not is_utf8(content):
             raise field_error(name, f"{name}.content must be text")
-        conversation.append({"role": message["role"], "content": content})
+        role = message["role"]
+        if role == "developer" and "developer" not in model.chat.template:
+            role = "system"  # its newer name; templates that do not know it would write it out
+        conversation.append({"role": role, "content": content})
     try:
         return model.chat.encode(conversation)
     except ValueError as error:

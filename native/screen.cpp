@@ -54,8 +54,22 @@ struct Operands {
 const int8_t* codes_of(const ScreenCopy& copy, const Whole&) { return copy.whole; }
 const uint8_t* codes_of(const ScreenCopy& copy, const Nibbles&) { return copy.nibbles; }
 
-// R tokens from `v` on, `apart` tokens apart, and T states from `b` on. The type of `apart` may be
-// that of a constant.
+using Doubles4 = double __attribute__((vector_size(32)));
+using Floats4 = float __attribute__((vector_size(16)));
+using Integers4 = int32_t __attribute__((vector_size(16)));
+
+// Four neighbours, as doubles.
+template <class Vector, class X>
+Doubles4 four(const X* x) {
+  Vector v;
+  std::memcpy(&v, x, sizeof v);
+  return __builtin_convertvector(v, Doubles4);
+}
+
+using Neighbours = std::integral_constant<int64_t, 1>;
+
+// R tokens from `v` on, `apart` tokens apart, and T states from `b` on. The type of `apart` is
+// int64_t or Neighbours.
 template <class Kind, int R, int T, class Apart>
 void tile(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kind>& operands,
           int64_t v, Apart apart, int64_t b, float* approx, float (&top)[T]) {
@@ -67,19 +81,31 @@ void tile(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kin
     dot<Lead, R, T>(copy.lead + v * leading, apart * leading, operands.lead, b, 0, lead);
   for (int t = 0; t < T; ++t) {
     const double scale = states.scales[b + t], lead_scale = states.lead_scales[b + t];
-    float values[R];
-    for (int r = 0; r < R; ++r) {
-      const int64_t token = v + r * apart;
-      double whole = main[t][r];
-      if constexpr (std::is_same_v<Kind, Nibbles>)
-        whole = 16.0 * whole - operands.centres[static_cast<size_t>(b + t)];
-      double a = copy.scales[token] * scale * whole;
-      a += copy.lead_scales[token] * lead_scale * lead[t][r];
-      if (copy.bias) a += copy.bias[token];
-      values[r] = static_cast<float>(a);
-    }
+    const double centre = operands.centres[static_cast<size_t>(b + t)];
     float* to = approx + (b + t) * copy.vocab + v;
-    for (int r = 0; r < R; ++r) to[r * apart] = values[r];
+    float values[R];
+    if constexpr (R == 4 && std::is_same_v<Apart, Neighbours>) {
+      Doubles4 whole = four<Integers4>(main[t]);
+      if constexpr (std::is_same_v<Kind, Nibbles>) whole = 16.0 * whole - centre;
+      Doubles4 a = four<Floats4>(copy.scales + v) * scale * whole;
+      if (leading > 0)
+        a += four<Floats4>(copy.lead_scales + v) * lead_scale * four<Integers4>(lead[t]);
+      if (copy.bias) a += four<Doubles4>(copy.bias + v);
+      const Floats4 rounded = __builtin_convertvector(a, Floats4);
+      std::memcpy(values, &rounded, sizeof values);
+      std::memcpy(to, values, sizeof values);
+    } else {
+      for (int r = 0; r < R; ++r) {
+        const int64_t token = v + r * apart;
+        double whole = main[t][r];
+        if constexpr (std::is_same_v<Kind, Nibbles>) whole = 16.0 * whole - centre;
+        double a = copy.scales[token] * scale * whole;
+        a += copy.lead_scales[token] * lead_scale * lead[t][r];
+        if (copy.bias) a += copy.bias[token];
+        values[r] = static_cast<float>(a);
+      }
+      for (int r = 0; r < R; ++r) to[r * apart] = values[r];
+    }
     for (int r = 0; r < R; ++r) top[t] = std::max(top[t], values[r]);
   }
 }
@@ -98,11 +124,9 @@ void strip(const ScreenCopy& copy, const ScreenStates& states, const Operands<Ki
       tile<Kind, R, T>(copy, states, operands, v, part, b, approx, best);
   else
     for (int64_t v = lo; v < lo + part * R; v += R)
-      tile<Kind, R, T>(copy, states, operands, v, std::integral_constant<int64_t, 1>(), b, approx,
-                       best);
+      tile<Kind, R, T>(copy, states, operands, v, Neighbours(), b, approx, best);
   for (int64_t v = lo + part * R; v < hi; ++v)
-    tile<Kind, 1, T>(copy, states, operands, v, std::integral_constant<int64_t, 1>(), b, approx,
-                     best);
+    tile<Kind, 1, T>(copy, states, operands, v, Neighbours(), b, approx, best);
   for (int t = 0; t < T; ++t) top[t * top_stride] = best[t];
 }
 

@@ -323,7 +323,15 @@ void dot(const typename Kind::Entry* w, int64_t stride, const Planes<Kind>& y, i
       if constexpr (R != 4) total[r] = Dot::total(all[r]);
     }
     if constexpr (R == 4) Dot::totals(all, total);
-    for (int r = 0; r < R; ++r) out[t][r] = static_cast<int32_t>(total[r] - y.offset(b + t));
+    const uint32_t offset = y.offset(b + t);
+    if constexpr (R == 4) {
+      uint32_t four __attribute__((vector_size(16)));
+      std::memcpy(&four, total, sizeof four);
+      four -= offset;
+      std::memcpy(out[t], &four, sizeof four);
+    } else {
+      for (int r = 0; r < R; ++r) out[t][r] = static_cast<int32_t>(total[r] - offset);
+    }
   }
 }
 

@@ -1,10 +1,10 @@
 """Call public functions with tensors that the compiled core cannot read: subclasses, freed storage,
 other devices, odd strides. Every call must end with an answer or a Python exception.
 
-    python tests/zoo/fuzz_calls.py 5000 0 last_call.txt
+    python tests/zoo/fuzz_calls.py 1000 0,1,2 last_call.txt
 
-Arguments: number of calls, seed, a file that names the call under way, for after a crash, and the
-number of the first call, to repeat one or to go on after a crash.
+Arguments: number of calls per seed, seeds, a file that names the call under way, for after a crash,
+and the number of the first call, to repeat one or to go on after a crash.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -343,7 +344,7 @@ def too_slow(*_: Any) -> None:
 
 
 def main() -> None:
-    calls, seed, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    calls, seeds, path = int(sys.argv[1]), map(int, sys.argv[2].split(",")), sys.argv[3]
     first = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -352,9 +353,9 @@ def main() -> None:
         "gloo", rank=0, world_size=1, store=torch._C._distributed_c10d.HashStore()
     )
     signal.signal(signal.SIGALRM, too_slow)
-    ends: Counter[str] = Counter()
+    ends, done = Counter[str](), 0
     with open(path, "w", buffering=1) as report:
-        for number in range(first, calls):
+        for seed, number in product(seeds, range(first, calls)):
             random.seed(f"{seed} {number}")
             torch.manual_seed(number)
             log: list[str] = []
@@ -390,7 +391,8 @@ def main() -> None:
                     ends[f"{type(error).__name__}: {str(error)[:60]} in {call.__name__}"] += 1
             finally:
                 signal.alarm(0)
-    print(f"{calls} calls: {dict(ends.most_common(40))}")
+                done += 1
+    print(f"{done} calls: {dict(ends.most_common(40))}")
     dist.destroy_process_group()
 
 

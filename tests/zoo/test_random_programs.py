@@ -100,10 +100,10 @@ def test_random_programs(program: Program) -> None:
     note(str(program))
     grad = True
     try:
-        run(program, lazy=False, grad=grad)
+        theirs, their_gradients = run(program, lazy=False, grad=grad)
     except RuntimeError:
         grad = False  # a write into what autograd saved for backward: compare the values
-    theirs, their_gradients = run(program, lazy=False, grad=grad)
+        theirs, their_gradients = run(program, lazy=False, grad=grad)
     nudged, nudged_gradients = run(program, lazy=False, grad=grad, nudge=1e-13)
     try:
         ours, our_gradients = run(program, lazy=True, grad=grad)

@@ -7,6 +7,7 @@ tolerance is the error of the dense run in the same dtype, plus a few roundings 
 
 import re
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import zoo.snippets  # noqa: F401
 from lmhead import PerformanceWarning
 from zoo.agreement import agree
 from zoo.allocations import largest_allocation
-from zoo.catalogue import SNIPPETS, Sizes, Snippet, run
+from zoo.catalogue import SNIPPETS, Run, Sizes, Snippet, run
 
 SIZES = Sizes()
 LARGE = Sizes(B=4, T=16, V=2099, D=4)
@@ -35,23 +36,27 @@ def expect(entry: Snippet) -> None:
         warnings.simplefilter("ignore", PerformanceWarning)
 
 
+@cache
+def dense(name: str, dtype: torch.dtype) -> Run:
+    """The run that several tests compare with; test_dense_against_dense repeats it."""
+    return run(SNIPPETS[name], SIZES, dtype, lazy=False)
+
+
 @every_snippet
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     entry = SNIPPETS[name]
-    truth = run(entry, SIZES, torch.float64, lazy=False)
-    plain = run(entry, SIZES, dtype, lazy=False)
     with warnings.catch_warnings():
         expect(entry)
         ours = run(entry, SIZES, dtype, lazy=True)
-    agree(ours, plain, truth, dtype)
+    agree(ours, dense(name, dtype), dense(name, torch.float64), dtype)
 
 
 @every_snippet
 def test_a_few_rows_at_a_time(name: str) -> None:
     """`max_bytes` holds three rows: the chunks must fit together."""
     entry = SNIPPETS[name]
-    plain = run(entry, SIZES, torch.float64, lazy=False)
+    plain = dense(name, torch.float64)
     with warnings.catch_warnings():
         expect(entry)
         ours = run(entry, SIZES, torch.float64, lazy=True, max_bytes=FEW_ROWS)
@@ -63,7 +68,7 @@ def test_a_few_rows_at_a_time(name: str) -> None:
 def test_one_model_is_dense(name: str, first: bool) -> None:
     """A teacher that is an `nn.Linear` beside a student that is an `LMHead`, and the reverse."""
     entry = SNIPPETS[name]
-    plain = run(entry, SIZES, torch.float64, lazy=False)
+    plain = dense(name, torch.float64)
     with warnings.catch_warnings():
         expect(entry)
         if not first and name == "in_place-add_other_model":
@@ -87,8 +92,8 @@ def test_the_logits_are_never_in_memory(name: str) -> None:
 def test_dense_against_dense(name: str) -> None:
     """The runner and the snippet: two dense runs agree, no result is empty or without gradient."""
     entry = SNIPPETS[name]
-    truth, again = (run(entry, SIZES, torch.float64, lazy=False) for _ in range(2))
-    plain = run(entry, SIZES, torch.float32, lazy=False)
+    truth, plain = dense(name, torch.float64), dense(name, torch.float32)
+    again = run(entry, SIZES, torch.float64, lazy=False)
     assert all(type(r) is Tensor and r.numel() for r in plain.results)
     agree(again, truth, truth, torch.float64)
     agree(plain, plain, truth, torch.float32)

@@ -291,7 +291,7 @@ def by_rows(function: Callable[..., Tensor], *scores: Scores) -> Tensor:
 
     if first.n_rows == 0:
         return block(0)
-    return torch.cat([recomputed(lambda i=i: block(i)) for i in range(0, first.n_rows, size)])  # type: ignore[misc]
+    return torch.cat([recomputed(lambda i=i: block(i)) for i in range(0, first.n_rows, size)])
 
 
 def mean_finite(z: Tensor) -> Tensor:
@@ -300,9 +300,9 @@ def mean_finite(z: Tensor) -> Tensor:
     return z.masked_fill(masked, 0.0).sum(1) / (~masked).sum(1)
 
 
-def recomputed(function: Callable[[], Tensor]) -> Tensor:
-    """Return `function()`; the backward pass computes it again instead of keeping its graph."""
+def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    """Return `function(*args)`, which the backward pass computes again instead of keeping it."""
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return function()
-    result: Tensor = checkpoint(function, use_reentrant=False)
+        return function(*args)
+    result: Tensor = checkpoint(function, *args, use_reentrant=False)
     return result

@@ -79,7 +79,7 @@ def swept_jsd_parts(p: Source, q: Source, beta: float, max_bytes: int | None) ->
 
 def _apply(p: Source, q: Source, kind: Kind, max_bytes: int | None, *, parts: bool) -> Tensor:
     form = _Form(p.form(), q.form(), kind, max_bytes, parts)
-    values: Tensor = _Divergence.apply(form, _ForwardResults(), *_tensors(p), *_tensors(q))  # type: ignore[no-untyped-call]
+    values: Tensor = _Divergence.apply(form, _ForwardResults(), *p.tensors(), *q.tensors())  # type: ignore[no-untyped-call]
     return values
 
 
@@ -478,10 +478,6 @@ def _buffers(source: Source, plan: Plan) -> list[Tensor]:
     size = plan.chunk_rows * plan.tile_tokens
     n = plan.n_tiles if plan.retained else 1
     return [torch.empty(size, dtype=source.dtype, device=source.device) for _ in range(n)]
-
-
-def _tensors(source: Source) -> Tensors:
-    return (*source.hiddens, *source.weights, source.bias)
 
 
 def _split(p: Source, flags: tuple[bool, ...]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:

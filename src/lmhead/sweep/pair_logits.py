@@ -14,8 +14,7 @@ from lmhead.sweep.wide_gradients import typed
 
 def pair_logits(source: Source, rows: Tensor, ids: Tensor, max_bytes: int | None) -> Tensor:
     """Return the logits of pairs, (M,) in float64: one row of the weight is read for each."""
-    tensors = (*source.hiddens, *source.weights, source.bias)
-    z: Tensor = _PairLogits.apply(source.form(), rows, ids, max_bytes, *tensors)  # type: ignore[no-untyped-call]
+    z: Tensor = _PairLogits.apply(source.form(), rows, ids, max_bytes, *source.tensors())  # type: ignore[no-untyped-call]
     return z
 
 

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from lmhead import checks
+from lmhead.scores.protocol import DEFAULT_MAX_BYTES as DEFAULT_MAX_BYTES
 from lmhead.scores.row_loss import RowSums
 from lmhead.sweep.equal_rows import EqualRows
 from lmhead.sweep.source import Source
 
-DEFAULT_MAX_BYTES = 128 * 2**20
 # Beyond these sizes the products do not get faster; below, they do.
 _TILE_TOKENS = 8192
 _CHUNK_ROWS = 1024
@@ -365,8 +365,8 @@ class Questions:
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Return all tensors in a fixed order: first those of the sources, which have gradients."""
         return (
-            *_source_tensors(self.source),
-            *(() if self.other is None else _source_tensors(self.other)),
+            *self.source.tensors(),
+            *(() if self.other is None else self.other.tensors()),
             self.ids,
             self.mix,
             self.soft,
@@ -407,10 +407,6 @@ class Questions:
     def n_differentiable(self) -> int:
         """Number of leading entries of `tensors()` that have gradients."""
         return sum(2 * len(s.hiddens) + 1 for s in (self.source, self.other) if s is not None)
-
-
-def _source_tensors(source: Source) -> tuple[Tensor | None, ...]:
-    return (*source.hiddens, *source.weights, source.bias)
 
 
 def _rebuild(

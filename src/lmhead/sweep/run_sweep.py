@@ -517,7 +517,7 @@ def small_plan(questions: Questions) -> Plan | None:
         return None
     if q.shard is not None:
         return None
-    tensors = (*source.hiddens, *source.weights, source.bias)
+    tensors = source.tensors()
     if kernels.core is None or source.row_scale is not None:
         return None
     if source.rows < 2 * kernels.MIN_TOKENS:

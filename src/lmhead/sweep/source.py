@@ -167,6 +167,10 @@ class Source:
         scale = None if self.row_scale is None else self.row_scale[rows]
         return replace(self, hiddens=tuple(h[rows] for h in self.hiddens), row_scale=scale)
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return hidden states, weights and bias, in the order of `on`."""
+        return (*self.hiddens, *self.weights, self.bias)
+
     def form(self) -> Source:
         """Return the source without differentiable tensors, which autograd saves separately."""
         return self.on((None,) * (2 * len(self.hiddens) + 1))

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from lmhead import checks
+from lmhead.scores.protocol import recomputed
 from lmhead.sweep import DEFAULT_MAX_BYTES
 
 Uniform = Callable[[int], Tensor]
@@ -139,7 +139,7 @@ class Factors(ABC):
     def by_blocks(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """Apply `function` to rows (B, D) -> (B, ...), a block at a time, in both passes."""
         blocks = self.blocks(hidden)
-        return torch.cat([again(function, b) for b in blocks]) if blocks else function(hidden)
+        return torch.cat([recomputed(function, b) for b in blocks]) if blocks else function(hidden)
 
     def bounded(self: Self, max_bytes: int) -> Self:
         """Return the same with another bound on temporary memory."""
@@ -147,14 +147,6 @@ class Factors(ABC):
         other = copy(self)
         object.__setattr__(other, "max_bytes", max_bytes)  # subclasses may be frozen dataclasses
         return other
-
-
-def again(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    """Return `function(*args)`, recomputed in the backward pass."""
-    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return function(*args)
-    made: Tensor = checkpoint(function, *args, use_reentrant=False)
-    return made
 
 
 def vmapped() -> bool:

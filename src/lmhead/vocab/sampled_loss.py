@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lmhead import checks
 from lmhead.head import LMHead
+from lmhead.scores.protocol import recomputed
 from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import DEFAULT_MAX_BYTES, Source, SweptScores, accumulation_dtype
 from lmhead.sweep.source import without_autocast
-from lmhead.vocab.factors import again
 from lmhead.vocab.proposals import draw_negatives, log_proposal
 
 METHODS = ("sampled_softmax", "nce")
@@ -159,7 +159,7 @@ class SampledLoss(nn.Module):
         if n <= size:
             return block(0, n)
         cuts = [(lo, min(n, lo + size)) for lo in range(0, n, size)]
-        return torch.cat([again(lambda lo=lo, hi=hi: block(lo, hi)) for lo, hi in cuts])
+        return torch.cat([recomputed(lambda lo=lo, hi=hi: block(lo, hi)) for lo, hi in cuts])
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows in parentheses."""

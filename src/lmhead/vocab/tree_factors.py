@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lmhead.scores.protocol import recomputed
 from lmhead.sweep import accumulation_dtype
-from lmhead.vocab.factors import Factors, Uniform, again, vmapped
+from lmhead.vocab.factors import Factors, Uniform, vmapped
 from lmhead.vocab.tree_paths import Forks
 from lmhead.vocab.tree_search import best_tokens
 
@@ -157,7 +158,7 @@ class TreeFactors(Factors):
         parts, start = [], 0
         for rows in self.blocks(hidden):
             target_rows = t[start : start + len(rows)]
-            parts.append(again(self._soft_rows, rows, target_rows))
+            parts.append(recomputed(self._soft_rows, rows, target_rows))
             start += len(rows)
         return torch.cat(parts) if parts else self._soft_rows(hidden, t)
 

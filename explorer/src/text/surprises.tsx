@@ -65,7 +65,7 @@ export function Surprises({ score, onOpen }: ListProps): JSX.Element {
         {found.map((token) => {
           const before = spelled.slice(Math.max(0, token.position - BEFORE), token.position);
           const shown = spelled[token.position]?.shown ?? "";
-          // The space in front of a word is part of its token, but would be a mark at the end of a line.
+          // A token's leading space is not underlined: it may be the end of a line.
           const gap = /^ (?=\S)/.test(shown) ? " " : "";
           const after = spelled.slice(token.position + 1, token.position + 1 + AFTER);
           return (

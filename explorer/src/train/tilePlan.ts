@@ -57,6 +57,9 @@ export function makePlan(
 
 /** Chunks of equal size, a multiple of 16 where that fits: no small last chunk. */
 function balanced(rows: number, chunkRows: number): number {
-  const even = Math.ceil(rows / Math.ceil(rows / chunkRows));
-  return Math.min(chunkRows, Math.ceil(even / 16) * 16);
+  const chunks = Math.ceil(rows / chunkRows);
+  const even = Math.ceil(rows / chunks);
+  let rounded = Math.ceil(even / 16) * 16;
+  if (rounded > chunkRows && chunkRows >= 32 && chunks > 1) rounded = Math.floor(chunkRows / 16) * 16;
+  return Math.min(chunkRows, rounded);
 }

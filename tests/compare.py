@@ -36,18 +36,18 @@ def assert_close(
     """|actual - expected| <= atol + rtol |expected|, element by element; shapes must be the same.
 
     Infinities must agree in place and sign. A NaN fails, also where it is expected, unless
-    `equal_nan` says that it is meant; then the places must agree. `dtype` is that of `actual`.
+    `equal_nan` allows it; then the positions must agree. `dtype` is that of `actual`.
     """
     a, e = _same_kind(actual, expected, dtype=dtype, equal_nan=equal_nan, what=what)
     finite = np.isfinite(e)
     difference = np.abs(_where(finite, a) - _where(finite, e))
     excess = difference - (atol + rtol * np.abs(_where(finite, e)))
     if (excess > 0).any():
-        at = np.unravel_index(int(np.argmax(excess)), excess.shape)
+        index = np.unravel_index(int(np.argmax(excess)), excess.shape)
         raise AssertionError(
-            f"{what} differs in {int((excess > 0).sum())} of {a.size} places, most at "
-            f"{_index(at)}: {a[at]!r} should be {e[at]!r} (difference {difference[at]:.3g}, "
-            f"atol {atol:.3g}, rtol {rtol:.3g})"
+            f"{what} differs in {int((excess > 0).sum())} of {a.size} entries, most at "
+            f"{_index(index)}: {a[index]!r} should be {e[index]!r} (difference "
+            f"{difference[index]:.3g}, atol {atol:.3g}, rtol {rtol:.3g})"
         )
 
 
@@ -66,7 +66,7 @@ def assert_as_good_as(
 
     `scale` is the largest |truth| unless given: a difference of two large numbers has the rounding
     errors of those, not of the result. Where the truth is infinite or NaN, ours must be the same.
-    Where plain torch is not finite and the truth is, that place excuses nothing.
+    Positions at which plain torch is not finite but the truth is do not widen the tolerance.
     """
     a, t = _same_kind(ours, truth, dtype=dtype, equal_nan=equal_nan, what=what)
     p = float64(plain)
@@ -82,10 +82,10 @@ def assert_as_good_as(
         raise AssertionError(f"{what}: the scale of a comparison must be finite, it is {scale}")
     limit = allowed + slack * scale
     if wrong.max(initial=0.0) > limit:
-        at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         raise AssertionError(
-            f"{what} is less exact than plain torch: off by {wrong[at]:.3g} at {_index(at)} "
-            f"({a[at]!r} should be {t[at]!r}); torch is off by at most {allowed:.3g}, "
+            f"{what} is less exact than plain torch: off by {wrong[index]:.3g} at {_index(index)} "
+            f"({a[index]!r} should be {t[index]!r}); torch is off by at most {allowed:.3g}, "
             f"and {slack:.3g} x {scale:.3g} is granted on top"
         )
 
@@ -97,19 +97,21 @@ def _same_kind(
     if actual is None:
         raise AssertionError(f"{what} is None")
     if dtype is not None:
-        found = actual.dtype if isinstance(actual, Tensor) else type(actual)
-        if found != dtype:
-            raise AssertionError(f"{what} has dtype {found}, it should have {dtype}")
+        got = actual.dtype if isinstance(actual, Tensor) else type(actual)
+        if got != dtype:
+            raise AssertionError(f"{what} has dtype {got}, it should have {dtype}")
     a, e = float64(actual), float64(expected)
     if a.shape != e.shape:
         raise AssertionError(f"{what} has shape {a.shape}, it should have {e.shape}")
     if not equal_nan and np.isnan(e).any():
-        raise AssertionError(f"{what}: the expected value is NaN, which was not announced")
+        raise AssertionError(f"{what}: the expected value is NaN, but equal_nan is False")
     for test in (np.isnan, np.isposinf, np.isneginf):
         found_at, expected_at = test(a), test(e)
         if (found_at != expected_at).any():
-            at = np.unravel_index(int(np.argmax(found_at != expected_at)), a.shape)
-            raise AssertionError(f"{what} is {a[at]!r} at {_index(at)}, it should be {e[at]!r}")
+            index = np.unravel_index(int(np.argmax(found_at != expected_at)), a.shape)
+            raise AssertionError(
+                f"{what} is {a[index]!r} at {_index(index)}, it should be {e[index]!r}"
+            )
     return a, e
 
 
@@ -118,5 +120,5 @@ def _where(mask: npt.NDArray[np.bool_], values: Array) -> Array:
     return np.where(mask, values, 0.0)
 
 
-def _index(at: tuple[np.intp, ...]) -> str:
-    return f"[{', '.join(str(int(i)) for i in at)}]"
+def _index(index: tuple[np.intp, ...]) -> str:
+    return f"[{', '.join(str(int(i)) for i in index)}]"

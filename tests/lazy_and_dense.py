@@ -1,7 +1,7 @@
-"""A lazy head and its dense twin on the same tensors, and one assertion that they agree.
+"""A lazy head and dense logits of the same tensors, and an assertion that they agree.
 
-`twins(...)` gives both; `assert_same(case, f)` puts the same question `f` to the lazy logits and
-to the dense ones, and compares the answers and the gradients of hidden, weight and bias.
+`twins(...)` returns both; `assert_same(case, f)` applies the function `f` to the lazy logits and
+to the dense ones, and compares the results and the gradients of hidden, weight and bias.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmhead import LazyLogits, LMHead, PerformanceWarning
 
-# Two ways to add up the same float64 numbers.
+# Tolerance for float64 sums in another order.
 EXACT = 1e-11
 
 
@@ -73,8 +73,8 @@ def ids(*shape: int, vocab: int = 13) -> Tensor:
     return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(7))
 
 
-def spelled(text: str) -> Callable[[Any], Any]:
-    """What a user writes about logits `z`, as a function: `spelled("z[:, -1]")`."""
+def as_function(text: str) -> Callable[[Any], Any]:
+    """Return an expression of logits `z` as a function: `as_function("z[:, -1]")`."""
     function: Callable[[Any], Any] = eval(
         f"lambda z: {text}", {"torch": torch, "F": F, "V": 13, "ids": ids, "tensor": torch.tensor}
     )
@@ -111,9 +111,9 @@ def assert_same(
     atol: float = EXACT,
     lazy: bool | None = None,
 ) -> Any:
-    """The question has one answer, with one gradient, for lazy and dense logits.
+    """Assert that `question` gives the same result and gradients for lazy and dense logits.
 
-    `lazy` says whether the answer must itself be lazy. Returns the answer to the lazy logits.
+    `lazy` says whether the result must itself be lazy. Returns the result for the lazy logits.
     """
     ours, theirs = question(case.lazy), question(case.dense)
     if lazy is not None:

@@ -1,8 +1,9 @@
-"""The real llama.cpp on a tiny random Llama, to be asked what its samplers leave.
+"""llama.cpp itself on a tiny random Llama: the tokens that its samplers keep.
 
-The package `xllamacpp` has llama.cpp's server within the process; its samplers are reached through
-completions of one token, which tell the tokens that are left and their probabilities. The model is
-written as a GGUF file with the package `gguf`; its twin, a `LlamaBody`, gives the true logits.
+The package `xllamacpp` runs llama.cpp's server within the process; its samplers are reached through
+completions of one token, which list the kept tokens and their probabilities. The model is
+written as a GGUF file with the package `gguf`; the same weights in a `LlamaBody` give the true
+logits.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ SIZES = LlamaConfig(
     num_key_value_heads=2,
     rotary="interleaved",
 )
-_WORDS = 3 + 128  # the first id that is no byte
+_FIRST_TOKEN = 3 + 128  # the first id that is no byte
 # DRY's breakers are strings to llama.cpp: every token that has the letter in it is one.
 BREAKERS = {"Q": [3 + ord("Q"), 300, 301], "Z": [3 + ord("Z"), 302]}
-# Where llama.cpp keeps what a `Block` calls so.
+# Names of the parameters of a `Block` in llama.cpp's files.
 _PARTS = {
     "attn_norm": "attention_norm",
     "attn_q": "attention.query",
@@ -50,8 +51,8 @@ _PARTS = {
 
 
 @dataclass(frozen=True)
-class Words:
-    """What llama.cpp says of the next token."""
+class NextToken:
+    """The next token that llama.cpp drew, and the probabilities it drew from."""
 
     token: int
     probability: dict[int, float]  # of every token that can be drawn
@@ -91,16 +92,16 @@ class TinyLlama(nn.Module):
         return path
 
     def _weights(self) -> dict[str, Tensor]:
-        own = dict(self.named_parameters())
-        found: dict[str, Tensor] = {
-            "token_embd": own["body.embedding.weight"],
-            "output_norm": own["body.norm.weight"],
-            "output": own["head.weight"],
+        parameters = dict(self.named_parameters())
+        by_name: dict[str, Tensor] = {
+            "token_embd": parameters["body.embedding.weight"],
+            "output_norm": parameters["body.norm.weight"],
+            "output": parameters["head.weight"],
         }
         for layer in range(SIZES.num_hidden_layers):
             for theirs, ours in _PARTS.items():
-                found[f"blk.{layer}.{theirs}"] = own[f"body.blocks.{layer}.{ours}.weight"]
-        return found
+                by_name[f"blk.{layer}.{theirs}"] = parameters[f"body.blocks.{layer}.{ours}.weight"]
+        return by_name
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
@@ -108,10 +109,10 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
 
     Bytes of ASCII alone: the server waits for the rest of a letter before it tells anything.
     """
-    words = [f"w{''.join(chr(97 + int(c)) for c in str(id))}" for id in range(_WORDS, VOCAB)]
+    words = [f"w{''.join(chr(97 + int(c)) for c in str(id))}" for id in range(_FIRST_TOKEN, VOCAB)]
     for letter, ids in BREAKERS.items():
         for id in ids[1:]:
-            words[id - _WORDS] += letter
+            words[id - _FIRST_TOKEN] += letter
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(128)), *words]
     kind = gguf.TokenType
     kinds = [kind.UNKNOWN, kind.CONTROL, kind.CONTROL, *[kind.BYTE] * 128]
@@ -140,20 +141,20 @@ class LlamaCpp:
     def log_probs(self, ids: Sequence[int]) -> Tensor:
         """Of all tokens after the ids, before any sampler: (V,), float64."""
         [answer] = self._answers(ids, samplers=[], post_sampling_probs=False)
-        found = torch.full((VOCAB,), torch.nan, dtype=torch.float64)
+        result = torch.full((VOCAB,), torch.nan, dtype=torch.float64)
         for word in answer["top_logprobs"]:
-            found[word["id"]] = word["logprob"]
-        return found
+            result[word["id"]] = word["logprob"]
+        return result
 
-    def words(self, ids: Sequence[int], **options: Any) -> Words:
-        """What the samplers leave after the ids."""
-        return self.several(ids, 1, **options)[0]
+    def next_token(self, ids: Sequence[int], **options: Any) -> NextToken:
+        """Return the next token after the ids, and the tokens that the samplers keep."""
+        return self.next_tokens(ids, 1, **options)[0]
 
-    def several(self, ids: Sequence[int], n: int, **options: Any) -> list[Words]:
-        """The same for n tokens, each put to the ids before the next."""
+    def next_tokens(self, ids: Sequence[int], n: int, **options: Any) -> list[NextToken]:
+        """Return the same for n tokens, each appended to the ids before the next."""
         answers = self._answers(ids, n_predict=n, post_sampling_probs=True, **options)
         return [
-            Words(a["id"], {w["id"]: w["prob"] for w in a["top_probs"] if w["prob"] > 0})
+            NextToken(a["id"], {w["id"]: w["prob"] for w in a["top_probs"] if w["prob"] > 0})
             for a in answers
         ]
 

@@ -44,7 +44,7 @@ class Chain:
 
 
 class LazyChain(Chain):
-    """Words of equal logits, from our head."""
+    """Tokens of equal logits, from our head."""
 
     def __init__(self, vocab: int) -> None:
         super().__init__(torch.zeros(1))

@@ -1,4 +1,4 @@
-"""The truth that the tests compare with: `lmhead.reference`, in float64, from the same tensors.
+"""Expected results of tests: `lmhead.reference`, in float64, from the same tensors.
 
 A tensor of any dtype holds exact numbers; they are taken as they are, and everything after is
 float64. `Gradients` have the shapes of what they are gradients of; an absent bias has None.

@@ -1,4 +1,4 @@
-"""Random problems for the property tests: a head, hidden states, and where the tiles end.
+"""Random problems for the property tests: a head, hidden states, and the sizes of tiles.
 
 Hypothesis draws the sizes and options and one seed; the numbers come from the seed. Odd sizes,
 empty batches, one token, peaked rows, exact ties and masked tokens all occur.

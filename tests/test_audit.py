@@ -55,9 +55,9 @@ def test_a_database_that_cannot_be_asked_is_no_pass(
     monkeypatch.setattr(audit, "installed_versions", lambda: ({}, []))
     monkeypatch.setattr(shutil, "which", lambda *_, **__: "pip-audit")
     assert audit.main([]) == 2
-    said = capsys.readouterr().err
-    assert "pip-audit could not ask its database: no route to host" in said
-    assert "npm audit could not ask its database" in said
+    errors = capsys.readouterr().err
+    assert "pip-audit could not ask its database: no route to host" in errors
+    assert "npm audit could not ask its database" in errors
     assert audit.main(["--offline"]) == 0
 
 

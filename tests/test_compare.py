@@ -94,7 +94,7 @@ def test_tolerances_are_inclusive_and_per_element() -> None:
     expected = np.array([1.0, 100.0])
     assert_close(np.array([1.5, 100.5]), expected, atol=0.5)
     assert_close(np.array([1.25, 125.0]), expected, rtol=0.25)
-    with pytest.raises(AssertionError, match=r"1 of 2 places, most at \[0\]"):
+    with pytest.raises(AssertionError, match=r"1 of 2 entries, most at \[0\]"):
         assert_close(np.array([2.0, 100.5]), expected, rtol=0.25)
 
 

@@ -184,13 +184,13 @@ def test_missing_docstrings_are_found() -> None:
         """Documented."""
 
         @property
-        def silent(self) -> int:
+        def undocumented_property(self) -> int:
             return 1
 
-        def told(self) -> None:
+        def documented(self) -> None:
             """Return nothing."""
 
-        def untold(self) -> None:
+        def undocumented(self) -> None:
             pass
 
         def _private(self) -> None:
@@ -199,5 +199,5 @@ def test_missing_docstrings_are_found() -> None:
     found = script("build_docs").missing_docstrings
     package = SimpleNamespace(__all__=["Named", "bare", "__version__"], Named=Named)
     package.bare, package.__version__ = lambda: None, ""
-    assert found(package) == ["Named.untold", "Named.silent", "bare"]
+    assert found(package) == ["Named.undocumented", "Named.undocumented_property", "bare"]
     assert found(lmhead) == []

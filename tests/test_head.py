@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
-from lazy_and_dense import Twins, assert_same, backward, ids, materialized, spelled, twins
+from lazy_and_dense import Twins, as_function, assert_same, backward, ids, materialized, twins
 from torch import Tensor, nn
 
 from lmhead import LMHead, PerformanceWarning
@@ -229,7 +229,7 @@ def test_low_rank_trains_as_the_merged_weight_would(
     if softcap is not None:
         merged = softcap * torch.tanh(merged / softcap)
     leaves = [case.hidden, *(p for p in case.head.parameters() if p.requires_grad)]
-    ask = spelled(question)
+    ask = as_function(question)
     ours, theirs = ask(case.lazy), ask(merged)
     assert_close(ours, theirs, rtol=1e-12)
     for actual, expected in zip(

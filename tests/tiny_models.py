@@ -25,7 +25,7 @@ def tiny(folder: Path, seed: int = 0) -> LanguageModel:
 
 
 class Letters:
-    """Bytes, and every pair of letters that follows a space as one piece, in the manner of BPE."""
+    """Bytes, and every pair of letters that follows a space as one piece, similar to BPE."""
 
     bos_token_id = eos_token_id = None
     _cut = re.compile(r" ?[a-zA-Z]+| ?[0-9]{1,3}| ?[^\sa-zA-Z0-9]+|\s+(?!\S)|\s+")

@@ -1,4 +1,4 @@
-"""Watch what torch does: which tensors it allocates, and how many matrix products it pays for.
+"""Watch torch: the tensors it allocates, and the number of matrix products it computes.
 
 `no_tensor_of(tokens, vocab)` fails as soon as an operation, forward or backward, allocates a tensor
 of tokens x vocab elements or more, in whatever shape. `no_operation()` fails on any operation at
@@ -31,7 +31,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _elements(tensor: Tensor) -> int:
-    """How many elements the memory behind `tensor` holds: a view may show only a few of them."""
+    """Return the number of elements of the storage of `tensor`, which a view may share."""
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
@@ -97,7 +97,7 @@ def no_operation() -> Iterator[None]:
         raise AssertionError(f"nothing had to be computed, but torch ran {watch.operations}")
 
 
-# Products by name: where their two factors stand among the arguments.
+# Products by name: indices of their two factors among the arguments.
 _FACTORS = {
     "mm": (0, 1),
     "addmm": (1, 2),
@@ -142,7 +142,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
 
 
 def count_products(step: Callable[[], object], tokens: int, hidden: int, vocab: int) -> float:
-    """How many products of (tokens x hidden) with (hidden x vocab) `step` costs."""
+    """Return the cost of `step` in products of (tokens x hidden) with (hidden x vocab)."""
     with Products() as counter:
         step()
     return float(counter.flops / (2 * tokens * hidden * vocab))

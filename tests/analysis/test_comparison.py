@@ -125,7 +125,7 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
     assert (e.value.reason, e.value.place, e.value.found) == ("token", 259, (b" ", b"x"))
 
 
-def test_every_place_can_be_had(pair: tuple[LanguageModel, LanguageModel]) -> None:
+def test_all_differences_are_listed(pair: tuple[LanguageModel, LanguageModel]) -> None:
     found = compare_models(*pair, TEXT, window=16, worst=1000)
     assert sorted(d.position for d in found.differences) == list(range(1, found.positions + 1))
     assert math.fsum(d.kl for d in found.differences) == pytest.approx(found.kl * found.positions)

@@ -1,4 +1,4 @@
-"""Ask a command, and take its answer as text or as JSON."""
+"""Run a command, and return its output as text or as JSON."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def run(*arguments: str, code: int = 0, **more: Any) -> Result:
 def document(*arguments: str, **more: Any) -> dict[str, Any]:
     result = run(*arguments, "--json", **more)
     assert result.stderr == ""
-    found: dict[str, Any] = json.loads(result.stdout)
-    assert found["schema"] == 1
-    assert found["command"] == arguments[0]
-    return found
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    assert parsed["schema"] == 1
+    assert parsed["command"] == arguments[0]
+    return parsed

@@ -121,8 +121,8 @@ def test_the_page_and_the_documents_have_the_same_fields(name: str, places: dict
         assert (document["command"], document["schema"]) == (name, 1)
         if "model" in document:
             assert set(document["model"]) - {"engine"} == MODEL
-    said = set(re.findall(r"`(\w+)`", SECTION[name] + SECTION["A token"] + COMMON))
-    assert {field for document in documents for field in inner(document)} <= said
+    documented = set(re.findall(r"`(\w+)`", SECTION[name] + SECTION["A token"] + COMMON))
+    assert {field for document in documents for field in inner(document)} <= documented
 
 
 def test_every_command_with_json_has_a_section() -> None:

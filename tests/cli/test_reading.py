@@ -88,7 +88,7 @@ def test_score_shows_the_worst(model: str, file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["{model}", "{missing}"], 3, "missing.txt cannot be read: No such file"),
         (["{model}", "{binary}"], 3, "must be text in UTF-8; byte 5 is not"),
@@ -102,7 +102,7 @@ def test_score_shows_the_worst(model: str, file: str) -> None:
     ],
 )
 def test_score_and_mistakes(
-    model: str, file: str, tmp_path: Path, arguments: list[str], code: int, said: str
+    model: str, file: str, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "binary.txt").write_bytes(b"abcde\xff\xfe")
     names = {
@@ -112,7 +112,7 @@ def test_score_and_mistakes(
         "binary": tmp_path / "binary.txt",
     }
     result = run("score", *(a.format(**names) for a in arguments), code=code)
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 

@@ -24,7 +24,7 @@ class LogProbAndEntropy(NamedTuple):
 
 
 class Implementation(ABC):
-    """One way to compute; `can` names the options and promises it has beyond the common ones.
+    """One way to compute; `can` names the options and properties it has beyond the common ones.
 
     "map" is scale and soft-capping; "transforms" are `torch.func`, `torch.compile`, second
     derivatives and checkpoints; "rows" that rows of the weight are used as they are given, so

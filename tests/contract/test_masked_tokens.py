@@ -1,4 +1,4 @@
-"""Words with logit -inf: forbidden ones, and the padding that rounds a vocabulary up.
+"""Tokens with logit -inf: forbidden ones, and the padding that rounds a vocabulary up.
 
 They have probability 0. They take no mass, get no gradient, and put no NaN or inf anywhere; only
 a target that is itself forbidden costs +inf.

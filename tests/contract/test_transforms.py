@@ -1,6 +1,6 @@
 """Derivatives of derivatives, `torch.func`, `torch.compile` and checkpoints around the loss.
 
-Liger 1338: compiled, the gradients were wrong and nothing said so.
+Liger 1338: compiled, the gradients were wrong without an error.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Open many damaged files in worker processes and summarise what came of them.
+"""Open many damaged files in worker processes and summarise the outcomes.
 
 python -m fuzz.run --cases 100000      (see `make fuzz`)
 python -m fuzz.run --seed 1234         one case, with its files kept and its traceback
@@ -38,24 +38,24 @@ class Worker:
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, seed: int) -> dict[str, Any]:
-        """Return what came of a seed."""
+        """Return the outcome of a seed."""
         process = self.process or self._start()
         assert process.stdin is not None
         process.stdin.write(f"{seed}\n")
         process.stdin.flush()
         line = self._answer(process, _WALL)
         if line:
-            found: dict[str, Any] = json.loads(line)
-            if found["outcome"].startswith("limit"):  # what it has allocated may not come back
+            result: dict[str, Any] = json.loads(line)
+            if result["outcome"].startswith("limit"):  # what it has allocated may not come back
                 self.stop()
-            return found
+            return result
         ended = process.poll() is not None
         self.stop()
         outcome = f"crash: exit code {process.returncode}" if ended else "limit: no answer"
         return {"seed": seed, "sample": choose(seed)[0], "done": "", "outcome": outcome}
 
     def run_all(self, seeds: list[int]) -> list[dict[str, Any]]:
-        """Return what came of several seeds."""
+        """Return the outcomes of several seeds."""
         return [self.run(seed) for seed in seeds]
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class Worker:
 
 
 def run_cases(seeds: list[int], *, workers: int, slow: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield what came of every seed, in no particular order.
+    """Yield the outcome of every seed, in no particular order.
 
     Args:
         seeds: of the cases.
@@ -109,28 +109,28 @@ def run_cases(seeds: list[int], *, workers: int, slow: bool = True) -> Iterator[
                 for start in range(0, len(seeds), 100 * workers):
                     block = seeds[start : start + 100 * workers]
                     parts = [block[i::workers] for i in range(workers)]
-                    for found in threads.map(Worker.run_all, pool, parts):
-                        yield from found
+                    for results in threads.map(Worker.run_all, pool, parts):
+                        yield from results
         finally:
             for worker in pool:
                 worker.stop()
 
 
-def summary(found: list[dict[str, Any]]) -> str:
+def summary(results: list[dict[str, Any]]) -> str:
     """A table: sample, cases, opened, refused, raw exceptions, limits, crashes."""
     kinds = ("opened", "refused", "raw", "limit", "crash")
-    counts = Counter((one["sample"], one["outcome"].split(":")[0]) for one in found)
+    counts = Counter((result["sample"], result["outcome"].split(":")[0]) for result in results)
     rows = [f"{'sample':18}{'cases':>8}" + "".join(f"{kind:>9}" for kind in kinds)]
     for name in [*SAMPLES, "all"]:
         names = list(SAMPLES) if name == "all" else [name]
-        row = [sum(counts[one, kind] for one in names) for kind in kinds]
+        row = [sum(counts[result, kind] for result in names) for kind in kinds]
         rows.append(f"{name:18}{sum(row):8,}" + "".join(f"{n:9,}" for n in row))
     return "\n".join(rows)
 
 
-def failures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def failures(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cases that neither opened nor were refused."""
-    return [one for one in found if one["outcome"] not in ("opened", "refused")]
+    return [result for result in results if result["outcome"] not in ("opened", "refused")]
 
 
 def main() -> None:
@@ -140,28 +140,28 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, help="run this case alone, in this process")
-    given = parser.parse_args()
-    if given.seed is not None:
+    options = parser.parse_args()
+    if options.seed is not None:
         folder = Path(tempfile.mkdtemp())
         write_corpus(folder / "corpus")
-        name, done = make_case(given.seed, folder / "corpus", folder / "model")
+        name, done = make_case(options.seed, folder / "corpus", folder / "model")
         print(f"{name}: {done}; files in {folder / 'model'}")
         open_and_use(name, folder / "model" / SAMPLES[name].opens, chat=True)
         return
-    started, found = time.time(), []
-    seeds = list(range(given.first, given.first + given.cases))
+    started, results = time.time(), []
+    seeds = list(range(options.first, options.first + options.cases))
     try:
-        for one in run_cases(seeds, workers=given.workers):
-            found.append(one)
-            if one["outcome"] not in ("opened", "refused"):
-                print("seed {seed}: {sample}, {done}: {outcome}".format(**one), flush=True)
-            if len(found) % 5000 == 0:
-                print(f"{len(found):,} cases, {time.time() - started:.0f} s", flush=True)
+        for result in run_cases(seeds, workers=options.workers):
+            results.append(result)
+            if result["outcome"] not in ("opened", "refused"):
+                print("seed {seed}: {sample}, {done}: {outcome}".format(**result), flush=True)
+            if len(results) % 5000 == 0:
+                print(f"{len(results):,} cases, {time.time() - started:.0f} s", flush=True)
     except KeyboardInterrupt:
         print("Interrupted.")
-    print(summary(found))
-    print(f"{time.time() - started:.0f} s, from seed {given.first}")
-    sys.exit(bool(failures(found)) or len(found) < given.cases)
+    print(summary(results))
+    print(f"{time.time() - started:.0f} s, from seed {options.first}")
+    sys.exit(bool(failures(results)) or len(results) < options.cases)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ def _seeds(first: int, number: int, *, slow: bool) -> list[int]:
 def test_damaged_files_open_or_are_refused(part: int) -> None:
     firsts = (20_000 * part, 20_000 * part + 10_000)
     seeds = [seed for first in firsts for seed in _seeds(first, 490, slow=False)]
-    found = list(run_cases(seeds, workers=1, slow=False))
-    assert not failures(found), summary(found)
-    outcomes = {one["outcome"] for one in found}
+    results = list(run_cases(seeds, workers=1, slow=False))
+    assert not failures(results), summary(results)
+    outcomes = {result["outcome"] for result in results}
     assert outcomes == {"opened", "refused"}  # else the damage is too little or too much
-    assert len(found) == 980
+    assert len(results) == 980
 
 
 def test_damaged_files_that_transformers_opens() -> None:
     pytest.importorskip("transformers")
-    found = list(run_cases(_seeds(0, 40, slow=True), workers=1))
-    assert not failures(found), summary(found)
+    results = list(run_cases(_seeds(0, 40, slow=True), workers=1))
+    assert not failures(results), summary(results)

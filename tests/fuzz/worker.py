@@ -75,7 +75,7 @@ def make_case(seed: int, corpus: Path, folder: Path) -> tuple[str, str]:
 
 
 def run_case(seed: int, corpus: Path) -> dict[str, Any]:
-    """Open the damaged files of a seed; return what came of it."""
+    """Open the damaged files of a seed; return the outcome."""
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["LMHEAD_CACHE"] = f"{scratch}/cache"
         name, done = make_case(seed, corpus, Path(scratch) / "model")
@@ -111,7 +111,7 @@ def _cpu() -> float:
 
 
 def main() -> None:
-    """Serve seeds until the end of the input."""
+    """Read seeds until the end of the input."""
     corpus, slow = Path(sys.argv[1]), sys.argv[2] == "slow"
     torch.set_num_threads(1)
     warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Programs of other packages, each as it is and with lmhead: what they compute, what they build.
+"""Programs of other packages, with and without lmhead: their results and largest tensors.
 
 `PYTHONPATH=tests python -m integrations.clients` writes the table of docs/integrations.md.
 """
@@ -332,15 +332,15 @@ class Row:
 
 def measure(client: Client) -> Row:
     """Run a client both ways."""
-    found, largest = [], []
+    results, largest = [], []
     for run in (client.stock, client.ours):
         with warnings.catch_warnings(), Allocations() as watch:
             warnings.simplefilter("ignore")
-            found.append(tree_leaves(run()))
+            results.append(tree_leaves(run()))
         largest.append(watch.largest)
     limit = client.tokens * WIDE_VOCAB
-    same = len(found[0]) == len(found[1]) and all(
-        close(a, b, client.tolerance) for a, b in zip(*found, strict=True)
+    same = len(results[0]) == len(results[1]) and all(
+        close(a, b, client.tolerance) for a, b in zip(*results, strict=True)
     )
     return Row(client, same, *(size >= limit for size in largest))
 

@@ -33,10 +33,10 @@ def run(model: Any, names: list[str] = NAMES, **options: Any) -> Any:
     )
 
 
-def answers(found: Any) -> Iterator[tuple[str, Any, Any]]:
+def answers(results: Any) -> Iterator[tuple[str, Any, Any]]:
     """Every answer of the model: the task, a number or a text, and whether it is greedy."""
-    for task in sorted(found["samples"]):
-        for sample in sorted(found["samples"][task], key=lambda sample: sample["doc_id"]):
+    for task in sorted(results["samples"]):
+        for sample in sorted(results["samples"][task], key=lambda sample: sample["doc_id"]):
             for answer in sample["filtered_resps"]:
                 if isinstance(answer, tuple | list):
                     yield task, answer[0], answer[1]
@@ -44,10 +44,10 @@ def answers(found: Any) -> Iterator[tuple[str, Any, Any]]:
                     yield task, answer, None
 
 
-def metrics(found: Any) -> dict[tuple[str, str], float]:
+def metrics(results: Any) -> dict[tuple[str, str], float]:
     return {
         (task, name): value
-        for task, values in found["results"].items()
+        for task, values in results["results"].items()
         for name, value in values.items()
         if isinstance(value, float)
     }
@@ -63,9 +63,9 @@ def assert_same(ours: Any, theirs: Any, *, tolerance: float = 1e-3) -> None:
         else:
             assert abs(a - b) < tolerance, (task, a, b)
             assert greedy_a == greedy_b, task
-    found, wanted = metrics(ours), metrics(theirs)
-    assert found.keys() == wanted.keys()
-    for key, value in found.items():
+    our_metrics, their_metrics = metrics(ours), metrics(theirs)
+    assert our_metrics.keys() == their_metrics.keys()
+    for key, value in our_metrics.items():
         # Perplexities follow from log-likelihoods to 1e-3; counts of right answers are equal.
-        limit = 1e-3 * max(1.0, abs(wanted[key])) if "perplexity" in key[1] else 1e-4
-        assert abs(value - wanted[key]) <= limit, key
+        limit = 1e-3 * max(1.0, abs(their_metrics[key])) if "perplexity" in key[1] else 1e-4
+        assert abs(value - their_metrics[key]) <= limit, key

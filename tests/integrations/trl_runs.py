@@ -1,4 +1,4 @@
-"""Five steps of each TRL trainer on a tiny random model: what the tests compare."""
+"""Five steps of each TRL trainer on a tiny random model, for the tests to compare."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def chat_tokenizer() -> Any:
-    made = copy.deepcopy(tokenizer())
-    made.chat_template = (
+    tokenizer_copy = copy.deepcopy(tokenizer())
+    tokenizer_copy.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}"
         "{{ m['content'] + ' ' }}{% endgeneration %}{% else %}{{ m['content'] + ' ' }}{% endif %}"
         "{% endfor %}"
     )
-    return made
+    return tokenizer_copy
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def scorer() -> Any:
 
 @dataclass
 class Run:
-    """What a training run gave."""
+    """Results of a training run."""
 
     logs: list[dict[str, float]]
     weights: dict[str, Any]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
-from lazy_and_dense import Twins, assert_same, ids, spelled, twins
+from lazy_and_dense import Twins, as_function, assert_same, ids, twins
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -56,17 +56,17 @@ def categorical(logits: Any, validate: bool | None = None) -> Any:
     ],
 )
 def test_log_probabilities(case: Twins, spelling: str) -> None:
-    assert_same(case, spelled(spelling), lazy=False)
+    assert_same(case, as_function(spelling), lazy=False)
 
 
 @pytest.mark.parametrize("spelling", ["z.log_softmax(-1)", "F.log_softmax(z, -1)", "z.softmax(-1)"])
 def test_normalised_logits_are_lazy_too(case: Twins, spelling: str) -> None:
-    assert_same(case, spelled(spelling), lazy=True)
+    assert_same(case, as_function(spelling), lazy=True)
 
 
 def test_softmax_over_another_dimension_is_not_mistaken_for_one_over_tokens(case: Twins) -> None:
     with pytest.warns(match="LazyLogits|logits"):
-        assert_same(case, spelled("z.softmax(1)"))
+        assert_same(case, as_function("z.softmax(1)"))
 
 
 # --- reductions over the vocabulary ---------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_softmax_over_another_dimension_is_not_mistaken_for_one_over_tokens(case
     ],
 )
 def test_reductions(case: Twins, spelling: str) -> None:
-    assert_same(case, spelled(spelling), lazy=False)
+    assert_same(case, as_function(spelling), lazy=False)
 
 
 def test_ties_go_to_the_lowest_id() -> None:
@@ -155,7 +155,7 @@ PROBABILITIES = "torch.linspace(0, 2, 6 * V, dtype=torch.float64).view(6, V).sof
     ],
 )
 def test_losses(case: Twins, spelling: str) -> None:
-    assert_same(case, spelled(spelling), lazy=False)
+    assert_same(case, as_function(spelling), lazy=False)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
@@ -168,7 +168,7 @@ def test_losses(case: Twins, spelling: str) -> None:
     ],
 )
 def test_softcapping_written_out(spelling: str, scale: float) -> None:
-    assert_same(twins(B, T, scale=scale), spelled(spelling), rtol=1e-5, atol=1e-6, lazy=False)
+    assert_same(twins(B, T, scale=scale), as_function(spelling), rtol=1e-5, atol=1e-6, lazy=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

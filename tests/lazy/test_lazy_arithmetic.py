@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from lazy_and_dense import Twins, assert_same, spelled, twins
+from lazy_and_dense import Twins, as_function, assert_same, twins
 from torch_watch import Allocations
 
 from lmhead import PerformanceWarning
@@ -42,8 +42,8 @@ def nothing_like_logits() -> Allocations:
 )
 def test_conversions_stay_lazy(case: Twins, convert: str) -> None:
     with nothing_like_logits():
-        spelled(convert)(case.lazy)
-    assert_same(case, spelled(convert), lazy=True, rtol=1e-6, atol=1e-6)
+        as_function(convert)(case.lazy)
+    assert_same(case, as_function(convert), lazy=True, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -93,15 +93,15 @@ UNUSUAL = [
 
 
 def ask_both(case: Twins, arithmetic: str, *, lazy: bool | None) -> None:
-    assert_same(case, spelled(arithmetic), lazy=lazy, rtol=1e-6, atol=1e-6)
-    assert_same(case, spelled(f"({arithmetic}).double().logsumexp(-1)"), rtol=1e-6, atol=1e-6)
-    assert_same(case, spelled(f"({arithmetic}).argmax(-1)"))
+    assert_same(case, as_function(arithmetic), lazy=lazy, rtol=1e-6, atol=1e-6)
+    assert_same(case, as_function(f"({arithmetic}).double().logsumexp(-1)"), rtol=1e-6, atol=1e-6)
+    assert_same(case, as_function(f"({arithmetic}).argmax(-1)"))
 
 
 @pytest.mark.parametrize("arithmetic", SCALARS + SOFTCAPS)
 def test_scalars_and_softcapping_written_out_stay_lazy(case: Twins, arithmetic: str) -> None:
     with nothing_like_logits():
-        spelled(arithmetic)(case.lazy)
+        as_function(arithmetic)(case.lazy)
     ask_both(case, arithmetic, lazy=True)
 
 
@@ -109,7 +109,7 @@ def test_scalars_and_softcapping_written_out_stay_lazy(case: Twins, arithmetic: 
 def test_scalars_after_the_softcap_of_the_head_stay_lazy(arithmetic: str) -> None:
     case = twins(B, T, softcap=3.0, scale=1.5)
     with nothing_like_logits():
-        spelled(arithmetic)(case.lazy)
+        as_function(arithmetic)(case.lazy)
     ask_both(case, arithmetic, lazy=True)
 
 

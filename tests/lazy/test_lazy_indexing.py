@@ -3,7 +3,7 @@
 import pytest
 import torch
 from compare import assert_close
-from lazy_and_dense import Twins, assert_same, materialized, spelled, twins
+from lazy_and_dense import Twins, as_function, assert_same, materialized, twins
 from torch_watch import Allocations, count_products
 
 B, T, V = 2, 3, 13
@@ -52,9 +52,9 @@ def nothing_like_logits() -> Allocations:
 )
 def test_leading_selection_stays_lazy(case: Twins, select: str) -> None:
     with nothing_like_logits():
-        spelled(select)(case.lazy)
-    assert_same(case, spelled(select), lazy=True)
-    assert_same(case, spelled(f"{select}.logsumexp(-1)"), lazy=False)
+        as_function(select)(case.lazy)
+    assert_same(case, as_function(select), lazy=True)
+    assert_same(case, as_function(f"{select}.logsumexp(-1)"), lazy=False)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_leading_selection_stays_lazy(case: Twins, select: str) -> None:
 )
 def test_views_of_the_leading_dimensions_stay_lazy(case: Twins, reshape: str) -> None:
     with nothing_like_logits():
-        spelled(reshape)(case.lazy)
-    assert_same(case, spelled(reshape), lazy=True)
-    assert_same(case, spelled(f"{reshape}.logsumexp(-1)"), lazy=False)
+        as_function(reshape)(case.lazy)
+    assert_same(case, as_function(reshape), lazy=True)
+    assert_same(case, as_function(f"{reshape}.logsumexp(-1)"), lazy=False)
 
 
 def test_a_view_that_does_not_fit_is_refused(case: Twins) -> None:
@@ -129,7 +129,7 @@ def test_iteration_ends(case: Twins) -> None:
     ],
 )
 def test_vocabulary_columns(case: Twins, columns: str) -> None:
-    assert_same(case, spelled(columns))
+    assert_same(case, as_function(columns))
 
 
 def test_vocabulary_columns_compute_only_those_rows_of_the_weight() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
-from lazy_and_dense import Twins, assert_same, materialized, spelled, twins
+from lazy_and_dense import Twins, as_function, assert_same, materialized, twins
 from torch_watch import Allocations, count_products, no_operation
 
 from lmhead import LazyLogits, LMHead, PerformanceWarning
@@ -84,8 +84,8 @@ def test_questions_about_the_shape_compute_nothing(case: Twins) -> None:
 
 @pytest.mark.parametrize("text", ["z == 0", "z != 1.5", "z == z", "z != z", "z == torch.zeros(V)"])
 def test_equality_is_that_of_a_tensor(case: Twins, text: str) -> None:
-    ours = materialized(spelled(text)(case.lazy))
-    assert torch.equal(ours, spelled(text)(case.dense))
+    ours = materialized(as_function(text)(case.lazy))
+    assert torch.equal(ours, as_function(text)(case.dense))
 
 
 def test_equality_with_something_else_is_false(case: Twins) -> None:
@@ -181,7 +181,7 @@ def test_materialize_is_the_dense_tensor(case: Twins) -> None:
 def test_what_cannot_be_streamed_is_right_all_the_same(case: Twins, operation: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PerformanceWarning)
-        assert_same(case, spelled(operation))
+        assert_same(case, as_function(operation))
 
 
 def test_building_the_tensor_warns_once_with_its_size(case: Twins) -> None:

@@ -7,7 +7,7 @@ each question takes a fraction of a second.
 import pytest
 import torch
 import torch.nn.functional as F
-from lazy_and_dense import Twins, backward, ids, spelled, twins
+from lazy_and_dense import Twins, as_function, backward, ids, twins
 from torch_watch import Allocations, count_products, no_tensor_of
 
 from lmhead import LMHead
@@ -44,7 +44,7 @@ def big(text: str) -> str:
 )
 def test_answers_with_gradients_allocate_no_logits(case: Twins, spelling: str) -> None:
     with no_tensor_of(N, V):
-        answer = spelled(big(spelling))(case.lazy)
+        answer = as_function(big(spelling))(case.lazy)
         gradients = torch.autograd.grad(answer, case.leaves, allow_unused=True)
     assert answer.isfinite()
     assert gradients[0] is not None
@@ -62,7 +62,7 @@ def test_answers_with_gradients_allocate_no_logits(case: Twins, spelling: str) -
 )
 def test_tokens_allocate_no_logits(case: Twins, spelling: str) -> None:
     with no_tensor_of(N, V):
-        tokens = spelled(big(spelling))(case.lazy)
+        tokens = as_function(big(spelling))(case.lazy)
     assert tokens.shape == (5, 100)
 
 

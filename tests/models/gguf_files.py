@@ -30,8 +30,8 @@ def words() -> list[str]:
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = ["<unk>", "<s>", "</s>", *letters, "Ġa", "Ġt", "Ġth"]
-    return found + [f"[{n}]" for n in range(hf_folders.VOCAB - len(found))]
+    tokens = ["<unk>", "<s>", "</s>", *letters, "Ġa", "Ġt", "Ġth"]
+    return tokens + [f"[{n}]" for n in range(hf_folders.VOCAB - len(tokens))]
 
 
 def write(
@@ -44,7 +44,7 @@ def write(
     context: int = 64,
     **changes: Any,
 ) -> Any:
-    """A Llama (or Qwen 2) as llama.cpp's converter would write it; gives the model.
+    """Write a Llama (or Qwen 2) as llama.cpp's converter would; return the model.
 
     `divisors` are those of the angles, as the converter writes them for Llama 3.1.
     """

@@ -30,7 +30,8 @@ GPT2 = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positio
 SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 PLAIN = {key: SMALL[key] for key in SMALL if key not in ("num_key_value_heads", "head_dim")}
 
-# Family -> its configuration. What bends the logits is strong enough not to be forgotten unnoticed.
+# Family -> its configuration. Softcap and scale are strong enough for a test to notice their
+# absence.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SMALL | {"tie_word_embeddings": False},
     "mistral": SMALL | {"sliding_window": 4},
@@ -110,7 +111,7 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def write(folder: Path, family: str = "llama", **changes: Any) -> Any:
-    """A folder with everything; gives the model that is in it."""
+    """Write a complete folder; return its model."""
     model = make(family, **changes)
     model.save_pretrained(folder)
     write_tokenizer(folder)
@@ -118,6 +119,6 @@ def write(folder: Path, family: str = "llama", **changes: Any) -> Any:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    """Change entries of a JSON file; None takes one out."""
-    found = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+    """Change entries of a JSON file; None removes one."""
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in fields.items() if value is not None}))

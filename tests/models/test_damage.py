@@ -117,7 +117,7 @@ def test_a_broken_configuration(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "never_heard"}, ("'never_heard'", "newer transformers")),
+        ({"model_type": "unknown_type"}, ("'unknown_type'", "newer transformers")),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
             ("'own'", "never runs that"),

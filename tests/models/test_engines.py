@@ -130,5 +130,5 @@ def test_a_library_with_another_interface(monkeypatch: pytest.MonkeyPatch) -> No
         pytest.skip("the package xllamacpp is not installed")
     monkeypatch.setattr(llama_cpp, "_KNOWN_DEFAULTS", [1, 2, 3, 4])
     llama_cpp._library.cache_clear()
-    with pytest.raises(ModelError, match="has an interface that is not known here"):
+    with pytest.raises(ModelError, match="has an unknown interface"):
         llama_cpp._library()

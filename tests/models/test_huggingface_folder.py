@@ -250,7 +250,7 @@ def test_a_model_that_attends_to_later_tokens_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "said"),
+    ("family", "changes", "message"),
     [
         ("recurrent_gemma", {"lru_width": 16, "block_types": ["recurrent", "attention"]},
          "must return the cache"),
@@ -258,13 +258,13 @@ def test_a_model_that_attends_to_later_tokens_is_refused(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_an_unsupported_model_is_refused(
-    tmp_path: Path, family: str, changes: dict[str, Any], said: str
+    tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
     made = hf_folders.transformers
     config = made.AutoConfig.for_model(family, **hf_folders.SMALL | changes)
     made.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     hf_folders.write_tokenizer(tmp_path)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         open_model(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`open_model`: what a path is, and what is said where it is none."""
+"""`open_model`: the format of a path, and errors for paths that are no models."""
 
 from pathlib import Path
 

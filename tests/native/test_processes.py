@@ -15,5 +15,5 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no for
 def test_scenario(name: str) -> None:
     if name == "sub-interpreter" and sys.version_info >= (3, 13):
         pytest.skip("the module that makes sub-interpreters has another name from Python 3.13 on")
-    said = processes.run(name)
-    assert said.startswith("ok"), said
+    output = processes.run(name)
+    assert output.startswith("ok"), output

@@ -24,43 +24,43 @@ print("loaded" if sys.modules.get("lmhead._native") else "not loaded")
 
 
 @cache
-def process(*, wish: str | None, hidden: bool = False) -> subprocess.CompletedProcess[str]:
+def process(*, setting: str | None, hidden: bool = False) -> subprocess.CompletedProcess[str]:
     """A fresh process that computes and says which core served it; the core may be hidden."""
     environment = {k: v for k, v in os.environ.items() if k != "LMHEAD_NATIVE"}
-    if wish is not None:
-        environment["LMHEAD_NATIVE"] = wish
+    if setting is not None:
+        environment["LMHEAD_NATIVE"] = setting
     code = HIDE + WORK if hidden else WORK
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
 
 
-def said(*, wish: str | None, hidden: bool = False) -> list[str]:
-    run = process(wish=wish, hidden=hidden)
+def output_lines(*, setting: str | None, hidden: bool = False) -> list[str]:
+    run = process(setting=setting, hidden=hidden)
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
 
 
 @pytest.mark.usefixtures("core")
-@pytest.mark.parametrize("wish", [None, "require"])
-def test_the_core_serves(wish: str | None) -> None:
-    assert said(wish=wish)[1:] == ["native", "loaded"]
+@pytest.mark.parametrize("setting", [None, "require"])
+def test_the_core_serves(setting: str | None) -> None:
+    assert output_lines(setting=setting)[1:] == ["native", "loaded"]
 
 
 def test_off_does_not_even_load_the_core() -> None:
-    assert said(wish="off")[1:] == ["torch", "not loaded"]
+    assert output_lines(setting="off")[1:] == ["torch", "not loaded"]
 
 
 def test_where_there_is_no_core_torch_serves() -> None:
-    assert said(wish=None, hidden=True) == said(wish="off")
+    assert output_lines(setting=None, hidden=True) == output_lines(setting="off")
 
 
 def test_where_there_is_no_core_but_it_is_required_the_import_fails() -> None:
-    run = process(wish="require", hidden=True)
+    run = process(setting="require", hidden=True)
     assert run.returncode != 0
     assert "ImportError" in run.stderr or "ModuleNotFoundError" in run.stderr
 
 
 @pytest.mark.usefixtures("core")
 def test_both_give_the_same_answers() -> None:
-    assert said(wish="require")[0] == said(wish="off")[0]
+    assert output_lines(setting="require")[0] == output_lines(setting="off")[0]

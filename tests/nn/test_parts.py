@@ -43,8 +43,8 @@ def textbook(attention: Any, x: Tensor, source: Tensor, mask: Any) -> "np.ndarra
         np.repeat(split(part(source), attention.key_heads), share, axis=1)
         for part in (attention.key, attention.value)
     )
-    heard = reference.attention(query, key, value, mask)
-    joined = np.concatenate(list(np.swapaxes(heard, 0, 1)), axis=-1)
+    attended = reference.attention(query, key, value, mask)
+    joined = np.concatenate(list(np.swapaxes(attended, 0, 1)), axis=-1)
     out: np.ndarray[Any, Any] = attention.output(torch.from_numpy(joined)).numpy()
     return out
 

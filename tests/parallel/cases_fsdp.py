@@ -80,8 +80,8 @@ def wrapped(head: str, group: str, *, reshard: bool, tied: bool, inside: bool, *
 
 
 def layouts() -> Iterator[dict[str, Any]]:
-    every = itertools.product(("own", "norm", "root"), *[(True, False)] * 3)
-    for group, reshard, tied, inside in every:
+    combinations = itertools.product(("own", "norm", "root"), *[(True, False)] * 3)
+    for group, reshard, tied, inside in combinations:
         yield {"group": group, "reshard": reshard, "tied": tied, "inside": inside}
 
 
@@ -94,10 +94,10 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same(
-    what: object, found: list[dict[str, Tensor]], rtol: float = 1e-5, atol: float = 1e-6
+    what: object, results: list[dict[str, Tensor]], rtol: float = 1e-5, atol: float = 1e-6
 ) -> None:
     """Both have the same entries with the same values: ours, and those around `nn.Linear`."""
-    ours, theirs = found
+    ours, theirs = results
     assert ours.keys() == theirs.keys(), (what, ours.keys(), theirs.keys())
     for name, right in theirs.items():
         message = f"{what} {name}: {ours[name]} is not {right}"
@@ -107,15 +107,15 @@ def assert_same(
 def train(model: Any, steps: int = 3) -> dict[str, Tensor]:
     """Return losses and gradients of a few steps of AdamW, and the weights after them."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, step)
         loss.backward()  # type: ignore[no-untyped-call]
-        found[f"loss {step}"] = loss.detach()
-        found |= {f"{n} {step}": g for n, g in gradients(model).items()}
+        values[f"loss {step}"] = loss.detach()
+        values |= {f"{n} {step}": g for n, g in gradients(model).items()}
         optimizer.step()
-    return found | {n: full(p.detach()) for n, p in model.named_parameters()}
+    return values | {n: full(p.detach()) for n, p in model.named_parameters()}
 
 
 @case(2)
@@ -131,8 +131,8 @@ def mixed_precision() -> None:
     )
     for group, inside in itertools.product(("own", "root"), (True, False)):
         layout: dict[str, Any] = {"group": group, "reshard": True, "tied": False, "inside": inside}
-        found = [train(wrapped(head, mp_policy=policy, **layout), steps=1) for head in HEADS]
-        steps = [{n: t for n, t in each.items() if n.endswith("0")} for each in found]
+        results = [train(wrapped(head, mp_policy=policy, **layout), steps=1) for head in HEADS]
+        steps = [{n: t for n, t in each.items() if n.endswith("0")} for each in results]
         assert_same(layout, steps, rtol=0.03, atol=0.003)
 
 
@@ -140,7 +140,7 @@ def mixed_precision() -> None:
 def accumulation_and_recomputation() -> None:
     """Gradients of three micro-batches, reduced with the last; activations computed again."""
     for group, inside in itertools.product(("own", "root"), (True, False)):
-        found = []
+        results = []
         for head in HEADS:
             layout: dict[str, Any] = {
                 "reshard": True,
@@ -153,19 +153,19 @@ def accumulation_and_recomputation() -> None:
                 model.set_requires_gradient_sync(step == 2)
                 loss_of(model, step).backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            found.append({**gradients(model), "norm": full(norm)})
-        assert_same((group, inside), found)
+            results.append({**gradients(model), "norm": full(norm)})
+        assert_same((group, inside), results)
 
 
 @case(4)
 def shards_within_replicas() -> None:
     """HSDP: two replicas, each sharded over two ranks."""
-    found = []
+    results = []
     for head in HEADS:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         layout: dict[str, Any] = {"reshard": True, "tied": False, "inside": False, "mesh": mesh}
-        found.append(train(wrapped(head, "own", **layout)))
-    assert_same("HSDP", found)
+        results.append(train(wrapped(head, "own", **layout)))
+    assert_same("HSDP", results)
 
 
 @case(2)
@@ -174,7 +174,7 @@ def questions_after_the_weight_was_freed() -> None:
     ids, targets = batch(0)
     for group in ("own", "root"):
         layout: dict[str, Any] = {"group": group, "reshard": True, "tied": False, "inside": False}
-        found = []
+        results = []
         for model in [wrapped(head, **layout) for head in HEADS]:
             logits = model(ids, targets)
             log_p = logits.log_softmax(-1)
@@ -186,10 +186,10 @@ def questions_after_the_weight_was_freed() -> None:
             top = logits.topk(3, -1)
             values |= {"top": top.values, "ids": top.indices, "argmax": logits.argmax(-1)}
             values |= {n: v.detach() for n, v in values.items()} | gradients(model)
-            found.append(values)
+            results.append(values)
             with torch.no_grad():
                 values["greedy"] = model(ids, targets).argmax(-1)
-        assert_same(group, found)
+        assert_same(group, results)
 
 
 @case(2)
@@ -214,7 +214,7 @@ def zero_redundancy_optimizer_with_ddp() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
-    found = []
+    results = []
     for head in HEADS:
         model = DistributedDataParallel(Model(head, tied=False, inside=False))
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.05)
@@ -225,8 +225,8 @@ def zero_redundancy_optimizer_with_ddp() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses[f"loss {step}"] = loss.detach()
-        found.append({**losses, **{n: p.detach() for n, p in model.named_parameters()}})
-    assert_same("ZeRO", found)
+        results.append({**losses, **{n: p.detach() for n, p in model.named_parameters()}})
+    assert_same("ZeRO", results)
 
 
 @case(2)
@@ -236,7 +236,7 @@ def accelerate_on_two_processes() -> None:
     rank = str(dist.get_rank())
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # as launched; joined already
-    found = []
+    results = []
     for head in HEADS:
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
         assert accelerator.num_processes == 2
@@ -251,8 +251,8 @@ def accelerate_on_two_processes() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             losses[f"loss {step}"] = loss.detach()
-        found.append({**losses, **{n: p.detach() for n, p in model.named_parameters()}})
-    assert_same("accelerate", found)
+        results.append({**losses, **{n: p.detach() for n, p in model.named_parameters()}})
+    assert_same("accelerate", results)
 
 
 @case(2)

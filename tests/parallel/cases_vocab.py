@@ -61,18 +61,18 @@ def full(tensor: Any) -> Tensor:
 
 
 def assert_close(ours: Any, theirs: Tensor, what: object, rtol: float = 1e-10) -> None:
-    found = full(ours)
-    message = f"{what}: {found} is not {theirs}"
+    ours_full = full(ours)
+    message = f"{what}: {ours_full} is not {theirs}"
     torch.testing.assert_close(
-        found, theirs, rtol=rtol, atol=rtol / 100, equal_nan=True, msg=message
+        ours_full, theirs, rtol=rtol, atol=rtol / 100, equal_nan=True, msg=message
     )
 
 
-def assert_everywhere(found: Tensor, what: object) -> None:
+def assert_everywhere(values: Tensor, what: object) -> None:
     """Every rank has the very same numbers."""
-    every = [torch.empty_like(found) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, found.contiguous())
-    assert all(torch.equal(x, found) for x in every), (what, every)
+    of_ranks = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, values.contiguous())
+    assert all(torch.equal(x, values) for x in of_ranks), (what, of_ranks)
 
 
 def losses() -> Iterator[dict[str, Any]]:
@@ -90,8 +90,8 @@ def losses() -> Iterator[dict[str, Any]]:
 @case(*WORLDS)
 def the_loss_and_its_gradients() -> None:
     for vocab, options in itertools.product(VOCABS, losses()):
-        made = problem(vocab)
-        targets, asked, bias = made.ids.clone(), dict(options), made.bias.clone()
+        tensors_of = problem(vocab)
+        targets, asked, bias = tensors_of.ids.clone(), dict(options), tensors_of.bias.clone()
         if asked.pop("ignore", False):
             targets[2:4] = -100
         if asked.pop("mask", False):
@@ -104,9 +104,9 @@ def the_loss_and_its_gradients() -> None:
             asked["class_weight"] = torch.linspace(0.5, 2.0, vocab, dtype=torch.float64)
         found: list[list[Any]] = []
         for split in (True, False):
-            tensors = [made.weight, bias]
-            weight, own = [sharded(t) if split else t.clone() for t in tensors]
-            leaves = [t.requires_grad_() for t in (made.hidden.clone(), weight, own)]
+            tensors = [tensors_of.weight, bias]
+            weight, own_bias = [sharded(t) if split else t.clone() for t in tensors]
+            leaves = [t.requires_grad_() for t in (tensors_of.hidden.clone(), weight, own_bias)]
             loss = lmhead.linear_cross_entropy(
                 leaves[0], leaves[1], targets, bias=leaves[2], **asked
             )
@@ -131,7 +131,7 @@ def every_answer_and_its_gradient() -> None:
                 sharded(t) if split else t.clone() for t in (made.weight, bias, other.weight)
             ]
             leaves = [t.requires_grad_() for t in (made.hidden.clone(), weight, second)]
-            said = lmhead.query(
+            answers = lmhead.query(
                 leaves[0],
                 leaves[1],
                 bias=own,
@@ -147,22 +147,22 @@ def every_answer_and_its_gradient() -> None:
                 top_k=min(vocab, 4),
                 kl_to=(other.hidden, leaves[2]),
             )
-            total = said.entropy.sum() + said.logsumexp.sum() + said.kl.sum()
-            total = total + said.log_sum_sq.sum() + said.mean_logit.sum()
+            total = answers.entropy.sum() + answers.logsumexp.sum() + answers.kl.sum()
+            total = total + answers.log_sum_sq.sum() + answers.mean_logit.sum()
             if not masked:
-                total = total + (said.log_prob * torch.arange(14).view(7, 2)).sum()
+                total = total + (answers.log_prob * torch.arange(14).view(7, 2)).sum()
             total.backward()
             values = {
-                "log_prob": said.log_prob,
-                "rank": said.rank,
-                "entropy": said.entropy,
-                "logsumexp": said.logsumexp,
-                "log_sum_sq": said.log_sum_sq,
-                "mean_logit": said.mean_logit,
-                "argmax": said.argmax,
-                "ids": said.top_k.indices,
-                "values": said.top_k.values,
-                "kl": said.kl,
+                "log_prob": answers.log_prob,
+                "rank": answers.rank,
+                "entropy": answers.entropy,
+                "logsumexp": answers.logsumexp,
+                "log_sum_sq": answers.log_sum_sq,
+                "mean_logit": answers.mean_logit,
+                "argmax": answers.argmax,
+                "ids": answers.top_k.indices,
+                "values": answers.top_k.values,
+                "kl": answers.kl,
             }
             values |= {f"gradient {i}": leaf.grad for i, leaf in enumerate(leaves)}
             found.append({name: value.detach() for name, value in values.items()})
@@ -448,9 +448,9 @@ def placements() -> None:
             ways[bias_way](made.bias.clone()).detach().requires_grad_(),
         ]
         what = (weight_way, bias_way, hidden_way)
-        said = lmhead.query(leaves[0], leaves[1], bias=leaves[2], entropy=True, argmax=True)
-        assert torch.equal(said.argmax, expected.argmax), what
-        assert_close(said.entropy, expected.entropy, what)
+        answers = lmhead.query(leaves[0], leaves[1], bias=leaves[2], entropy=True, argmax=True)
+        assert torch.equal(answers.argmax, expected.argmax), what
+        assert_close(answers.entropy, expected.entropy, what)
         loss = lmhead.linear_cross_entropy(leaves[0], leaves[1], made.ids, bias=leaves[2])
         loss.backward()  # type: ignore[no-untyped-call]
         dense = [t.clone().requires_grad_() for t in (made.hidden, made.weight, made.bias)]

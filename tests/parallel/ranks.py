@@ -56,7 +56,7 @@ def names() -> list[tuple[str, int]]:
 
 
 def launch(folder: Path, *, seconds: int = 120) -> None:
-    """Run all cases; `outcome` then says how each ended."""
+    """Run all cases; `outcome` then returns the result of each."""
     command = [sys.executable, str(TESTS / "parallel" / "ranks.py"), str(folder), str(seconds)]
     paths = [str(TESTS), *sys.path]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
@@ -69,24 +69,26 @@ def launch(folder: Path, *, seconds: int = 120) -> None:
         start_new_session=True,
     ) as process:
         try:
-            _, said = process.communicate(timeout=seconds * (len(WORLDS) + 1))
+            _, errors = process.communicate(timeout=seconds * (len(WORLDS) + 1))
         except subprocess.TimeoutExpired:
-            said = "timed out"
+            errors = "timed out"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    (folder / "said").write_text(said)
+    (folder / "errors").write_text(errors)
 
 
 def outcome(folder: Path, name: str, world: int) -> str:
-    """Return what went wrong in a case on any rank; "" if nothing did."""
-    found = []
+    """Return the errors of a case on all ranks; "" if there are none."""
+    texts = []
     for rank in range(world):
         path = folder / f"{name}-{world}-{rank}"
         if not path.exists():
-            return f"{name} did not finish on rank {rank}: {(folder / 'said').read_text()[-3000:]}"
-        found.append(path.read_text())
-    return "".join(found)
+            return (
+                f"{name} did not finish on rank {rank}: {(folder / 'errors').read_text()[-3000:]}"
+            )
+        texts.append(path.read_text())
+    return "".join(texts)
 
 
 def _rank(rank: int, world: int, folder: str, seconds: int, cases: list[str]) -> None:
@@ -107,18 +109,18 @@ def _rank(rank: int, world: int, folder: str, seconds: int, cases: list[str]) ->
     )
     environment = dict(os.environ)
     for name in cases:
-        said, start = "", time.process_time()
+        error, start = "", time.process_time()
         Path(folder, f"{name}-{world}-started").touch()
         try:
             CASES[name][1]()
         except Exception:
-            said = f"rank {rank} of {world}:\n{traceback.format_exc()}"
+            error = f"rank {rank} of {world}:\n{traceback.format_exc()}"
         os.environ.clear()
         os.environ.update(environment)
-        Path(folder, f"{name}-{world}-{rank}").write_text(said)
+        Path(folder, f"{name}-{world}-{rank}").write_text(error)
         with Path(folder, "seconds").open("a") as file:
             file.write(f"{time.process_time() - start:.2f} {name} {rank}/{world}\n")
-        if said:
+        if error:
             os._exit(1)  # the others may wait for this rank in another collective
     dist.destroy_process_group()
 

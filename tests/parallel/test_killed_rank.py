@@ -68,11 +68,11 @@ def test_killing_a_rank_ends_the_others_with_an_error(tmp_path: Path) -> None:
             time.sleep(0.05)
         pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in range(3)]
         os.kill(pids[1], signal.SIGKILL)
-        said, errors = process.communicate(timeout=SECONDS + 60)
+        output, errors = process.communicate(timeout=SECONDS + 60)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert "[1, -9, 1]" in said, (said, errors)
+    assert "[1, -9, 1]" in output, (output, errors)
     for rank in (0, 2):
         assert "gloo" in (tmp_path / f"{rank}.error").read_text()  # a lost connection
     assert not any(map(alive, pids))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from made_once import made_once
+from session_folder import session_folder
 
 from parallel import ranks
 
@@ -11,7 +11,7 @@ from parallel import ranks
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the cases have left how they ended."""
-    return made_once(tmp_path_factory, "on-ranks", ranks.launch)
+    return session_folder(tmp_path_factory, "on-ranks", ranks.launch)
 
 
 @pytest.mark.timeout(600)

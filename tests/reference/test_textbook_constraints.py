@@ -1,4 +1,4 @@
-"""Words that must, may or must not come: as in Hugging Face, where it has the rule."""
+"""Forced, allowed and forbidden tokens: as in Hugging Face, where it has the rule."""
 
 import os
 from collections.abc import Callable

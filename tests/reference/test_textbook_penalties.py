@@ -1,4 +1,4 @@
-"""Penalties for what was said: against Hugging Face where it has them, by hand where it has not."""
+"""Penalties for repeated tokens: against Hugging Face where it has them, by hand where it has not."""
 
 import os
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_counts_by_hand() -> None:
     assert_close(ref.presence_penalty(z[0], [3], -0.5), np.array([0, 0, 0, 0.5]))  # a reward
 
 
-def test_unigrams_are_never_said_twice() -> None:
+def test_unigrams_are_never_repeated() -> None:
     assert_close(ref.no_repeat_ngram_filter(np.zeros(3), [0, 2], 1), np.array([NINF, 0, NINF]))
 
 

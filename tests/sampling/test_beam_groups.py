@@ -91,22 +91,22 @@ def slow_twin(
     ended: list[list[tuple[float, list[int]]]] = [[] for _ in range(num_groups)]
     done = [False] * num_groups
     for n in range(1, steps + 1):
-        said: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for g in range(num_groups):
             if done[g]:
-                said[PAD] += size
+                counts[PAD] += size
                 continue
             candidates = []
             for total, row in open_[g]:
                 for token, log_p in enumerate(log_probs(row)):
-                    score = total + log_p - diversity_penalty * said[token]
+                    score = total + log_p - diversity_penalty * counts[token]
                     candidates.append((score, [*row, token]))
             candidates.sort(key=lambda c: -c[0])
             for place, (total, row) in enumerate(candidates):
                 if row[-1] in ENDS and place < size:
                     ended[g] = keep_best([*ended[g], (total / n**length_penalty, row)], size)
             open_[g] = [c for c in candidates if c[1][-1] not in ENDS][:size]
-            said.update(row[-1] for _, row in open_[g])
+            counts.update(row[-1] for _, row in open_[g])
             at = steps if early_stopping == "never" and length_penalty > 0 else n
             done[g] = len(ended[g]) == size and (
                 early_stopping is True

@@ -276,8 +276,8 @@ class Stub:
         new = int(position[0] - prompt_length[0])
         scores = logits.gather(-1, _all(logits))
         for row, prompt in enumerate(self.prompts):
-            said = context[row][context_mask[row]].tolist()
-            assert said[: len(prompt)] == prompt
+            ids_so_far = context[row][context_mask[row]].tolist()
+            assert ids_so_far[: len(prompt)] == prompt
             noise = torch.Generator().manual_seed(1000 * self.seeds[row] + int(position[row]))
             scores[row] -= torch.rand(300, generator=noise).log().neg().log()
         token = scores.argmax(-1)

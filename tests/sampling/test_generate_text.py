@@ -56,26 +56,26 @@ def parrot(*texts: bytes, eos: Sequence[int] = (256,)) -> Any:
     return SimpleNamespace(body=body, head=head, eos_token_ids=tuple(eos), tokenizer=Letters())
 
 
-def said(text: bytes, prompt: str = "p", **options: Any) -> Generation:
+def generate_bytes(text: bytes, prompt: str = "p", **options: Any) -> Generation:
     return generate(parrot(prompt.encode() + text), prompt, **({"max_new_tokens": 50} | options))
 
 
 def test_eos_ends_a_text_and_is_not_in_it() -> None:
-    made = said(b"hello")
+    made = generate_bytes(b"hello")
     assert (made.text, made.finish_reason) == ("hello", "eos")
     assert made.tokens == [*b"hello", 256]
     assert made.stopped_by is None
 
 
 def test_eos_can_be_changed() -> None:
-    assert said(b"hello", eos_token_ids=[ord("l")]).text == "he"
+    assert generate_bytes(b"hello", eos_token_ids=[ord("l")]).text == "he"
     model = parrot(b"phi", eos=(ord("h"),))
     assert generate(model, "p", max_new_tokens=3, eos_token_ids=()).text == "hi<end>"
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_length_ends_a_text(count: int) -> None:
-    made = said(b"hello", max_new_tokens=count)
+    made = generate_bytes(b"hello", max_new_tokens=count)
     assert (made.text, made.finish_reason) == ("hello"[:count], "length")
     assert len(made.events) == count
 
@@ -94,13 +94,13 @@ def test_length_ends_a_text(count: int) -> None:
     ],
 )
 def test_stops(stop: Any, text: str, by: Any) -> None:
-    made = said(b"hello", stop=stop)
+    made = generate_bytes(b"hello", stop=stop)
     assert (made.text, made.stopped_by) == (text, by)
     assert made.finish_reason == ("eos" if by is None else "stop")
 
 
 def test_a_stop_string_in_the_prompt_does_not_stop() -> None:
-    assert said(b"rompt", prompt="p stop p", stop=["stop", "p r"]).text == "rompt"
+    assert generate_bytes(b"rompt", prompt="p stop p", stop=["stop", "p r"]).text == "rompt"
 
 
 def test_text_waits_while_it_may_become_a_stop_string() -> None:
@@ -128,9 +128,9 @@ def test_what_waited_comes_out_at_the_end(end: str) -> None:
 def test_characters_come_out_whole() -> None:
     events = list(stream_generate(parrot("p你é🙂".encode()), "p", max_new_tokens=50))
     assert [e.text for e in events] == ["", "", "你", "", "é", "", "", "", "🙂", ""]
-    cut = said("你".encode(), max_new_tokens=2)
+    cut = generate_bytes("你".encode(), max_new_tokens=2)
     assert cut.text == "\ufffd"
-    assert said(b"\xe4\xbda\xff").text == "\ufffda\ufffd"
+    assert generate_bytes(b"\xe4\xbda\xff").text == "\ufffda\ufffd"
     # A prompt may end in the middle of a character.
     assert generate(parrot("你好".encode()), [0xE4, 0xBD], max_new_tokens=50).text == "你好"
     assert generate(parrot(b"\xe4"), [0xE4], max_new_tokens=0).text == ""

@@ -22,7 +22,7 @@ from lmhead.sampling import Sampler, stage, truncation_stages
 pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: no llama.cpp to compare with")
 pytest.importorskip("gguf", reason="gguf is not installed: no model for llama.cpp can be written")
 
-from llama_cpp_server import BREAKERS, EOS, VOCAB, LlamaCpp, TinyLlama, Words
+from llama_cpp_server import BREAKERS, EOS, VOCAB, LlamaCpp, NextToken, TinyLlama
 
 OFF: dict[str, Any] = {
     "temperature": 1.0,
@@ -88,8 +88,8 @@ class Peer:
         assert_close(own.log_softmax(0), theirs, atol=5e-5, what="log-probabilities")
         return theirs + own.logsumexp(0)
 
-    def words(self, ids: list[int], options: dict[str, Any]) -> Words:
-        return self.server.words(ids, **theirs(options))
+    def next_token(self, ids: list[int], options: dict[str, Any]) -> NextToken:
+        return self.server.next_token(ids, **theirs(options))
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def probabilities(sampler: Sampler, z: Tensor, ids: list[int]) -> Tensor | None:
     return out[0].softmax(0) if bool((left == left[0]).all()) else None
 
 
-def assert_same(own: Tensor, theirs: Words, what: str) -> None:
+def assert_same(own: Tensor, theirs: NextToken, what: str) -> None:
     """The same tokens, but for those whose float32 probability is none; the same probabilities."""
     found = torch.zeros(VOCAB, dtype=torch.float64)
     for id, p in theirs.probability.items():
@@ -155,13 +155,13 @@ def check_many(peer: Peer, draw: Callable[[], dict[str, Any]], r: random.Random,
         if own is None:
             edges += 1
             continue
-        assert_same(own, peer.words(ids, options), f"{options} after {len(ids)} ids")
+        assert_same(own, peer.next_token(ids, options), f"{options} after {len(ids)} ids")
     assert edges <= n / 5
 
 
 def test_nothing_asked_for_is_the_softmax(peer: Peer) -> None:
     for ids, z in peer.contexts:
-        assert_same(z.softmax(0), peer.words(ids, {}), "softmax")
+        assert_same(z.softmax(0), peer.next_token(ids, {}), "softmax")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -171,7 +171,7 @@ def test_each_stage_alone(peer: Peer, stage: str) -> None:
 
 
 def without_artefacts(options: dict[str, Any]) -> dict[str, Any]:
-    """Words that top_n_sigma strikes out stay in llama.cpp's list with probability 0. After that,
+    """Tokens that top_n_sigma removes stay in llama.cpp's list with probability 0. After that,
     typical_p takes 0 log 0 for NaN, XTC finds them likely if its threshold is 0, and min_keep and
     the dynamic temperature (see below) count them. Here they are gone: these are not combined.
     """
@@ -207,7 +207,7 @@ def test_dynamic_temperature_after_top_n_sigma_counts_other_tokens(peer: Peer) -
         here = (struck / (0.5 + entropy / math.log(left))).softmax(0)
         assert_close(sampler(asked).process(z[None])[0].softmax(0), here, atol=1e-12)
         there = (struck / (0.5 + entropy / math.log(VOCAB))).softmax(0)
-        assert_same(there, peer.words(ids, asked), "dynamic temperature")
+        assert_same(there, peer.next_token(ids, asked), "dynamic temperature")
 
 
 def test_any_sequence_of_cuts(peer: Peer) -> None:
@@ -230,7 +230,7 @@ def test_any_sequence_of_cuts(peer: Peer) -> None:
             asked: dict[str, Any] = {"top_k": k, "top_p": p, "min_p": m, "typical_p": typical}
             asked |= {"xtc_probability": 1.0, "xtc_threshold": likely, "temperature": t}
             asked["samplers"] = names
-            assert_same(own, peer.words(ids, asked), f"{asked}")
+            assert_same(own, peer.next_token(ids, asked), f"{asked}")
 
 
 @pytest.mark.parametrize(
@@ -251,12 +251,12 @@ def test_temperature_0_takes_the_best_token_that_is_left(
 ) -> None:
     for ids, z in peer.contexts:
         sampled = sampler(options | {"temperature": 0.0})(z[None], [ids])
-        words = peer.words(ids, options | {"temperature": 0.0})
-        assert [words.token] == sampled.token.tolist() == sampled.kept[0].tolist()
-        assert words.probability == {words.token: 1.0}
+        answer = peer.next_token(ids, options | {"temperature": 0.0})
+        assert [answer.token] == sampled.token.tolist() == sampled.kept[0].tolist()
+        assert answer.probability == {answer.token: 1.0}
 
 
-def test_what_was_said_counts_like_the_prompt(peer: Peer) -> None:
+def test_generated_tokens_count_like_the_prompt(peer: Peer) -> None:
     options = {
         "repeat_penalty": 1.3,
         "presence_penalty": 0.5,
@@ -269,12 +269,12 @@ def test_what_was_said_counts_like_the_prompt(peer: Peer) -> None:
         "logit_bias": {EOS: -50.0},
     }
     for ids, _ in peer.contexts[:8]:
-        said = list(ids)
-        for words in peer.server.several(ids, 8, **theirs(options)):
-            own = probabilities(sampler(options), peer.logits(said), said)
+        context = list(ids)
+        for answer in peer.server.next_tokens(ids, 8, **theirs(options)):
+            own = probabilities(sampler(options), peer.logits(context), context)
             if own is not None:
-                assert_same(own, words, f"{len(said)} ids")
-            said.append(words.token)
+                assert_same(own, answer, f"{len(context)} ids")
+            context.append(answer.token)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -289,20 +289,20 @@ def test_mirostat_from_token_to_token(peer: Peer, version: int) -> None:
             "temperature": r.choice([0.6, 1.0, 1.5]),
             "logit_bias": {EOS: -50.0},
         }
-        said, state = list(ids), None
-        for words in peer.server.several(ids, 6, **theirs(options)):
-            z = peer.logits(said).expand(rows, -1)
+        context, state = list(ids), None
+        for answer in peer.server.next_tokens(ids, 6, **theirs(options)):
+            z = peer.logits(context).expand(rows, -1)
             ours = Sampler(order="llama.cpp", seed=list(range(rows)), **options)
-            sampled = ours(z, [said] * rows, state=state)
-            assert sampled.kept[0].tolist() == sorted(words.probability), f"{options}"
+            sampled = ours(z, [context] * rows, state=state)
+            assert sampled.kept[0].tolist() == sorted(answer.probability), f"{options}"
             # The learning depends on the token: go on from a row that drew the same one.
-            same = (sampled.token == words.token).nonzero()[:, 0].tolist()
+            same = (sampled.token == answer.token).nonzero()[:, 0].tolist()
             if not same:
                 break
             p = float(sampled.log_prob[same[0]].exp())
-            assert p == pytest.approx(words.probability[words.token], abs=1e-4)
+            assert p == pytest.approx(answer.probability[answer.token], abs=1e-4)
             assert sampled.state is not None
             state = sampled.state[same[0]].repeat(rows)
-            said.append(words.token)
+            context.append(answer.token)
             compared += 1
     assert compared >= 40

@@ -96,17 +96,17 @@ def test_repetition_penalty_lowers_negative_logits_too() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_does_not_count(options: dict[str, Any], side: str) -> None:
     z = torch.tensor([[1.0, 0.5, 0.7, 0.2, 0.9]])
-    said = torch.tensor([[1, 2, 1]])
+    context = torch.tensor([[1, 2, 1]])
     padding = torch.zeros(1, 2, dtype=torch.int64)
-    padded = torch.cat([padding, said] if side == "left" else [said, padding], 1)
-    mask = torch.cat([padding, said] if side == "left" else [said, padding], 1) > 0
+    padded = torch.cat([padding, context] if side == "left" else [context, padding], 1)
+    mask = torch.cat([padding, context] if side == "left" else [context, padding], 1) > 0
     sampler = Sampler(seed=4, **options)
     for prompt in (1, 3):
-        plain = sampler.process(z, said, prompt_length=prompt)
+        plain = sampler.process(z, context, prompt_length=prompt)
         masked = sampler.process(z, padded, context_mask=mask, prompt_length=prompt)
         assert torch.equal(masked, plain)
         one = sampler(z, padded, context_mask=mask, prompt_length=prompt)
-        other = sampler(z, said, prompt_length=prompt)
+        other = sampler(z, context, prompt_length=prompt)
         assert one.token == other.token, "nor in the position"
 
 
@@ -171,12 +171,12 @@ def test_a_small_temperature_does_not_overflow() -> None:
 def test_all_tokens_masked_names_the_stage(options: dict[str, Any], stage: str, lazy: bool) -> None:
     sampler = Sampler(**options)
     logits = torch.zeros(2, 3)
-    said = [[0, 1, 2], [2, 1, 0]]
+    context = [[0, 1, 2], [2, 1, 0]]
     given = LMHead(4, 3)(torch.ones(2, 4)) if lazy else logits
     with pytest.raises(ValueError, match=f"^{stage} removed the last token of row 0"):
-        sampler(given, said)
+        sampler(given, context)
     with pytest.raises(ValueError, match=f"^{stage} removed the last token"):
-        sampler.explain(logits, said)
+        sampler.explain(logits, context)
 
 
 @BOTH

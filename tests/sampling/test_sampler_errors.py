@@ -96,16 +96,16 @@ def test_a_call_that_cannot_be(call: tuple[Any, ...], error: type[Exception], me
 
 
 def test_more_calls_that_cannot_be() -> None:
-    said = torch.ones(2, 3).long()
+    context = torch.ones(2, 3).long()
     with pytest.raises(ValueError, match=r"context_mask must have the shape of context, \(2, 3\)"):
-        Sampler()(Z, said, context_mask=torch.ones(2, 2).bool())
+        Sampler()(Z, context, context_mask=torch.ones(2, 2).bool())
     with pytest.raises(TypeError, match="context_mask needs a context tensor"):
         Sampler()(Z, [[1], [2]], context_mask=torch.ones(2, 1).bool())
     for wrong in (4, -1):
         with pytest.raises(ValueError, match=f"prompt_length must be from 0 to the 3.*got {wrong}"):
-            Sampler()(Z, said, prompt_length=wrong)
+            Sampler()(Z, context, prompt_length=wrong)
     with pytest.raises(ValueError, match="prompt_length must be a number or one per row, 2"):
-        Sampler()(Z, said, prompt_length=[1, 2, 3])
+        Sampler()(Z, context, prompt_length=[1, 2, 3])
     with pytest.raises(ValueError, match="seed must be a number or one per row, 2; got 3"):
         Sampler(seed=[1, 2, 3])(Z)
     with pytest.raises(ValueError, match="top_k must be a number or one per row, 2; got 3"):
@@ -183,8 +183,10 @@ def test_both_spellings(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     assert a.options == b.options
     assert repr(a) == repr(b)
     z = torch.randn(1, 5, generator=torch.Generator().manual_seed(0))
-    said = [[1, 2, 1, 3]]
-    assert torch.equal(a.process(z, said, prompt_length=2), b.process(z, said, prompt_length=2))
+    context = [[1, 2, 1, 3]]
+    assert torch.equal(
+        a.process(z, context, prompt_length=2), b.process(z, context, prompt_length=2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,10 +228,10 @@ def test_an_empty_batch() -> None:
 
 
 def test_nothing_given_is_changed() -> None:
-    z, said = torch.randn(2, 5), torch.tensor([[1, 2], [3, 4]])
+    z, context = torch.randn(2, 5), torch.tensor([[1, 2], [3, 4]])
     before = z.clone()
     sampler = Sampler(repetition_penalty=2.0, suppress_tokens=[0], top_p=0.5, temperature=0.5)
-    sampler(z, said)
-    sampler.process(z, said)
-    sampler.explain(z, said)
+    sampler(z, context)
+    sampler.process(z, context)
+    sampler.explain(z, context)
     assert torch.equal(z, before)

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
     "top_p": 0.9,
     "min_p": 0.05,
 }
-SAID = [[1, 2], [5]]
+CONTEXT = [[1, 2], [5]]
 
 
 def logits() -> torch.Tensor:
@@ -34,7 +34,7 @@ def logits() -> torch.Tensor:
 def steps_of_the_textbook(z: Array) -> dict[str, Array]:
     steps = {"logits": z}
     z = steps["logit_bias"] = ref.logit_bias(z, OPTIONS["logit_bias"])
-    z = steps["repetition_penalty"] = ref.repetition_penalty(z, SAID, 1.5)
+    z = steps["repetition_penalty"] = ref.repetition_penalty(z, CONTEXT, 1.5)
     z = steps["temperature"] = ref.temperature_scale(z, 0.8)
     z = steps["top_k"] = ref.top_k_filter(z, 30)
     z = steps["top_p"] = ref.top_p_filter(z, 0.9)
@@ -45,7 +45,7 @@ def steps_of_the_textbook(z: Array) -> dict[str, Array]:
 @pytest.mark.both_cores
 def test_numbers() -> None:
     z = logits()
-    explanation = Sampler(seed=1, **OPTIONS).explain(z, SAID)
+    explanation = Sampler(seed=1, **OPTIONS).explain(z, CONTEXT)
     want = steps_of_the_textbook(float64(z))
     model = ref.softmax(float64(z))
     for row, steps in enumerate(explanation.steps):
@@ -77,7 +77,7 @@ def test_numbers() -> None:
 def test_the_token_is_the_one_that_comes(more: dict[str, Any]) -> None:
     z = logits()
     sampler = Sampler(seed=1, **OPTIONS, **more)
-    explanation, sampled = sampler.explain(z, SAID), sampler(z, SAID)
+    explanation, sampled = sampler.explain(z, CONTEXT), sampler(z, CONTEXT)
     assert list(explanation.tokens) == sampled.token.tolist()
     if not sampler.is_greedy:
         last = [steps[-1] for steps in explanation.steps]
@@ -124,7 +124,7 @@ def test_the_table() -> None:
 
 
 def test_json_round_trip() -> None:
-    explanation = Sampler(seed=1, **OPTIONS).explain(logits(), SAID)
+    explanation = Sampler(seed=1, **OPTIONS).explain(logits(), CONTEXT)
     read = json.loads(explanation.to_json())
     assert read["tokens"] == list(explanation.tokens)
     rows = [[dataclasses.asdict(s) for s in steps] for steps in explanation.steps]

@@ -74,28 +74,28 @@ def test_a_negative_seed_is_its_two_complement() -> None:
 
 @pytest.mark.both_cores
 @EVERY_CHAIN
-def test_a_token_is_the_textbooks_race(options: dict[str, Any]) -> None:
-    z, said = logits(), contexts()
+def test_a_token_is_that_of_the_reference(options: dict[str, Any]) -> None:
+    z, context = logits(), contexts()
     sampler = Sampler(seed=9, **options)
-    sampled = sampler(z, said)
-    left = float64(sampler.process(z.double(), said))
-    g = ref.philox_gumbel(9, [[len(c)] for c in said], np.arange(V))
+    sampled = sampler(z, context)
+    left = float64(sampler.process(z.double(), context))
+    g = ref.philox_gumbel(9, [[len(c)] for c in context], np.arange(V))
     assert sampled.token.tolist() == (left + g).argmax(1).tolist()
 
 
 @pytest.mark.both_cores
 @EVERY_CHAIN
 def test_alone_in_any_batch_in_any_order(options: dict[str, Any]) -> None:
-    z, said = logits(), contexts()
+    z, context = logits(), contexts()
     sampler = Sampler(seed=3, **options)
-    whole = sampler(z, said)
+    whole = sampler(z, context)
     for row in range(len(z)):
-        same(sampler(z[row : row + 1], [said[row]]), whole, slice(row, row + 1))
+        same(sampler(z[row : row + 1], [context[row]]), whole, slice(row, row + 1))
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
-    same(sampler(z[order], [said[i] for i in order.tolist()]), whole, order)
+    same(sampler(z[order], [context[i] for i in order.tolist()]), whole, order)
     half = torch.tensor([2, 3, 3, 11])
-    same(sampler(z[half], [said[i] for i in half.tolist()]), whole, half)
-    one = sampler(z[4], [said[4]])
+    same(sampler(z[half], [context[i] for i in half.tolist()]), whole, half)
+    one = sampler(z[4], [context[4]])
     assert one.token.shape == ()
     assert one.token == whole.token[4]
 
@@ -109,35 +109,37 @@ def test_dense_or_lazy(options: dict[str, Any]) -> None:
     hidden = torch.randn(12, 16, generator=random) * 2
     with torch.no_grad():
         head.weight.copy_(torch.randn(V, 16, generator=random))
-    said = contexts()
+    context = contexts()
     lazy = head(hidden)
     assert head.bias is not None
     dense = torch.nn.functional.linear(hidden.double(), head.weight.double(), head.bias.double())
     sampler = Sampler(seed=5, **options)
-    a, b = sampler(lazy, said), sampler(dense.detach(), said)
+    a, b = sampler(lazy, context), sampler(dense.detach(), context)
     assert a.token.tolist() == b.token.tolist()
     for name in ("log_prob", "raw_log_prob", "log_kept_mass"):
         assert_close(getattr(a, name), getattr(b, name), atol=1e-5, what=name)
     assert [k.tolist() for k in a.kept] == [k.tolist() for k in b.kept]
-    alone = [sampler(head(hidden[i : i + 1]), [said[i]]).token for i in range(12)]
+    alone = [sampler(head(hidden[i : i + 1]), [context[i]]).token for i in range(12)]
     assert torch.equal(torch.cat(alone), a.token)
 
 
 @pytest.mark.both_cores
 @EVERY_CHAIN
 def test_contiguous_or_not_and_of_any_shape(options: dict[str, Any]) -> None:
-    z, said = logits(), contexts()
+    z, context = logits(), contexts()
     sampler = Sampler(seed=3, **options)
-    whole = sampler(z, said)
-    same(sampler(z.T.contiguous().T, said), whole)
+    whole = sampler(z, context)
+    same(sampler(z.T.contiguous().T, context), whole)
     wide = torch.full((12, 2 * V), math.nan)
     wide[:, ::2] = z
-    same(sampler(wide[:, ::2], said), whole)
-    folded = sampler(z.reshape(3, 4, V), said)
+    same(sampler(wide[:, ::2], context), whole)
+    folded = sampler(z.reshape(3, 4, V), context)
     assert folded.token.shape == (3, 4)
     assert torch.equal(folded.token.reshape(-1), whole.token)
-    assert torch.equal(sampler(z.double(), said).token, whole.token)
-    assert torch.equal(sampler(z.bfloat16(), said).token, sampler(z.bfloat16().float(), said).token)
+    assert torch.equal(sampler(z.double(), context).token, whole.token)
+    assert torch.equal(
+        sampler(z.bfloat16(), context).token, sampler(z.bfloat16().float(), context).token
+    )
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
@@ -156,7 +158,7 @@ def test_threads_change_nothing(options: dict[str, Any], threads: int) -> None:
 
 @pytest.mark.both_cores
 def test_own_seed_and_own_parameters_per_row() -> None:
-    z, said = logits(6), contexts(6)
+    z, context = logits(6), contexts(6)
     columns: dict[str, Any] = {
         "temperature": [1.0, 0.5, 0.0, 2.0, 0.7, 1.3],
         "top_k": [0, 10, 5, -1, 1, 50],
@@ -170,10 +172,12 @@ def test_own_seed_and_own_parameters_per_row() -> None:
         "presence_penalty": [0.2, 0.0, 0.0, 0.5, 0.0, 0.0],
     }
     seeds = [1, 2, 3, 4, 2**63, 1]
-    whole = Sampler(seed=seeds, **columns)(z, said, prompt_length=1)
+    whole = Sampler(seed=seeds, **columns)(z, context, prompt_length=1)
     for row in range(6):
         options = {name: values[row] for name, values in columns.items()}
-        alone = Sampler(seed=seeds[row], **options)(z[row : row + 1], [said[row]], prompt_length=1)
+        alone = Sampler(seed=seeds[row], **options)(
+            z[row : row + 1], [context[row]], prompt_length=1
+        )
         assert alone.token[0] == whole.token[row], f"row {row}"
         assert alone.kept[0].tolist() == whole.kept[row].tolist()
         assert_close(alone.log_prob[0], whole.log_prob[row], atol=1e-6)
@@ -195,16 +199,16 @@ def test_own_seed_and_own_parameters_per_row() -> None:
     ids=lambda c: str(next(iter(c))),
 )
 def test_other_parameters_per_row(columns: dict[str, Any]) -> None:
-    z, said = logits(3).double(), [[5, 6, 5], [1, 2, 1], [9, 9, 9]]
+    z, context = logits(3).double(), [[5, 6, 5], [1, 2, 1], [9, 9, 9]]
     other = {"unconditional": z.flip(0).clone()} if "guidance_scale" in columns else {}
     if other:
         z[:, 7::50] = -9.0
         other["unconditional"][:, 7::50] = -9.0
-    whole = Sampler(seed=8, **columns)(z, said, **other)
+    whole = Sampler(seed=8, **columns)(z, context, **other)
     for row in range(3):
         options = {k: v[row] if isinstance(v, list) else v for k, v in columns.items()}
         mine = {k: v[row : row + 1] for k, v in other.items()}
-        alone = Sampler(seed=8, **options)(z[row : row + 1], [said[row]], **mine)
+        alone = Sampler(seed=8, **options)(z[row : row + 1], [context[row]], **mine)
         assert alone.token[0] == whole.token[row]
         assert alone.kept[0].tolist() == whole.kept[row].tolist()
         assert_close(alone.log_prob[0], whole.log_prob[row], atol=1e-12)
@@ -222,8 +226,8 @@ def test_position_and_seed_matter() -> None:
     assert by_position[4] == by_seed[1]
     one_position = Sampler(seed=1)(z, position=4).token
     assert (one_position == by_position[4]).all()
-    said = [[0] * n for n in range(200)]
-    assert torch.equal(Sampler(seed=1)(z, said).token, by_position), "as many as the context has"
+    context = [[0] * n for n in range(200)]
+    assert torch.equal(Sampler(seed=1)(z, context).token, by_position), "as many as the context has"
 
 
 def test_without_a_seed_torch_decides() -> None:

@@ -75,7 +75,7 @@ def drawn_from(z: Array, o: dict[str, Any]) -> Array:
 
 def draw(r: random.Random) -> dict[str, Any]:
     """Some of the options."""
-    said = {
+    output = {
         "allowed_token_ids": r.sample(range(VOCAB), 40),
         "bad_words_ids": [[r.randrange(5)], [r.randrange(5), r.randrange(VOCAB)], [1, 2, 3]],
         "min_tokens": r.choice([1, 4, 30]),
@@ -88,7 +88,7 @@ def draw(r: random.Random) -> dict[str, Any]:
         "top_k": r.choice([1, 3, 20, VOCAB]),
         "top_p": r.choice([0.1, 0.5, 0.9, r.random()]),
     }
-    return {name: value for name, value in said.items() if r.random() < 0.5}
+    return {name: value for name, value in output.items() if r.random() < 0.5}
 
 
 @pytest.mark.parametrize("seed", range(5))

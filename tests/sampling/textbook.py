@@ -69,7 +69,7 @@ class Textbook:
         return ids if n == -1 else [row[max(0, len(row) - n) :] for row in ids]
 
     @property
-    def _said(self) -> list[list[int]]:
+    def _contexts(self) -> list[list[int]]:
         """Prompt and output."""
         return self._last(self.contexts, "penalty_last_n")
 
@@ -77,7 +77,7 @@ class Textbook:
     def _counted(self) -> list[list[int]]:
         """What frequency and presence penalties count: llama.cpp does not know what a prompt is."""
         if self.order == "llama.cpp":
-            return self._said
+            return self._contexts
         outputs = [c[n:] for c, n in zip(self.contexts, self.prompts, strict=True)]
         return self._last(outputs, "penalty_last_n")
 
@@ -92,7 +92,7 @@ class Textbook:
         return ref.logit_bias(z, self.o["logit_bias"])
 
     def repetition_penalty(self, z: Array) -> Array:
-        return ref.repetition_penalty(z, self._said, self.o["repetition_penalty"])
+        return ref.repetition_penalty(z, self._contexts, self.o["repetition_penalty"])
 
     def frequency_penalty(self, z: Array) -> Array:
         return ref.frequency_penalty(z, self._counted, self.o["frequency_penalty"])

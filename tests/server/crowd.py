@@ -71,7 +71,7 @@ class Crowd:
                 await asyncio.sleep(pause)
             return await _answer(reader)
         except ConnectionError:
-            return await _answer(reader)  # it may have said why before it closed
+            return await _answer(reader)  # it may have sent the reason before it closed
         finally:
             writer.close()
 

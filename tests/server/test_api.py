@@ -59,17 +59,17 @@ def test_the_languages_are_those_that_a_model_has_tokens_for(page: Path) -> None
 
 
 def test_the_row_is_the_model_s_own(app: Any, model: LanguageModel) -> None:
-    said, row = next_row(app, model="tiny", prompt="hello 你")
+    document, row = next_row(app, model="tiny", prompt="hello 你")
     assert model.tokenizer is not None
     ids = model.tokenizer.encode("hello 你")
-    assert [token["id"] for token in said["prompt"]] == ids
+    assert [token["id"] for token in document["prompt"]] == ids
     want = (hidden_states(model, ids)[-1] @ model.head.weight.T).detach()
     assert_close(torch.from_numpy(row.copy()), want, atol=1e-6)
     again, same = next_row(app, model="tiny", ids=ids)
-    assert again == said
+    assert again == document
     assert (same == row).all()
     third, last = next_row(app, model="tiny", ids=ids[:-2], more=ids[-2:])
-    assert third == said
+    assert third == document
     assert (last == row).all()
 
 

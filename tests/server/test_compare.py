@@ -65,10 +65,10 @@ def test_two_samplers(app: Any, models: dict[str, LanguageModel]) -> None:
 
 
 def test_different_tokens_are_an_answer_and_no_mistake(app: Any) -> None:
-    told = {"comparable": False, "reason": "token", "place": 259, "a": " ", "b": "x"}
-    assert post(app, a="a", b="other", text=TEXT) == told
+    expected = {"comparable": False, "reason": "token", "place": 259, "a": " ", "b": "x"}
+    assert post(app, a="a", b="other", text=TEXT) == expected
     for _ in range(2):  # asked, then known
-        assert ask(app, "GET", "/api/comparable?a=a&b=other").json() == told
+        assert ask(app, "GET", "/api/comparable?a=a&b=other").json() == expected
     assert ask(app, "GET", "/api/comparable?a=a&b=b").json() == {"comparable": True}
 
 
@@ -80,8 +80,8 @@ def test_different_sizes(page: Path, models: dict[str, LanguageModel]) -> None:
             vocab_size = 400
 
     app = make_app(page, models={"a": models["a"], "b": Wide()})  # type: ignore[dict-item]
-    told = ask(app, "GET", "/api/comparable?a=a&b=b").json()
-    assert told == {"comparable": False, "reason": "sizes", "place": None, "a": 300, "b": 400}
+    answer = ask(app, "GET", "/api/comparable?a=a&b=b").json()
+    assert answer == {"comparable": False, "reason": "sizes", "place": None, "a": 300, "b": 400}
 
 
 @pytest.mark.parametrize(

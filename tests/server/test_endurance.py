@@ -67,7 +67,7 @@ def test_a_crowd_leaves_the_server_as_it_was(
     took = time.monotonic() - began
     time.sleep(REST)
     later = footprint(process)
-    print(_told(crowd, took, (memory, files, threads), later))
+    print(_summary(crowd, took, (memory, files, threads), later))
     assert process.poll() is None
     assert not crowd.wrong
     assert {kind for kind, _ in crowd.seen} == {kind.name for kind in KINDS}
@@ -84,12 +84,12 @@ def test_a_crowd_leaves_the_server_as_it_was(
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
-    said = "a client's mistake is no line of the log"
+    message = "a client's mistake is no line of the log"
     lines = [line for line in errors.splitlines() if not line.startswith("Opening ")]
-    assert " ".join(lines).split() == ["Press", "Ctrl-C", "to", "stop.", "Interrupted."], said
+    assert " ".join(lines).split() == ["Press", "Ctrl-C", "to", "stop.", "Interrupted."], message
 
 
-def _told(crowd: Crowd, took: float, *prints: tuple[float, int, int]) -> str:
+def _summary(crowd: Crowd, took: float, *prints: tuple[float, int, int]) -> str:
     """What happened, as a table."""
     by_kind: dict[str, list[str]] = defaultdict(list)
     for (kind, status), count in sorted(crowd.seen.items()):

@@ -31,13 +31,13 @@ def scored(app: Any, **asked: Any) -> Any:
 
 @pytest.mark.parametrize("text", ["hello 你 ab", "ab hello\r\n" * 30])
 def test_the_numbers_are_the_library_s(app: Any, model: LanguageModel, text: str) -> None:
-    said = scored(app, text=text).json()
+    document = scored(app, text=text).json()
     tokens: list[dict[str, Any]] = []
     want = score(model, text, on_token=lambda token: tokens.append(token.to_json()))
     assert want.tokens == len(tokens) >= 5
-    assert said.pop("tokens") == tokens
-    assert said.pop("first") == {"id": 1, "text": "<bos>", "bytes": []}
-    assert said == want.to_json()
+    assert document.pop("tokens") == tokens
+    assert document.pop("first") == {"id": 1, "text": "<bos>", "bytes": []}
+    assert document == want.to_json()
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_no_text_breaks_it(app: Any, text: str) -> None:
     answer = scored(app, text=text)
     assert answer.status_code in (200, 400)
     if answer.status_code == 200:
-        said = answer.json()
-        bytes_ = [b for token in said["tokens"] for b in token["bytes"]]
+        document = answer.json()
+        bytes_ = [b for token in document["tokens"] for b in token["bytes"]]
         assert bytes(bytes_).removeprefix(b" ").decode() == text.removeprefix(" ")
 
 

@@ -79,8 +79,8 @@ def test_jobs_of_other_limits_have_their_own_queue() -> None:
     finish(main())
 
 
-def test_a_job_that_takes_too_long_is_given_up_and_told() -> None:
-    told = threading.Event()
+def test_a_job_that_takes_too_long_is_cancelled() -> None:
+    cancelled = threading.Event()
 
     def job(cancellation: Cancellation) -> None:
         try:
@@ -88,14 +88,14 @@ def test_a_job_that_takes_too_long_is_given_up_and_told() -> None:
                 cancellation.check()
                 time.sleep(0.001)
         except Cancelled:
-            told.set()
+            cancelled.set()
             raise
 
     async def main() -> None:
         worker = Worker(Limits(seconds=0.05))
         with pytest.raises(TimeoutError):
             await worker.run(job)
-        assert await asyncio.to_thread(told.wait, 2)
+        assert await asyncio.to_thread(cancelled.wait, 2)
         await asyncio.sleep(0.01)
         assert worker.waiting == 0
 

@@ -180,7 +180,7 @@ def test_a_smaller_tail_is_closer() -> None:
 
 
 @on_both_cores
-def test_the_report_tells_the_error_that_there_is() -> None:
+def test_the_report_has_the_true_error() -> None:
     hidden, weight, targets = peaked()
     hidden = hidden.detach()[:100].requires_grad_()  # two chunks
     watched = GradFilter(0.05, report_every=1)
@@ -190,8 +190,8 @@ def test_the_report_tells_the_error_that_there_is() -> None:
     assert len(watched.reports) == 2
     assert all(0 < r.kept < 0.6 for r in watched.reports)
     for k, error in enumerate(("hidden_error", "weight_error")):
-        told = [getattr(report, error) for report in watched.reports]
-        assert min(told) * 0.5 < relative(ours[k], right[k]) < max(told) * 1.5
+        reported = [getattr(report, error) for report in watched.reports]
+        assert min(reported) * 0.5 < relative(ours[k], right[k]) < max(reported) * 1.5
     assert "of the tokens kept" in str(watched)
 
 

@@ -80,9 +80,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     progress = Lines()
     result = resume(out, progress=progress)
-    (said,) = [line for line in progress.lines if "damaged" in line]
-    assert "step-00000012 is damaged" in said
-    assert "continuing from step 9" in said or "continuing from step 8" in said
+    (message,) = [line for line in progress.lines if "damaged" in line]
+    assert "step-00000012 is damaged" in message
+    assert "continuing from step 9" in message or "continuing from step 8" in message
     assert (out / "checkpoints" / "damaged-step-00000012" / name).exists()
     assert result.step == 12
     assert fingerprint(latest(out)) == expected

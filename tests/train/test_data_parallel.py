@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_once import made_once
 from safetensors.torch import load_file
+from session_folder import session_folder
 
 from lmhead.models.checkpoint import steps_of
 from lmhead.parallel.process_ranks import Ranks
@@ -31,7 +31,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of data_parallel_worker.py: batches of 3 rows, or one, on 2 ranks."""
-    return made_once(tmp_path_factory, "data-parallel", run_all)
+    return session_folder(tmp_path_factory, "data-parallel", run_all)
 
 
 def run_all(folder: Path) -> None:
@@ -200,18 +200,18 @@ def test_ending_the_command_leaves_a_usable_run(tmp_path: Path, number: int, sha
     )
     try:
         assert process.stderr is not None
-        said = []
+        errors = []
         for line in process.stderr:
-            said.append(line)
+            errors.append(line)
             if line.startswith("step 20/"):
                 break
         workers = children(process.pid)
-        assert len(workers) == 2, said
+        assert len(workers) == 2, errors
         if number == signal.SIGINT:  # the terminal sends it to all; torchrun sends it again
             os.killpg(process.pid, number)
         else:
             os.kill(workers[1] if number == signal.SIGKILL else process.pid, number)
-        said += process.communicate(timeout=120)[1].splitlines()
+        errors += process.communicate(timeout=120)[1].splitlines()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -219,9 +219,9 @@ def test_ending_the_command_leaves_a_usable_run(tmp_path: Path, number: int, sha
     deadline = time.monotonic() + 30
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not any(map(alive, workers)), said
-    shown = [line for line in said if line.startswith("step 20/") and "tokens/s" in line]
+    assert not any(map(alive, workers)), errors
+    shown = [line for line in errors if line.startswith("step 20/") and "tokens/s" in line]
     assert len(shown) == 1, "one display"
     step = steps_of(out)[-1]
-    assert step >= (20 if number == signal.SIGINT else 10), said
+    assert step >= (20 if number == signal.SIGINT else 10), errors
     assert resume(out, {"steps": step + 2}, progress=quiet()).step == step + 2

@@ -82,13 +82,13 @@ def test_kill_9_at_random_moments(tmp_path: Path, ranks: int) -> None:
                     break
             time.sleep(draw.uniform(0.0, 0.25))
             os.kill(process.pid if ranks == 1 else draw.choice(workers_of(process)), signal.SIGKILL)
-        said = process.communicate(timeout=600)[1]
+        errors = process.communicate(timeout=600)[1]
         if process.returncode == 0:
             break
-    assert process.returncode == 0, said
+    assert process.returncode == 0, errors
     assert number >= min(KILLS, 1)
-    said = undisturbed.communicate(timeout=600)[1]
-    assert undisturbed.returncode == 0, said
+    errors = undisturbed.communicate(timeout=600)[1]
+    assert undisturbed.returncode == 0, errors
     assert latest(out).name == latest(whole).name
     assert fingerprint(latest(out)) == fingerprint(latest(whole))
     assert history(out) == history(whole)
@@ -117,9 +117,9 @@ def test_signals_write_a_checkpoint_and_exit(tmp_path: Path, number: int, code: 
         if line.startswith("step "):
             break
     process.send_signal(number)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == code, said
-    assert f"Continue with: lmhead train --resume {out}" in said
-    assert "Traceback" not in said
+    errors = process.communicate(timeout=120)[1]
+    assert process.returncode == code, errors
+    assert f"Continue with: lmhead train --resume {out}" in errors
+    assert "Traceback" not in errors
     last = latest(out)
     assert int(last.name.removeprefix("step-")) >= 10

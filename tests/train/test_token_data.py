@@ -18,7 +18,7 @@ from lmhead.train.vocabulary import END_OF_TEXT, make_vocabulary
 STORY = "Once upon a time,  there was\n\n\ta cat\u3000猫 it's 42!\r\n one<|endoftext|>two  \n"
 
 
-def silent(_: str) -> None:
+def ignore(_: str) -> None:
     pass
 
 
@@ -26,7 +26,7 @@ def prepared(folder: Path, text: str, **changes: object) -> TokenData:
     path = folder / "corpus.txt"
     path.write_text(text, encoding="utf-8", newline="")
     config = TrainConfig(**changes)  # type: ignore[arg-type]
-    prepare([path], folder / "data", config, silent)
+    prepare([path], folder / "data", config, ignore)
     return TokenData(folder / "data")
 
 
@@ -109,7 +109,7 @@ def test_files_are_separated_by_a_token(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"text {name}")
     config = TrainConfig(tokenizer="words", valid_fraction=0.0)
-    prepare([tmp_path / "a", tmp_path / "b"], tmp_path / "data", config, silent)
+    prepare([tmp_path / "a", tmp_path / "b"], tmp_path / "data", config, ignore)
     tokens = TokenData(tmp_path / "data")
     words = [tokens.tokenizer.id_to_token(int(id)) for id in tokens.train]
     assert words == ["text", " a", END_OF_TEXT, "text", " b"]

@@ -191,8 +191,8 @@ def test_kl_to_another_head(head: FactoredHead, hidden: Tensor) -> None:
     ours, theirs = (torch.autograd.grad(x.sum(), leaf)[0] for x in (kl, truth))
     assert_close(ours, theirs, atol=1e-12)
     rows = head(leaf).view(-1, VOCAB)
-    spelled = F.kl_div(rows.log_softmax(-1), rows.softmax(-1), reduction="batchmean")
-    assert_close(spelled, 0.0, atol=1e-12)
+    functional = F.kl_div(rows.log_softmax(-1), rows.softmax(-1), reduction="batchmean")
+    assert_close(functional, 0.0, atol=1e-12)
     with pytest.raises(ValueError, match="kl_to must have logits of shape"):
         head(leaf).ask(kl_to=other[0])
     back = other.ask(kl_to=head(hidden)).kl

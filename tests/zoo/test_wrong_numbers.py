@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
-from made_once import made_once
+from session_folder import session_folder
 from torch import Tensor, nn
 
 from lmhead import LMHead
@@ -464,7 +464,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
         )
         assert done.returncode == 0, done.stderr[-2000:]
 
-    folder = made_once(tmp_path_factory, "w4-ranks", train)
+    folder = session_folder(tmp_path_factory, "w4-ranks", train)
     return lambda kind: [json.loads((folder / f"{kind}{r}.json").read_text()) for r in (0, 1)]
 
 

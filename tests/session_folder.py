@@ -12,7 +12,9 @@ except ImportError:  # not on Windows: no lock
     fcntl = None  # type: ignore[assignment]
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+def session_folder(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> Path:
     """Return a folder of this test session; the first process fills it, others wait for it."""
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

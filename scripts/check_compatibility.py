@@ -8,7 +8,8 @@ Installs the wheel of dist/ with these versions, runs TESTS against it, and prin
 table in docs/compatibility.md. A CI matrix can call it once per combination. On machines without a
 GPU give pip an index of CPU builds (PIP_INDEX_URL), or it downloads those for CUDA. With
 --environment a folder is used again, and only what differs is installed; with --no-deps only torch
-is exchanged there, and uses the CUDA libraries that are installed.
+is exchanged there, and uses the CUDA libraries that are installed. constraints.txt has versions for
+Python 3.11 and newer: an older one gets the versions given here, and the newest of everything else.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ TESTS = [
     "tests/models",
 ]
 TOOLS = ["pytest", "pytest-timeout", "hypothesis", "accelerate", "httpx"]
+
+
+def _is_older(python: str) -> bool:
+    """Whether an interpreter is older than those that constraints.txt has versions for."""
+    code = "import sys; sys.exit(sys.version_info < (3, 11))"
+    return subprocess.run([python, "-c", code], check=False).returncode == 1
 
 
 def main() -> int:
@@ -57,6 +64,8 @@ def main() -> int:
         if free:  # other packages follow what these need
             free |= {"tokenizers", "numpy", "accelerate", "safetensors", "triton"}
         kept = [line for line in lines if line.split("==")[0] not in free]
+        if _is_older(options.python):
+            kept = []
         kept += [f"{name}=={version}" for name, version in requested.items() if version]
         constraints.write_text("\n".join(kept) + "\n")
         install = [python, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]

@@ -75,7 +75,7 @@ def test_a_busy_server_is_asked_again_when_it_said(here: Page, address: str) -> 
 
 def test_tokens_come_though_the_vocabulary_was_refused_at_first(here: Page, address: str) -> None:
     with busy_once(here, "/api/vocabulary"):
-        opened(here, f"{address}/next?prompt=hello")
+        here.goto(f"{address}/next?prompt=hello")
         token = here.locator('[data-chart="ranked"] button.token-button').first
         expect(token).to_have_text(re.compile(r"^\d+$"))
         expect(token).not_to_have_text(re.compile(r"^\d+$"))

@@ -14,6 +14,7 @@ from explorer.test_state import menu
 from lmhead import LMHead
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel
+from lmhead.scores import Scores
 
 TEXT = "hello ab cab hello lo " * 12
 
@@ -24,6 +25,7 @@ class Gate:
     def __init__(self) -> None:
         self.left = threading.Semaphore(0)
         self.open_for_all = False
+        self.counts_scores = False  # calls of `scores` too, not only of the module
 
     def allow(self, calls: int) -> None:
         for _ in range(calls):
@@ -52,6 +54,11 @@ def gated(page: Page, models: dict[str, LanguageModel], gate: Gate) -> Iterator[
         def forward(self, hidden: Tensor) -> Any:
             gate.wait()
             return super().forward(hidden)
+
+        def scores(self, hidden: Tensor) -> Scores:
+            if gate.counts_scores:
+                gate.wait()
+            return super().scores(hidden)
 
     head = Held(whole.head.hidden_size, whole.head.vocab_size)
     head.weight = whole.head.weight
@@ -95,7 +102,8 @@ def test_a_text_appears_window_by_window_and_a_stop_keeps_it(
 
 def test_the_lens_appears_row_by_row(page: Page, gated: str, gate: Gate) -> None:
     rows = page.locator('[data-chart="grid"] tbody tr')
-    gate.allow(1 + 2)  # the model's own prediction, and a layer beside the last one
+    gate.counts_scores = True
+    gate.allow(3)  # the model's own prediction, the output to compare with, and the first layer
     page.goto(f"{gated}/lens?prompt=hello")
     expect(rows).to_have_count(1)
     expect(rows.first.locator("th")).to_have_text("embedding")

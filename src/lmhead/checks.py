@@ -192,8 +192,8 @@ def check_ids(name: str, ids: Tensor, vocab: int, *, ignore_index: int | None = 
     check_id_type(name, ids)
     if ids.numel() == 0 or ids.device.type == "meta" or torch._C._are_functorch_transforms_active():
         return
-    least, most = (int(end) for end in ids.aminmax())
-    if least >= 0 and most < vocab:
+    smallest, largest = (int(end) for end in ids.aminmax())
+    if smallest >= 0 and largest < vocab:
         return
     wrong = (ids < 0) | (ids >= vocab)
     if ignore_index is not None:

@@ -382,8 +382,8 @@ def _kl_bound(head: LMHead, weight: Tensor, errors: Tensor) -> float:
     at most (max δ - min δ)² / 8. Without soft-capping δ_v = scale · w_v · error, whose extremes
     over the vocabulary `query` finds; soft-capping makes each |δ_v| smaller.
     """
-    most, least = (query(e, weight, top_k=1).top_k.values.double() for e in (errors, -errors))
-    spread = most + least if head.softcap is None else 2 * torch.maximum(most, least)
+    largest, smallest = (query(e, weight, top_k=1).top_k.values.double() for e in (errors, -errors))
+    spread = largest + smallest if head.softcap is None else 2 * torch.maximum(largest, smallest)
     return float((head.scale * spread).square().max()) / 8
 
 

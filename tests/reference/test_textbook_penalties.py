@@ -1,4 +1,4 @@
-"""Penalties for repeated tokens: against Hugging Face where it has them, by hand where it has not."""
+"""Penalties for repeated tokens: as in Hugging Face where it has them, else by hand."""
 
 import os
 from collections.abc import Callable

@@ -74,11 +74,11 @@ def command(
     from lmhead.analysis import logit_lens
 
     id = None if target is None else _one_token(model, target)
-    found = logit_lens(model, text, top=min(top, model.head.vocab_size), target=id)
+    lens = logit_lens(model, text, top=min(top, model.head.vocab_size), target=id)
     if as_json:
-        _json.write("lens", lines=3, model=model_json(model), **found.to_json())
+        _json.write("lens", lines=3, model=model_json(model), **lens.to_json())
     else:
-        echo(_lines(found, ranks, last))
+        echo(_lines(lens, ranks, last))
 
 
 def _one_token(model: LanguageModel, text: str) -> int:
@@ -93,23 +93,23 @@ def _one_token(model: LanguageModel, text: str) -> int:
     return id
 
 
-def _lines(found: Lens, ranks: bool, last: int | None) -> Iterator[str]:
+def _lines(lens: Lens, ranks: bool, last: int | None) -> Iterator[str]:
     cell = _TOKEN + _P + (_RANK if ranks else 0) + _GAP
     fits = (width() + _GAP - len(_MARGIN) - _LAYER) // cell
-    count = min(max(fits, 1), last or len(found.prompt), len(found.prompt))
-    places = range(len(found.prompt) - count, len(found.prompt))
+    count = min(max(fits, 1), last or len(lens.prompt), len(lens.prompt))
+    places = range(len(lens.prompt) - count, len(lens.prompt))
 
     yield ""
-    heads = [bold(left(clip(token_label(found.prompt[i]), cell - 2), cell)) for i in places]
+    heads = [bold(left(clip(token_label(lens.prompt[i]), cell - 2), cell)) for i in places]
     yield _MARGIN + left("", _LAYER) + "".join(heads)
-    names = [dim(left("→ " + clip(token_label(found.targets[i]), cell - 4), cell)) for i in places]
+    names = [dim(left("→ " + clip(token_label(lens.targets[i]), cell - 4), cell)) for i in places]
     yield _MARGIN + dim(left("layer", _LAYER)) + "".join(names)
     yield ""
-    for number, row in enumerate(found.cells):
-        cells = (" " * _GAP).join(_cell(row[i], found.targets[i].id, ranks) for i in places)
-        yield _MARGIN + dim(left(_name(number, len(found.cells)), _LAYER)) + cells
+    for number, row in enumerate(lens.cells):
+        cells = (" " * _GAP).join(_cell(row[i], lens.targets[i].id, ranks) for i in places)
+        yield _MARGIN + dim(left(_name(number, len(lens.cells)), _LAYER)) + cells
     yield ""
-    missing = len(found.prompt) - count
+    missing = len(lens.prompt) - count
     if missing:
         yield dim(f"{_MARGIN}The first {missing} positions are not shown.")
     legend = ", rank of the target from 1" if ranks else ""

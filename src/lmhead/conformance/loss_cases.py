@@ -196,14 +196,14 @@ def softcap(implementation: Implementation) -> None:
 def micro_batches_add_up(implementation: Implementation) -> None:
     """Micro-batches of unequal size with num_items sum to the mean of the whole batch."""
     tensors = half_ignored()
-    whole = implementation.loss(tensors.hidden, tensors.weight, tensors.targets)
+    full_batch = implementation.loss(tensors.hidden, tensors.weight, tensors.targets)
     count = int((tensors.targets != -100).sum())
     total = torch.zeros(())
     for rows in (slice(0, 3), slice(3, 5), slice(5, ROWS)):
         total = total + implementation.loss(
             tensors.hidden[rows], tensors.weight, tensors.targets[rows], num_items=count
         )
-    expect_close(total, whole.numpy(), "sum of the parts")
+    expect_close(total, full_batch.numpy(), "sum of the parts")
 
 
 @case("loss", "PaLM")
@@ -264,14 +264,14 @@ def second_derivative(implementation: Implementation) -> None:
     loss = implementation.loss(hidden, weight, tensors.targets)
     try:
         (grad,) = torch.autograd.grad(loss, hidden, create_graph=True)
-        (again,) = torch.autograd.grad((grad**2).sum(), hidden)
+        (second,) = torch.autograd.grad((grad**2).sum(), hidden)
     except RuntimeError:
         return  # refused
     other = tensors.hidden.double().requires_grad_()
     plain = torch.nn.functional.cross_entropy(other @ weight.T, tensors.targets)
     (first,) = torch.autograd.grad(plain, other, create_graph=True)
     (truth,) = torch.autograd.grad((first**2).sum(), other)
-    expect_close(again, truth.numpy(), "second derivative", atol=1e-7)
+    expect_close(second, truth.numpy(), "second derivative", atol=1e-7)
 
 
 @case("loss", "numerical stability")

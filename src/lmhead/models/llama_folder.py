@@ -172,8 +172,10 @@ def _map(
     """Return the named tensors, memory-mapped; of one dtype, if need be by conversion."""
     mapped: dict[str, Tensor] = {}
     for path in sorted({tensors[name].path for name in names}):
-        here = [name for name in names if tensors[name].path == path]
-        mapped |= {name: aligned(tensor) for name, tensor in read_tensors(path, here).items()}
+        names_in_file = [name for name in names if tensors[name].path == path]
+        mapped |= {
+            name: aligned(tensor) for name, tensor in read_tensors(path, names_in_file).items()
+        }
     dtypes = {tensor.dtype for tensor in mapped.values()}
     if len(dtypes) == 1:
         return mapped

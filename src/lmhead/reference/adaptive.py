@@ -97,11 +97,11 @@ def adaptive_log_probs_backward(
     start = short
     for projection, weight, bias in clusters:
         projection, weight = floats(projection), floats(weight)
-        mine = grad[:, start : start + len(weight)]
+        cluster_grad = grad[:, start : start + len(weight)]
         start += len(weight)
-        grad_head.append(mine.sum(axis=1, keepdims=True))
+        grad_head.append(cluster_grad.sum(axis=1, keepdims=True))
         narrow = hidden @ projection.T
-        grad_logits = log_softmax_backward(mine, log_softmax(linear(narrow, weight, bias)))
+        grad_logits = log_softmax_backward(cluster_grad, log_softmax(linear(narrow, weight, bias)))
         inner = linear_backward(grad_logits, narrow, weight)
         outer = linear_backward(inner.x, hidden, projection)
         grad_hidden += outer.x

@@ -1,4 +1,4 @@
-"""What every chapter shares: array types and argument checks.
+"""Shared by all chapters: array types and argument checks.
 
 The textbook computes in float64 throughout. Lists are welcome, so that an example can be typed.
 """

@@ -150,9 +150,9 @@ def dry_repeats(
         raise ValueError("sequence_breakers must not be empty sequences; one is")
     limit = len(ids)
     for start in reversed(range(len(ids))):
-        here = [len(s) for s in sequence_breakers if ids[start : start + len(s)] == list(s)]
-        if here:
-            limit = len(ids) - start - max(here)
+        lengths = [len(s) for s in sequence_breakers if ids[start : start + len(s)] == list(s)]
+        if lengths:
+            limit = len(ids) - start - max(lengths)
             break
     repeats: dict[int, int] = {}
     for j in range(len(ids) - 1):
@@ -177,8 +177,8 @@ def each_row(
     contexts = list(context)
     if z.ndim > 1:
         if len(contexts) != len(z) or not all(np.iterable(row) for row in contexts):
-            found = f"{len(contexts)} for logits {z.shape}"
-            raise ValueError(f"context must have one list of ids per row; got {found}")
+            got = f"{len(contexts)} for logits {z.shape}"
+            raise ValueError(f"context must have one list of ids per row; got {got}")
         rows = [each_row(of_row, row, ids) for row, ids in zip(z, contexts, strict=True)]
         return np.stack(rows) if rows else z.copy()
     ids = np.asarray(contexts, dtype=np.int64) if not contexts else np.asarray(contexts)

@@ -185,9 +185,9 @@ def rank(logits: ArrayLike, ids: ArrayLike) -> Ids:
     # The order lists the id at each rank; its inverse is the rank of each id.
     ranks = np.argsort(descending_order(logits), axis=-1)
     z = floats(logits)
-    found = np.take_along_axis(ranks, _as_columns(z, ids), axis=-1)
-    found = np.where(_has_order(z)[..., None], found, -1)
-    return found.reshape(np.shape(ids)).astype(np.int64)
+    picked = np.take_along_axis(ranks, _as_columns(z, ids), axis=-1)
+    picked = np.where(_has_order(z)[..., None], picked, -1)
+    return picked.reshape(np.shape(ids)).astype(np.int64)
 
 
 def _has_order(z: Array) -> NDArray[np.bool_]:

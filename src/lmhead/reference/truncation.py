@@ -100,8 +100,8 @@ def top_h_filter(logits: ArrayLike, top_h: float, *, top_n: int = 100) -> Array:
     log_p = np.take_along_axis(log_softmax(top), order, axis=-1)
     p = np.exp(log_p)
     part = -p * np.where(p > 0, log_p, 0.0)
-    whole: Array = part.sum(axis=-1, keepdims=True)
-    stays = (part.cumsum(axis=-1) <= top_h * whole) | (top_h == 1.0)
+    total: Array = part.sum(axis=-1, keepdims=True)
+    stays = (part.cumsum(axis=-1) <= top_h * total) | (top_h == 1.0)
     stays &= p > 0
     stays[..., 0] = True
     return np.where(_back_to_ids(stays, order), z, -np.inf)

@@ -128,12 +128,12 @@ class DRY(_ContextEdit):
         """Penalize each token by the longest repetition that it would extend."""
         multiplier = per_row(self.name, self.multiplier, call).tolist()
         # The largest exponent for which base^exponent is finite in float32.
-        most = int(88.7228391 / math.log(self.base)) if self.base > 1.000001 else math.inf
+        max_exponent = int(88.7228391 / math.log(self.base)) if self.base > 1.000001 else math.inf
         for row, ids in enumerate(_counted(call, "context", self.last_n)):
             for token, length in self._repetitions(ids).items():
                 if (token,) in self.breakers:
                     continue
-                exponent = min(length - self.allowed_length, most)
+                exponent = min(length - self.allowed_length, max_exponent)
                 z[row, token] -= multiplier[row] * self.base**exponent
 
     def _repetitions(self, ids: tuple[int, ...]) -> dict[int, int]:

@@ -65,11 +65,11 @@ class Kept(Sequence[Tensor]):
             return cls(vocab, none, none)
         # Store the shorter list of each row: kept or cut ids.
         masked = distribution.z == -math.inf
-        most = n * 2 >= vocab
-        listed = torch.where(most[:, None], masked, ~masked)
-        sizes = torch.where(most, vocab - n, n).tolist()
+        mostly_kept = n * 2 >= vocab
+        listed = torch.where(mostly_kept[:, None], masked, ~masked)
+        sizes = torch.where(mostly_kept, vocab - n, n).tolist()
         lists = torch.split_with_sizes(listed.nonzero()[:, 1], sizes)
-        pairs = list(zip(lists, most.tolist(), strict=True))
+        pairs = list(zip(lists, mostly_kept.tolist(), strict=True))
         kept = [None if m else ids for ids, m in pairs]
         return cls(vocab, kept, [ids if m else None for ids, m in pairs])
 

@@ -74,10 +74,10 @@ class _WithMinimum(Cut):
 
     def _above(self, full: FullDistribution, lo: Tensor) -> TopCandidates:
         """Return the tokens above a bound (in units of z), or the minimum number of tokens."""
-        least = full.largest
+        bound = full.largest
         if self.min_tokens_to_keep > 1:
-            least = full.kth(torch.full_like(lo, self.min_tokens_to_keep))
-        return full.above(torch.minimum(_slack(lo), least))
+            bound = full.kth(torch.full_like(lo, self.min_tokens_to_keep))
+        return full.above(torch.minimum(_slack(lo), bound))
 
     def _with_minimum(self, kept: Tensor) -> Tensor:
         kept[:, : self.min_tokens_to_keep] = True
@@ -110,8 +110,8 @@ class TopP(_WithMinimum):
         candidates = full.around(full.largest, p)
         if self.min_tokens_to_keep == 1 or bool((candidates.n >= self.min_tokens_to_keep).all()):
             return candidates
-        least = candidates.z.masked_fill(candidates.z == -math.inf, math.inf).amin(1)
-        return self._above(full, least / full.beta)
+        bound = candidates.z.masked_fill(candidates.z == -math.inf, math.inf).amin(1)
+        return self._above(full, bound / full.beta)
 
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
         """Keep a token if the mass before it is below p; p = 1 keeps all."""

@@ -70,7 +70,7 @@ def _signed(seed: int) -> int:
 def _logit_bias(given: object, vocab: int) -> dict[int, float]:
     if not isinstance(given, Mapping):
         raise field_error("logit_bias", "logit_bias must be an object of token ids and numbers")
-    found = {}
+    biases = {}
     for name, bias in given.items():
         valid = isinstance(name, str) and name.isascii() and name.isdigit() and int(name) < vocab
         if not valid:
@@ -80,22 +80,22 @@ def _logit_bias(given: object, vocab: int) -> dict[int, float]:
             raise field_error("logit_bias", message)
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise field_error("logit_bias", "logit_bias must have numbers from -100 to 100")
-        found[int(name)] = -math.inf if bias == -100 else float(bias)
-    return found
+        biases[int(name)] = -math.inf if bias == -100 else float(bias)
+    return biases
 
 
 def _sequence_bias(given: object, vocab: int) -> dict[tuple[int, ...], float]:
     """Return {ids: bias} of a list of pairs, [[ids, bias], ...]: JSON has no ids as keys."""
     message = "sequence_bias must be a list of pairs, token ids and a number"
-    found = {}
+    biases = {}
     for pair in list_field("sequence_bias", given):
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) not in (int, float):
             raise field_error("sequence_bias", message)
         check_ids("sequence_bias", pair[0], vocab)
         if not pair[0]:
             raise field_error("sequence_bias", message)
-        found[tuple(pair[0])] = float(pair[1])
-    return found
+        biases[tuple(pair[0])] = float(pair[1])
+    return biases
 
 
 def make_grammar(given: Mapping[str, Any], model: LanguageModel) -> Grammar | None:

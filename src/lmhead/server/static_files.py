@@ -27,13 +27,13 @@ class File(NamedTuple):
 
 def read_page(folder: Path) -> dict[str, File]:
     """Return every file of a folder, by URL path: "/assets/index.js"."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0]
             address = "/" + path.relative_to(folder).as_posix()
-            found[address] = File(path.read_bytes(), kind or "application/octet-stream")
-    return found
+            files[address] = File(path.read_bytes(), kind or "application/octet-stream")
+    return files
 
 
 def serve_files(

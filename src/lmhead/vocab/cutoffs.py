@@ -146,8 +146,8 @@ def _best_cut(
     )
     # V itself always covers enough, but leaves no token for a cluster: its cost is inf.
     i = int(torch.where(mass >= coverage, total, torch.inf).argmin())
-    least, cuts = float(total[i]), []
+    best_cost, cuts = float(total[i]), []
     for stop in following:
         cuts.append(places[i])
         i = int(stop[i])
-    return least, tuple(cuts)
+    return best_cost, tuple(cuts)

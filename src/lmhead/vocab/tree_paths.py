@@ -79,8 +79,8 @@ class Forks(NamedTuple):
         if self.bias is None:
             return z
         # As products with 1, so that the bias gradient is summed as precisely as the weight's.
-        one, first = self.bias.new_ones(1, 1), torch.zeros_like(row)
-        return z + pair_products(one, self.bias[:, None], first, row)
+        ones, first = self.bias.new_ones(1, 1), torch.zeros_like(row)
+        return z + pair_products(ones, self.bias[:, None], first, row)
 
     def token_log_prob(self, hidden: Tensor, state: Tensor, ids: Tensor) -> Tensor:
         """Return log p of `ids` (M,) for the hidden states `state` (M,): (M,), float64.

@@ -25,6 +25,8 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
     """Return logits[index]."""
     if logits._vdim != logits.dim() - 1:
         raise NotRecorded
+    if isinstance(index, tuple) and len(index) > 1 and index[-1] is None:
+        return getitem(logits, index[:-1]).unsqueeze(-1)
     full = _expanded(index, logits.dim())
     rows, token = full[:-1], full[-1]
     if isinstance(token, slice):

@@ -107,8 +107,13 @@ def reduce(name: str, logits: LazyLogits, dim: Any = None, keepdim: bool = False
     if name in ("std", "var", "norm", "vector_norm") and dims.lead:
         if name in ("std", "var"):
             return _spread(name, logits, dim, keepdim=keepdim, **kw)
-        if kw.get("p", 2) not in (2, 2.0, "fro", None):
-            raise NotRecorded
+        order = kw.get("p", 2)
+        if order not in (2, 2.0, "fro", None):
+            if isinstance(order, str) or not order or set(kw) != {"p"}:
+                raise NotRecorded
+            shaped = _shaped(logits, _rows(name, logits, function, **kw), keepdim=keepdim)
+            lead = [p + (p >= logits._vdim) for p in dims.lead] if keepdim else dims.lead
+            return torch.linalg.vector_norm(shaped, order, dim=lead, keepdim=keepdim)
         squares = reduce("sum", logits.square(), None if dims.all else dim, keepdim)  # type: ignore[arg-type]
         return squares.sqrt()
     if name == "nanmean" and dims.lead:

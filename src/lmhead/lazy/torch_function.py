@@ -18,7 +18,16 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_any, tree_map
 
 from lmhead.checks import eager
-from lmhead.lazy import bitmask, indexing, recording, reductions, routing, torch_losses, views
+from lmhead.lazy import (
+    bitmask,
+    indexing,
+    recording,
+    reductions,
+    routing,
+    row_functions,
+    torch_losses,
+    views,
+)
 from lmhead.lazy import logits as lazy_logits
 from lmhead.lazy.column import Column
 from lmhead.lazy.logits import LazyLogits, assign, become_dense, derived
@@ -565,6 +574,20 @@ def _vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *
     return _norm(x, ord, dim, keepdim, **kw)
 
 
+def _gather(logits: Any, dim: int, index: Tensor, **kw: Any) -> Any:
+    if not isinstance(logits, LazyLogits):
+        raise NotRecorded
+    if dim % logits.dim() != logits._vdim:
+        return row_functions.gather_rows(logits, dim, index)
+    if index.dim() == logits.dim() and any(
+        index.shape[d] < logits.shape[d] for d in range(logits.dim()) if d != logits._vdim
+    ):
+        within = (slice(0, n) for n in index.shape)
+        part = tuple(slice(None) if d == logits._vdim else s for d, s in enumerate(within))
+        logits = logits[part]
+    return reductions.gather(logits, dim, index, **kw)
+
+
 def _reduction(name: str) -> Callable[..., Any]:
     def handler(logits: Any, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
         if not isinstance(logits, LazyLogits):
@@ -626,7 +649,21 @@ for _name in ("max", "min"):
 _add(_norm, "norm")
 _add(_vector_norm, "vector_norm", "norm", modules=(torch.linalg,))
 _add(reductions.topk, "topk")
-_add(reductions.gather, "gather")
+_add(_gather, "gather")
+for _name in ("median", "nanmedian", "mode"):
+    _add(row_functions.order_statistic(_name), _name)
+_add(row_functions.kthvalue, "kthvalue")
+for _name in ("quantile", "nanquantile"):
+    _add(row_functions.quantile(_name), _name)
+_add(row_functions.aminmax, "aminmax")
+_add(row_functions.with_mean("std"), "std_mean")
+_add(row_functions.with_mean("var"), "var_mean")
+_add(row_functions.tile, "tile")
+_add(row_functions.vstack, "vstack", "row_stack", modules=(torch,))
+_add(row_functions.hstack, "hstack", modules=(torch,))
+HANDLERS[F.normalize] = row_functions.normalize
+_add(row_functions.cosine_similarity, "cosine_similarity", modules=(torch, F))
+HANDLERS[F.dropout] = row_functions.dropout
 _add(reductions.take_along_dim, "take_along_dim")
 _add(reductions.multinomial, "multinomial")
 

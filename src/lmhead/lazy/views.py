@@ -275,18 +275,20 @@ def unbind(logits: LazyLogits, dim: int = 0) -> Any:
 
 
 def cat(tensors: Any, dim: int = 0) -> Any:
-    """Join lazy logits, or lazy logits and tensors, along a leading dimension."""
+    """Join lazy logits, or lazy logits and tensors, along any dimension."""
     parts = [t for t in tensors if t.numel() or t.dim() > 1]
     first = next(t for t in parts if isinstance(t, LazyLogits))
     n, vdim = first.dim(), first._vdim
     place = dim % n
-    if place == vdim or any(t.dim() != n for t in parts):
+    if any(t.dim() != n for t in parts):
         raise NotRecorded
     if any(isinstance(t, LazyLogits) and t._vdim != vdim for t in parts):
         raise NotRecorded
     dtype = first.dtype
     for t in parts:
         dtype = torch.promote_types(dtype, t.dtype)
+    if place == vdim:
+        return _more_tokens(first, parts, dtype)
     nodes: list[Node] = []
     numbers, start = [], 0
     for t in parts:
@@ -303,6 +305,25 @@ def cat(tensors: Any, dim: int = 0) -> Any:
         node = node.take(rows.reshape(-1))
     shape = (*rows.shape[:vdim], node.width, *rows.shape[vdim:])
     return derived(first, node, shape, dtype, vdim=vdim)
+
+
+def _more_tokens(first: LazyLogits, parts: list[Any], dtype: torch.dtype) -> Any:
+    """Join along the vocabulary: further classes beside the tokens."""
+    vdim, nodes = first._vdim, []
+    for t in parts:
+        lead = t.lead if isinstance(t, LazyLogits) else t.movedim(vdim, -1).shape[:-1]
+        if lead != first.lead:
+            raise NotRecorded
+        node = t.part if isinstance(t, LazyLogits) else _given(t, vdim, dtype)
+        nodes.append(_cast(node, dtype) if isinstance(t, LazyLogits) else node)
+    width = sum(node.width for node in nodes)
+    node = call(_beside, tuple(nodes), {}, first.lead.numel(), width)
+    shape = (*first.lead[:vdim], width, *first.lead[vdim:])
+    return derived(first, node, shape, dtype, vdim=vdim)
+
+
+def _beside(*tiles: Tensor) -> Tensor:
+    return torch.cat(tiles, 1)
 
 
 def _joined(nodes: list[Node]) -> Node:

@@ -1,0 +1,171 @@
+"""Functions of whole rows of lazy logits that torch has beside the usual reductions.
+
+Order statistics, norms and similarities over the vocabulary, a few rows at a time; and other names
+of what `views` and `reductions` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmhead.lazy import views
+from lmhead.lazy.logits import LazyLogits
+from lmhead.lazy.program import Env
+from lmhead.lazy.recording import NotRecorded
+from lmhead.lazy.reductions import TopK, dims_of, over_rows, reduce
+
+
+class Extremes(NamedTuple):
+    """Smallest and largest entries, as torch.aminmax returns them."""
+
+    min: Tensor
+    max: Tensor
+
+
+def _check_rows(logits: Any, dim: Any) -> None:
+    """Refuse what is not a function of single rows."""
+    if not isinstance(logits, LazyLogits) or dim is None:
+        raise NotRecorded
+    dims = dims_of(logits, dim)
+    if not dims.vocab or dims.lead:
+        raise NotRecorded
+
+
+def _shaped(logits: LazyLogits, rows: Tensor, *, keepdim: bool) -> Tensor:
+    shaped = rows.reshape(logits.lead)
+    return shaped.unsqueeze(logits._vdim) if keepdim else shaped
+
+
+def order_statistic(name: str) -> Callable[..., Any]:
+    """Return torch.NAME over the vocabulary: median, nanmedian or mode, with its place."""
+    function = getattr(torch, name)
+
+    def handler(logits: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        dim = -1 if dim is None and name == "mode" else dim
+        _check_rows(logits, dim)
+
+        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+            return tuple(function(tiles[0], -1))
+
+        return TopK(*(_shaped(logits, t, keepdim=keepdim) for t in over_rows([logits], of)))
+
+    return handler
+
+
+def kthvalue(logits: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """Return the k-th smallest entry of each row and its place."""
+    _check_rows(logits, dim)
+
+    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+        return tuple(torch.kthvalue(tiles[0], k, -1))
+
+    return TopK(*(_shaped(logits, t, keepdim=keepdim) for t in over_rows([logits], of)))
+
+
+def quantile(name: str) -> Callable[..., Any]:
+    """Return torch.NAME over the vocabulary: quantile or nanquantile."""
+    function = getattr(torch, name)
+
+    def handler(logits: Any, q: Any, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+        _check_rows(logits, dim)
+        if isinstance(q, Tensor) and q.requires_grad:
+            raise NotRecorded
+
+        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+            return (function(tiles[0], q, -1, **kw).movedim(-1, 0),)
+
+        (rows,) = over_rows([logits], of)
+        if rows.dim() == 1:
+            return _shaped(logits, rows, keepdim=keepdim)
+        several = [_shaped(logits, rows[:, i], keepdim=keepdim) for i in range(rows.shape[1])]
+        return torch.stack(several)
+
+    return handler
+
+
+def aminmax(logits: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
+    """Return the smallest and the largest entries."""
+    if not isinstance(logits, LazyLogits):
+        raise NotRecorded
+    return Extremes(
+        reduce("amin", logits, dim, keepdim=keepdim), reduce("amax", logits, dim, keepdim=keepdim)
+    )
+
+
+def with_mean(name: str) -> Callable[..., Any]:
+    """Return torch.std_mean or torch.var_mean."""
+
+    def handler(logits: Any, dim: Any = None, *given: Any, keepdim: bool = False, **kw: Any) -> Any:
+        if given or isinstance(dim, bool) or not isinstance(logits, LazyLogits):
+            raise NotRecorded  # the older form, with `unbiased` by position
+        spread = reduce(name, logits, dim, keepdim=keepdim, **kw)
+        return spread, reduce("mean", logits, dim, keepdim=keepdim)
+
+    return handler
+
+
+def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Any:
+    """Return F.normalize, by its definition."""
+    _check_rows(input, dim)
+    length: Any = torch.linalg.vector_norm(input, p, dim, keepdim=True)
+    return input / length.clamp_min(eps)
+
+
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """Return F.cosine_similarity, by its definition."""
+    lazy = x1 if isinstance(x1, LazyLogits) else x2
+    _check_rows(lazy, dim)
+    if x1.shape != x2.shape:
+        raise NotRecorded
+    lengths = [torch.linalg.vector_norm(x, 2, dim).clamp_min(eps) for x in (x1, x2)]
+    return (x1 * x2).sum(dim) / (lengths[0] * lengths[1])
+
+
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Return the logits themselves where nothing is dropped."""
+    if not isinstance(input, LazyLogits) or (training and p > 0):
+        raise NotRecorded
+    return input if inplace or not training else views.copied(input)
+
+
+def vstack(tensors: Any) -> Any:
+    """Join along the first dimension."""
+    if any(t.dim() < 2 for t in tensors):
+        raise NotRecorded
+    return views.cat(tensors, 0)
+
+
+def hstack(tensors: Any) -> Any:
+    """Join along the second dimension."""
+    if any(t.dim() < 3 for t in tensors):
+        raise NotRecorded
+    return views.cat(tensors, 1)
+
+
+def tile(input: Any, *dims: Any) -> Any:
+    """Repeat leading dimensions."""
+    sizes = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+    missing = input.dim() - len(sizes)
+    return views.repeat(input, *((1,) * missing), *sizes)
+
+
+def gather_rows(logits: LazyLogits, dim: int, index: Tensor) -> Any:
+    """Return `gather` along a leading dimension, if the index is the same for all tokens.
+
+    `logits.gather(1, last.view(-1, 1, 1).expand(-1, 1, V))`: the last position of each sequence.
+    """
+    vdim = logits._vdim
+    if index.dim() != logits.dim() or index.shape[vdim] != logits.shape[vdim]:
+        raise NotRecorded
+    if logits.shape[vdim] > 1 and index.stride(vdim) != 0:
+        raise NotRecorded
+    rows = index.movedim(vdim, -1)[..., :1]
+    place = dim % logits.dim()
+    lead = place - (place > vdim)
+    return views.lead_view(
+        logits, lambda t: t.gather(lead, rows.to(t.device)), vdim=vdim, copies=True
+    )

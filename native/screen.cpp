@@ -130,13 +130,13 @@ void strip(const ScreenCopy& copy, const ScreenStates& states, const Operands<Ki
   for (int t = 0; t < T; ++t) top[t * top_stride] = best[t];
 }
 
-// Which of the 32 tokens from 32 · word on some state may have: a bit each.
-uint32_t needed(const ScreenCopy& copy, const ScreenStates& states, int64_t word) {
-  const int64_t n_words = (copy.vocab + 31) / 32, lo = 32 * word;
+// Which of the 32 tokens from 32 · group on some state may have: a bit each.
+uint32_t needed(const ScreenCopy& copy, const ScreenStates& states, int64_t group) {
+  const int64_t n_uint32 = (copy.vocab + 31) / 32, lo = 32 * group;
   const int64_t n = std::min<int64_t>(32, copy.vocab - lo);
   uint32_t bits = states.allowed ? 0 : ~0u;
   if (states.allowed)
-    for (int64_t b = 0; b < states.rows; ++b) bits |= states.allowed[b * n_words + word];
+    for (int64_t b = 0; b < states.rows; ++b) bits |= states.allowed[b * n_uint32 + group];
   if (copy.bias)
     for (int64_t i = 0; i < n; ++i)
       bits &= ~(static_cast<uint32_t>(copy.bias[lo + i] == -__builtin_inf()) << i);

@@ -132,10 +132,10 @@ inline void run_masked_products(const Kernels& k, int64_t vocab, int64_t rows, b
                                 Place place, Tally& tally) {
   tally.begin(label(k, "screen masked products", {vocab, rows}, nibbles ? "nibbles" : "", place));
   constexpr int64_t kWidth = 64;
-  const int64_t n_words = (vocab + 31) / 32, blocks = screen_blocks(vocab);
+  const int64_t n_uint32 = (vocab + 31) / 32, blocks = screen_blocks(vocab);
   Random random(static_cast<uint32_t>(vocab * 10 + rows));
   const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
-  const Buffer<uint32_t> allowed(size(rows, n_words), place, [&](size_t) {
+  const Buffer<uint32_t> allowed(size(rows, n_uint32), place, [&](size_t) {
     const uint32_t bits = static_cast<uint32_t>(random.below(65536)) * 65537u;
     return random.below(3) == 0 ? 0u : random.below(2) == 0 ? ~0u : bits;
   });
@@ -147,7 +147,7 @@ inline void run_masked_products(const Kernels& k, int64_t vocab, int64_t rows, b
   for (int64_t v = 0; v < vocab; ++v) {
     bool any = false;
     for (int64_t b = 0; b < rows; ++b)
-      any = any || (allowed[size(b, n_words) + static_cast<size_t>(v / 32)] >> v % 32 & 1);
+      any = any || (allowed[size(b, n_uint32) + static_cast<size_t>(v / 32)] >> v % 32 & 1);
     needed[static_cast<size_t>(v)] = any && v % 11 != 5;
     count += needed[static_cast<size_t>(v)];
   }

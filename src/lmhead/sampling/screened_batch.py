@@ -195,10 +195,10 @@ def _edit(
         for row in range(source.rows)
     ]
     if allowed is not None:
-        words: list[list[int]] = allowed.tolist()
+        masks: list[list[int]] = allowed.tolist()
         rows = [
             [t for t in ids if bits[t // 32] >> t % 32 & 1]
-            for ids, bits in zip(rows, words, strict=True)
+            for ids, bits in zip(rows, masks, strict=True)
         ]
     starts = torch.tensor([0, *(len(ids) for ids in rows)]).cumsum(0)
     ids = torch.tensor([t for tokens in rows for t in tokens], dtype=torch.int64)

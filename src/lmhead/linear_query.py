@@ -16,6 +16,7 @@ from lmhead.parallel.linear_layer import LinearScores, linear_scores
 from lmhead.scores.answers import Answers, Asked, Ids, TopK
 from lmhead.sweep import Pointwise, SweptScores, accumulation_dtype
 from lmhead.sweep.pair_logits import kept_logsumexp, pair_logits
+from lmhead.sweep.small_batch import quick_log_prob
 
 
 @overload
@@ -95,6 +96,14 @@ def query(
     >>> answers.log_prob.shape, answers.entropy.shape, answers.top_k.indices.shape
     (torch.Size([2, 5]), torch.Size([2, 5]), torch.Size([2, 5, 3]))
     """
+    others = (rank, top1_match, bias, softcap, kl_to, row_weight, kept, max_bytes)
+    sums = entropy or logsumexp or argmax or top_k or log_sum_sq or mean_logit
+    plainly = not isinstance(temperature, Tensor) and temperature == scale == 1.0
+    plainly = plainly and bool not in (type(temperature), type(scale), type(top_k))
+    if log_prob is not None and plainly and not sums and all(o is None for o in others):
+        quick = quick_log_prob(hidden, weight, log_prob)
+        if quick is not None:
+            return Answers(quick)
     questions: dict[str, Any] = {
         "log_prob": log_prob,
         "rank": rank,
@@ -156,9 +165,9 @@ def _query(
         answers: Answers = logits.ask(kl_to=other_logits, **questions)
         return answers
     other = None if kl_to is None else _pair(kl_to, scores, lead)
-    if other is not None:
-        other = other.divided(temperature)
-    scores = scores.divided(temperature)
+    if isinstance(temperature, Tensor) or temperature != 1.0:
+        other = None if other is None else other.divided(temperature)
+        scores = scores.divided(temperature)
     if kept is not None:
         rest = replace(asked, log_prob=None)
         log_prob = _kept_log_prob(scores, asked, kept)

@@ -92,7 +92,8 @@ class Asked:
         for name in ("log_prob", "rank", "top1_match"):
             for ids in _each(getattr(asked, name)):
                 checks.check_ids(name, ids, vocab)
-                checks.check_device(name, ids, "hidden", torch.empty(0, device=device))
+                if ids.device != device:
+                    checks.check_device(name, ids, "hidden", torch.empty(0, device=device))
                 if ids.shape[: len(lead)] != lead or ids.dim() > len(lead) + 1:
                     raise ValueError(
                         f"{name} must have shape {tuple(lead)} or {(*lead, 'K')}; "
@@ -117,7 +118,8 @@ class Asked:
         if ids is None:
             return None
         n = self.lead.numel()
-        return torch.cat([i.reshape(n, self._width(i)).long() for i in _each(ids)], 1)
+        rows = [i.reshape(n, self._width(i)).long() for i in _each(ids)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
     def _width(self, ids: Tensor) -> int:
         return 1 if ids.dim() == len(self.lead) else ids.shape[-1]
@@ -199,10 +201,11 @@ class Asked:
 
     def _like(self, ids: Ids, values: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return values (N, K) in the shape of the ids: one tensor, or one for each."""
+        if isinstance(ids, Tensor):
+            return values.reshape(ids.shape)
         id_tensors = _each(ids)
         parts = torch.split(values, [self._width(i) for i in id_tensors], 1)
-        shaped = tuple(p.reshape(i.shape) for p, i in zip(parts, id_tensors, strict=True))
-        return shaped[0] if isinstance(ids, Tensor) else shaped
+        return tuple(p.reshape(i.shape) for p, i in zip(parts, id_tensors, strict=True))
 
 
 def _each(ids: Ids) -> Sequence[Tensor]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lmhead.scores.row_loss import RowSums
 from lmhead.sweep import Pointwise, Questions, Source, accumulation_dtype, row_answers
+from lmhead.sweep.small_batch import small_sums
 from lmhead.sweep.source import without_autocast
 from lmhead.vocab.factors import Factors, Uniform, inverse_cdf
 
@@ -139,10 +140,15 @@ class Clusters(Factors):
         with without_autocast(hidden.device):
             return F.linear(hidden.to(dtype), self.projections[c].to(dtype))
 
-    def answers(self, part: Part, hidden: Tensor, **asked: object) -> RowSums:
+    def answers(
+        self, part: Part, hidden: Tensor, *, ids: Tensor | None = None, entropy: bool = False
+    ) -> RowSums:
         """Sweep over the tokens of a part."""
-        questions = Questions(self.source(part, hidden), max_bytes=self.max_bytes, **asked)  # type: ignore[arg-type]
-        return row_answers(questions)[0]
+        source, most = self.source(part, hidden), self.max_bytes
+        few = small_sums(source, ids, entropy=entropy, max_bytes=most)
+        if few is not None:
+            return few
+        return row_answers(Questions(source, ids=ids, entropy=entropy, max_bytes=most))[0]
 
     # Answers ------------------------------------------------------------------------------------
 
@@ -193,12 +199,12 @@ class Clusters(Factors):
         for i in range(len(hidden)):
             row = hidden[i : i + 1]
             z = self.source(self.parts[0], row).row_logits()[0]
-            place = inverse_cdf(z.double().log_softmax(0), first[i])
-            if place >= self.shortlist:
-                part = self.parts[1 + int(place) - self.shortlist]
+            rank = inverse_cdf(z.double().log_softmax(0), first[i])
+            if rank >= self.shortlist:
+                part = self.parts[1 + int(rank) - self.shortlist]
                 z = self.source(part, row).row_logits()[0]
-                place = part.start + inverse_cdf(z.double().log_softmax(0), second[i])
-            drawn[i] = place
+                rank = part.start + inverse_cdf(z.double().log_softmax(0), second[i])
+            drawn[i] = rank
         return self.tokens(drawn)
 
     def explain(self, rows: int) -> list[str]:

@@ -13,6 +13,7 @@ from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
 from lmhead.sampling.distribution import FOR_FACTORS, make_keys, position_tensor, uniforms
+from lmhead.scores.answers import Asked
 from lmhead.sweep import autocast
 from lmhead.vocab.factored_scores import FactoredScores
 from lmhead.vocab.factors import Factors, vmapped
@@ -75,8 +76,13 @@ class FactoredHead(nn.Module, ABC):
 
         Equivalent to: head(hidden).ask(log_prob=ids).log_prob
         """
-        answer: Tensor = self(hidden).ask(log_prob=ids).log_prob
-        return answer
+        if self._forward_hooks or self._forward_pre_hooks:  # as FSDP has them, to gather weights
+            answer: Tensor = self(hidden).ask(log_prob=ids).log_prob
+            return answer
+        scores = self.scores(hidden)
+        asked = Asked.checked(hidden.shape[:-1], self.vocab_size, hidden.device, log_prob=ids)
+        found: Tensor = asked.answers(asked.compute(scores), scores.hidden.dtype).log_prob
+        return found
 
     @torch.no_grad()
     def sample(

@@ -46,13 +46,11 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def here(page: Page, run: Path) -> Iterator[str]:
-    """The address of a server that watches the run; the page may ask it."""
+    """The address of a server that watches the run."""
     with running(page_folder(), models={}, run=run) as port:
         address = f"http://127.0.0.1:{port}"
-        page.route(f"{address}/**", lambda route: route.continue_())
         yield f"{address}/train"
         page.goto("about:blank")
-        page.unroute(f"{address}/**")
 
 
 def begin(run: Path, last: int = 200, **options: Any) -> None:

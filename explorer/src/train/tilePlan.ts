@@ -59,7 +59,10 @@ export function makePlan(
 function balanced(rows: number, chunkRows: number): number {
   const chunks = Math.ceil(rows / chunkRows);
   const even = Math.ceil(rows / chunks);
-  let rounded = Math.ceil(even / 16) * 16;
-  if (rounded > chunkRows && chunkRows >= 32 && chunks > 1) rounded = Math.floor(chunkRows / 16) * 16;
-  return Math.min(chunkRows, rounded);
+  const up = Math.ceil(even / 16) * 16;
+  const down = Math.floor(chunkRows / 16) * 16;
+  if (up <= chunkRows) return up;
+  const last = rows % down;
+  const smallLast = down < 32 || (last > 0 && last < 16);
+  return chunks === 1 || smallLast ? Math.min(chunkRows, even) : down;
 }

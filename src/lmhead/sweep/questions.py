@@ -196,15 +196,16 @@ def balanced(rows: int, chunk_rows: int) -> int:
 
     Products with another number of rows take up to 1.5 times as long per row.
 
-    >>> balanced(512, 270), balanced(512, 93), balanced(93, 93)
-    (256, 80, 93)
+    >>> balanced(512, 270), balanced(512, 93), balanced(93, 93), balanced(100, 50)
+    (256, 80, 93, 50)
     """
     n_chunks = -(-rows // chunk_rows)
     even = -(-rows // n_chunks)
-    rounded = -(-even // 16) * 16
-    if rounded > chunk_rows >= 32 and n_chunks > 1:
-        rounded = chunk_rows // 16 * 16
-    return min(chunk_rows, rounded)
+    up, down = -(-even // 16) * 16, chunk_rows // 16 * 16
+    if up <= chunk_rows:
+        return up
+    small_last = down < 32 or 0 < rows % down < 16
+    return min(chunk_rows, even) if n_chunks == 1 or small_last else down
 
 
 @dataclass(frozen=True)

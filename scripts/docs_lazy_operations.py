@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from lmhead.lazy import indexing, reductions, torch_function, torch_losses, views
+from lmhead.lazy import indexing, reductions, row_functions, torch_function, torch_losses, views
 from lmhead.lazy.recording import POINTWISE, SIGNS
 
 TEXT = {
@@ -85,7 +85,11 @@ def _group(function: Any, handler: Callable[..., Any]) -> str:
         return "losses"
     if name in ("where", "__eq__", "__ne__", "mask_tokens"):
         return "pointwise"
-    reduced = ("_reduction", "_std", "_argmax", "_norm", "_vector_norm", "_equal", "_allclose")
+    if module == row_functions.__name__:
+        recorded = ("tile", "vstack", "row_stack", "hstack", "normalize", "dropout")
+        return "rows" if name in recorded else "reductions"
+    reduced = ("_reduction", "_std", "_argmax", "_norm", "_vector_norm", "_gather")
+    reduced += ("_equal", "_allclose")
     if module == reductions.__name__ or qualified.split(".")[0] in reduced:
         return "reductions"
     in_place = name.endswith("_") and not name.endswith("__")
@@ -93,7 +97,14 @@ def _group(function: Any, handler: Callable[..., Any]) -> str:
         return "written"
     if module in (views.__name__, indexing.__name__) or "softm" in name or "index" in name:
         return "rows"
-    if qualified.split(".")[0] in ("_cast_to", "_type_as", "_view_as", "_same_lazy", "<lambda>"):
+    if qualified.split(".")[0] in (
+        "_cast_to",
+        "_type_as",
+        "_view_as",
+        "_same_lazy",
+        "_type",
+        "<lambda>",
+    ):
         return "rows"
     return "other"
 

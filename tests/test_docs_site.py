@@ -120,8 +120,8 @@ def test_page_of_lazy_operations_is_read_from_the_code() -> None:
     groups = script("docs_lazy_operations").groups()
     for group, some in {
         "pointwise": ["+", "exp", "masked_fill", "where", "mask_tokens"],
-        "rows": ["view", "cat", "softmax", "[...]", "float"],
-        "reductions": ["topk", "logsumexp", "special.logsumexp", "gather", "equal"],
+        "rows": ["view", "cat", "hstack", "softmax", "[...]", "float", "type"],
+        "reductions": ["topk", "logsumexp", "special.logsumexp", "gather", "equal", "median"],
         "losses": ["cross_entropy", "kl_div", "mse_loss"],
         "written": ["copy_", "scatter", "[...] ="],
         "other": ["zeros_like"],

@@ -107,6 +107,7 @@ def test_what_was_expected_is_no_surprise(here: Page, bilingual: str) -> None:
     read(here)
     here.locator(".all summary").click()
     rows = here.locator('[data-chart="tokens"] tbody tr')
+    expect(rows.first).to_be_visible()
     bits = [float(cell) for cell in rows.locator("td:nth-of-type(2)").all_inner_texts()]
     assert min(bits) < 1  # else this shows nothing
     shown = here.locator('[data-chart="worst"] tbody td:nth-of-type(1)').all_inner_texts()

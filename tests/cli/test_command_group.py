@@ -57,6 +57,21 @@ def test_a_mistake_in_the_command_is_code_2(model: str) -> None:
         assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("nxt", " Did you mean 'next'?"),
+        ("Score", " Did you mean 'score'?"),
+        ("modles", " Did you mean 'models'?"),
+        ("nonsense", ""),
+    ],
+)
+def test_a_mistyped_command_has_a_suggestion(typed: str, hint: str) -> None:
+    result = run(typed)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: No such command {typed!r}.{hint}"
+
+
 def test_an_option_out_of_range_names_it(model: str) -> None:
     assert (
         "temperature must be a number from 0; got -1"

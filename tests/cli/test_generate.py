@@ -88,6 +88,31 @@ def test_generate_and_what_does_not_go_together(model: str, options: list[str]) 
     assert "Error: " in run("generate", model, "hello", *options, code=2).stderr
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--temperature", "0.7"],
+        ["--temperature", "0"],
+        ["--do-sample"],
+        ["--seed", "0"],
+        ["--xtc-probability", "0.5"],
+        ["--mirostat", "2"],
+        ["--dynatemp-range", "0.5"],
+    ],
+)
+def test_beam_search_refuses_options_of_sampling(model: str, option: list[str]) -> None:
+    found = run("generate", model, "hello", "--beams", "2", *option, code=2).stderr
+    message = f"--beams and {option[0]} cannot be combined: beam search does not sample."
+    assert found.splitlines()[-1] == f"Error: {message}"
+
+
+def test_beam_search_takes_penalties(model: str) -> None:
+    arguments = ["generate", model, "hello", "-n", "4", "--beams", "2", "--no-do-sample"]
+    plain = document(*arguments)["generations"][0]["beams"][0]["ids"]
+    changed = document(*arguments, "--suppress-tokens", str(plain[0]))
+    assert plain[0] not in changed["generations"][0]["beams"][0]["ids"]
+
+
 def test_an_interrupted_generation_keeps_what_it_has(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_close
-from shared_data import SMOLLM2_TOKENIZER
+from shared_data import SMOLLM2_TOKENIZER, needs
 from tokenizers import Tokenizer
 
 from lmhead import PerformanceWarning
@@ -279,7 +279,22 @@ def test_tokenizers_that_are_not_known(changes: dict[str, Any], message: str) ->
 # --- the real one ---------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bundled.find("smollm2") is None, reason="smollm2: lmhead models add smollm2")
+needs_smollm2 = pytest.mark.skipif(
+    bundled.find("smollm2") is None, reason="smollm2: lmhead models add smollm2"
+)
+
+
+@needs_smollm2
+@needs(SMOLLM2_TOKENIZER)
+def test_smollm2_has_the_tokens_of_its_own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LMHEAD_CACHE")
+    tokenizer = open_model("smollm2").tokenizer
+    assert tokenizer is not None
+    text = "In 1984, I'd 12345 words:\n\n\tnaïve 你好 🙂  end"
+    assert tokenizer.encode(text) == Tokenizer.from_file(str(SMOLLM2_TOKENIZER)).encode(text).ids
+
+
+@needs_smollm2
 def test_smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LMHEAD_CACHE")  # unpacked once for all runs
     model = open_model("smollm2")
@@ -289,11 +304,6 @@ def test_smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     best = model.head(model.hidden(ids)[0][0, -1]).softmax(-1).topk(2)
     assert [tokenizer.token_bytes(id) for id in best.indices.tolist()] == [b" Paris", b" the"]
     assert abs(float(best.values[0]) - 0.773) < 0.005
-    if SMOLLM2_TOKENIZER.exists():
-        text = "In 1984, I'd 12345 words:\n\n\tnaïve 你好 🙂  end"
-        assert (
-            tokenizer.encode(text) == Tokenizer.from_file(str(SMOLLM2_TOKENIZER)).encode(text).ids
-        )
     file = GgufFile(bundled.find("smollm2") or tmp_path)
     assert file.metadata.text("general.architecture") == "llama"
     assert shutil.disk_usage(cache_folder()).total > 0

@@ -67,10 +67,21 @@ def test_a_pickle_is_never_read(tmp_path: Path, begin: bytes) -> None:
         open_model(path)
 
 
-def test_a_file_of_another_kind(tmp_path: Path) -> None:
-    path = tmp_path / "note.txt"
-    path.write_text("this is not a model at all, it is a text of some length")
-    with pytest.raises(ModelError, match=r"note.txt"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"This is not a model, but it is long enough.", "note.bin is a text file, not a model"),
+        ("这是一段文字，不是模型；它足够长。".encode(), "note.bin is a text file, not a model"),
+        (b"a\n", "note.bin is a text file, not a model"),
+        (b"", "note.bin is empty, not a model"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), "note.bin is not a model of a known format"),
+        (b"\x7fELF\x02", "note.bin is not a model of a known format"),
+    ],
+)
+def test_a_file_of_another_kind(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "note.bin"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=message):
         open_model(path)
 
 

@@ -535,6 +535,22 @@ def test_errors_are_the_clients_exceptions(client: OpenAI, port: int) -> None:
         stranger.models.list()
 
 
+@pytest.mark.parametrize(
+    ("role", "got"), [("pirate", "'pirate'"), ("User", "'User'"), (1, "'1'"), (["user"], None)]
+)
+def test_the_role_of_a_message(client: OpenAI, role: object, got: str | None) -> None:
+    messages: Any = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(model="chat", messages=messages)
+    allowed = "system, developer, user, assistant or tool"
+    got = got or repr(str(role))
+    assert f"messages[1].role must be {allowed}; got {got}" in str(error.value)
+    assert error.value.param == "messages[1].role"
+    for known in ("user", "assistant", "tool", "system"):
+        messages[1]["role"] = known
+        client.chat.completions.create(model="chat", messages=messages, max_tokens=1)
+
+
 def test_fields_that_ask_for_nothing(client: OpenAI) -> None:
     """Frameworks send them with every request."""
     extra = {"tools": [], "tool_choice": "none", "modalities": ["text"], "suffix": ""}

@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,6 +84,16 @@ class LazyGroup(click.Group):
         module = f"lmhead.cli.cmd_{cmd_name.replace('-', '_')}"
         command: click.Command = import_module(module).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a line; a name that does not exist is refused with a similar one."""
+        if args and args[0] not in self.lazy and not args[0].startswith("-"):
+            similar = get_close_matches(args[0].lower(), self.lazy, n=1)
+            hint = f" Did you mean {similar[0]!r}?" if similar else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of commands in `--help`."""

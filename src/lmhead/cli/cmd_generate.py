@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,12 +32,17 @@ from lmhead.cli._terminal import (
     token_label,
 )
 from lmhead.progress import Progress
+from lmhead.sampler_options import Options
 
 if TYPE_CHECKING:
     from lmhead.models import LanguageModel
     from lmhead.sampling import Generation, Sampler, TokenEvent
     from lmhead.sampling.grammar import Grammar
     from lmhead.screen import ScreenedHead
+
+# Options that change which tokens are drawn, not which sequence is the most probable.
+_SAMPLING_ONLY = [f.name for f in fields(Options) if f.name.startswith(("dynatemp", "mirostat"))]
+_SAMPLING_ONLY += ["do_sample", "temperature", "xtc_probability", "xtc_threshold", "seed"]
 
 
 @click.command("generate", cls=SectionedCommand)
@@ -158,6 +164,12 @@ def _check(options: dict[str, Any], given: dict[str, Any]) -> None:
             if options[name]:
                 option = name.replace("_", "-")
                 raise click.UsageError(f"--beams and --{option} cannot be combined.")
+        for name in _SAMPLING_ONLY:
+            if name in given and given[name] is not False:
+                option = name.replace("_", "-")
+                raise click.UsageError(
+                    f"--beams and --{option} cannot be combined: beam search does not sample."
+                )
         if options["num_return"] > options["beams"]:
             raise click.UsageError("--num-return must be at most --beams.")
     elif options["num_return"] > 1:

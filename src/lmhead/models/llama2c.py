@@ -90,8 +90,8 @@ def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
     """Return the sizes, the maximum number of tokens, and whether the head is tied."""
     if file_size(path) < _HEADER.size:
         raise ModelError(
-            f"{path} must be a checkpoint of llama2.c, which has a header of {_HEADER.size} bytes; "
-            f"got {file_size(path)} bytes"
+            f"{path} is not a model of a known format: a checkpoint of llama2.c has a header of "
+            f"{_HEADER.size} bytes; got {file_size(path)} bytes"
         )
     try:
         with path.open("rb") as file:
@@ -118,7 +118,7 @@ def _read_header(path: Path) -> tuple[LlamaConfig, int, bool]:
         checks.check_integer("n_layers", layers, low=1, high=MAX_LAYERS)
     except ValueError as error:
         raise ModelError(
-            f"{path} must be a checkpoint of llama2.c; its header is not: {error}"
+            f"{path} is not a model of a known format, or a damaged checkpoint of llama2.c: {error}"
         ) from None
     return config, max_length, vocab > 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from codecs import getincrementaldecoder
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -131,7 +132,21 @@ def _open(path: Path, name: str | None = None) -> LanguageModel:
             "lmhead never reads them. Save the model as safetensors (in transformers: "
             "model.save_pretrained(folder)) and open that folder"
         )
+    if _is_text(begin):
+        raise ModelError(
+            f"{path} is {'a text file' if begin else 'empty'}, not a model: give a Hugging Face "
+            "folder, a .gguf file, a llama2.c checkpoint, or a folder that `lmhead train` wrote"
+        )
     return load_llama2c(path)
+
+
+def _is_text(begin: bytes) -> bool:
+    """Whether a file begins as a text in UTF-8 does; no checkpoint of llama2.c does."""
+    try:
+        text = getincrementaldecoder("utf-8")().decode(begin)  # the last character may be cut
+    except UnicodeDecodeError:
+        return False
+    return "".join(text.split()).isprintable()
 
 
 def _open_folder(folder: Path, name: str | None) -> LanguageModel:

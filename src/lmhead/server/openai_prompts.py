@@ -15,6 +15,8 @@ from lmhead.server.request_limits import Limits
 
 __all__ = ["encode_chat", "encode_prompt", "parse_prompts"]
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
 
 def parse_prompts(prompt: object, limit: int) -> tuple[str | list[int], ...]:
     """Return texts or ids, one per prompt, at most `limit`."""
@@ -47,15 +49,18 @@ def encode_chat(messages: object, model: LanguageModel) -> list[int]:
     conversation = []
     for number, message in enumerate(messages):
         name = f"messages[{number}]"
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        if not isinstance(message, Mapping) or "role" not in message:
             raise field_error(name, f"{name} must be an object with role and content")
+        role = message["role"]
+        if role not in _ROLES:
+            got = f"{', '.join(_ROLES[:-1])} or {_ROLES[-1]}; got {str(role)[:40]!r}"
+            raise field_error(f"{name}.role", f"{name}.role must be {got}")
         content = message.get("content")
         if isinstance(content, list):  # parts, of which only texts are supported
             texts = [p.get("text") if isinstance(p, Mapping) else None for p in content]
             content = "".join(map(str, texts)) if all_text(texts) else None
         if not isinstance(content, str) or not is_utf8(content):
             raise field_error(name, f"{name}.content must be text")
-        role = message["role"]
         if role == "developer" and "developer" not in model.chat.template:
             role = "system"  # its newer name; templates that do not know it would write it out
         conversation.append({"role": role, "content": content})

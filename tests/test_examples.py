@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from preloaded_python import preloaded_python
 from torch import nn
 
 import lmhead
@@ -52,7 +53,7 @@ def test_example(
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     example = EXAMPLES / "vocab_parallel.py"
     done = subprocess.run(
-        [sys.executable, str(example), "--quick", "--processes", "2"],
+        [preloaded_python(), str(example), "--quick", "--processes", "2"],
         capture_output=True, text=True, check=True, cwd=tmp_path,
     )  # fmt: skip
     assert "rows on this rank 2048" in done.stdout

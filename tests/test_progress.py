@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from preloaded_python import preloaded_python
 
 from lmhead.models import open_model
 from lmhead.progress import Progress, report_read, show_reads
@@ -89,7 +90,7 @@ def test_nothing_is_shown_elsewhere() -> None:
 
 def test_explore_shows_on_a_terminal_what_it_reads() -> None:
     ours, terminal = os.openpty()
-    command = [sys.executable, "-m", "lmhead", "explore", "tiny", "--port", "0", "--no-browser"]
+    command = [preloaded_python(), "-m", "lmhead", "explore", "tiny", "--port", "0", "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True)
     try:
         assert process.stdout is not None

@@ -4,7 +4,6 @@ import json
 import math
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from llama2c_files import tiny_model
+from preloaded_python import preloaded_python
 
 from lmhead.analysis import score, score_files
 from lmhead.analysis.score import ScoredToken
@@ -180,7 +180,7 @@ def test_a_killed_command_is_continued(tmp_path: Path) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out.parquet"
     text.write_text("The cat sat on the mat, and the dog did not. " * 1500)
     options = ["--window", "64", "--stride", "64"]
-    command = [sys.executable, "-m", "lmhead", "score", "tiny", str(text), *options, "--out"]
+    command = [preloaded_python(), "-m", "lmhead", "score", "tiny", str(text), *options, "--out"]
     with subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL) as process:
         partial = tmp_path / "out.parquet.partial"
         while process.poll() is None and not (partial.exists() and partial.stat().st_size > 20_000):

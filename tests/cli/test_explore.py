@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from click.testing import CliRunner
 from llama2c_files import tiny_model
+from preloaded_python import preloaded_python
 
 from lmhead.cli import main
 from lmhead.models.bundled import default_model
@@ -20,7 +20,7 @@ def started(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     """The command in a process of its own, and the address it says."""
     code = "from lmhead.cli import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "explore", "--no-browser", *arguments],
+        [preloaded_python(), "-c", code, "explore", "--no-browser", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,11 +6,11 @@ import hashlib
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded_python import preloaded_python
 
 from cli.run_command import run
 from lmhead.errors import ModelError
@@ -77,7 +77,7 @@ for line in (
     main(line, standalone_mode=False)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [preloaded_python(), "-c", program],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -2,10 +2,10 @@
 
 import signal
 import subprocess
-import sys
 
 import pytest
 from openai import OpenAI
+from preloaded_python import preloaded_python
 
 from cli.run_command import run
 from lmhead.models import open_model
@@ -13,7 +13,7 @@ from lmhead.sampling import generate
 
 
 def test_the_server_answers_and_ends(model: str) -> None:
-    command = [sys.executable, "-m", "lmhead", "serve", model, model, "--port", "0", "--log"]
+    command = [preloaded_python(), "-m", "lmhead", "serve", model, model, "--port", "0", "--log"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from preloaded_python import preloaded_python
 from train.runs import SMALL, corpus
 
 from lmhead.cli import main
@@ -62,7 +62,7 @@ def test_a_corpus_from_standard_input(tmp_path: Path) -> None:
 
 
 def test_standard_input_that_cannot_be_read(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m lmhead train - --out {tmp_path / 'run'} --steps 1"
+    command = f"{preloaded_python()} -m lmhead train - --out {tmp_path / 'run'} --steps 1"
     done = subprocess.run(["sh", "-c", f"{command} <&-"], capture_output=True, text=True)
     assert done.returncode == 3, done.stderr
     assert done.stderr == "Error: cannot read standard input: it is closed\n"

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from preloaded_python import preloaded_python
 from torch import Tensor
 
 from lmhead.conformance import CASES, Implementation, named, run_cases
@@ -130,7 +130,8 @@ def test_a_function_of_a_module(tmp_path: Path) -> None:
         "def wrong(hidden, weight, targets, **options):\n"
         "    return loss(hidden, weight, targets) * 2\n"
     )
-    run = [sys.executable, "-m", "lmhead.conformance", "--case", "ignored_rows", "--implementation"]
+    run = [preloaded_python(), "-m", "lmhead.conformance", "--case", "ignored_rows"]
+    run.append("--implementation")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name, code in (("mine:loss", 0), ("mine:wrong", 1), ("mine:absent", 2), ("nothing", 2)):
         made = subprocess.run(

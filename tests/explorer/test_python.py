@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Page
+from preloaded_python import preloaded_python
 
 STEPS = 18
 OFF = "temperature:0.5:off,top_k:5:off,top_p:0.8:off,min_p:0.1:off,typical_p:0.9:off"
@@ -84,10 +85,10 @@ def test_copied_python_prints_its_results_as_a_file_and_at_the_prompt(
     code = "".join(parts)
     file = tmp_path / "copied.py"
     file.write_text(code)
-    told = subprocess.run([sys.executable, file], capture_output=True, text=True, check=True)
+    ran = subprocess.run([preloaded_python(), file], capture_output=True, text=True, check=True)
     typed = subprocess.run(
         [sys.executable, "-i"], input=code + "\n", capture_output=True, text=True, check=True
     )
     assert "Error" not in typed.stderr
-    assert len(told.stdout.splitlines()) >= 2 * STEPS
-    assert typed.stdout == told.stdout
+    assert len(ran.stdout.splitlines()) >= 2 * STEPS
+    assert typed.stdout == ran.stdout

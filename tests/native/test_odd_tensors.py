@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from preloaded_python import preloaded_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lmhead
@@ -25,7 +25,7 @@ CALLS = 1050
 )
 def test_odd_tensors_end_in_answers_or_exceptions(program: str, seed: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", f"native.{program}", str(CALLS), str(seed)],
+        [preloaded_python(), "-m", f"native.{program}", str(CALLS), str(seed)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from preloaded_python import preloaded_python
+
 SECONDS = 30  # time-out of the process group
 WORK = f"""
 import os, sys, time
@@ -54,7 +56,7 @@ def test_killing_a_rank_ends_the_others_with_an_error(tmp_path: Path) -> None:
     script.write_text(WORK)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)],
+        [preloaded_python(), str(script), str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -3,8 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from preloaded_python import preloaded_python
 
 import lmhead
 from lmhead.analysis import score
@@ -14,13 +15,13 @@ def test_one_report_of_standard_input(tmp_path: Path) -> None:
     text = "It was the best of times, it was the worst of times. " * 40
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [sys.executable, *torchrun, "-m", "lmhead", "score", "tiny", "-", "--json"],
+        [preloaded_python(), *torchrun, "-m", "lmhead", "score", "tiny", "-", "--json"],
         input=text,
         capture_output=True,
         text=True,
         timeout=200,
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": preloaded_python()},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)  # a second document would not parse

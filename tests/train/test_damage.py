@@ -200,7 +200,8 @@ def test_the_lock_is_held_until_the_process_ends_and_not_longer(tmp_path: Path) 
     """A second run is refused while the first is alive; kill -9 leaves no stale lock."""
     out = tmp_path / "run"
     config = small(tmp_path)
-    first = start([*config.corpus, *options(10**6), "--out", str(out)])
+    arguments = [*config.corpus, *options(10**6), "--out", str(out)]
+    first = start(arguments, python=sys.executable)  # the process whose number the lock has
     assert first.stderr is not None
     try:
         for line in first.stderr:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from preloaded_python import preloaded_python
 from safetensors.torch import load_file
 from session_folder import session_folder
 
@@ -24,8 +25,13 @@ from train.test_kill import TESTS, options
 from train.test_training_loop import Stopper
 from train.test_translation import small as translation
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def environment() -> dict[str, str]:
+    """For torchrun, which starts the ranks with PYTHON_EXEC."""
+    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS), "PYTHON_EXEC": preloaded_python()}
+    return {**os.environ, **more}
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +46,10 @@ def run_all(folder: Path) -> None:
     translation(folder)  # writes its pairs
     worker = str(TESTS / "train" / "data_parallel_worker.py")
     done = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node=2", worker, str(folder)],
+        [preloaded_python(), *TORCHRUN, worker, str(folder)],
         capture_output=True,
         text=True,
-        env=ENVIRONMENT,
+        env=environment(),
         timeout=500,
     )
     assert done.returncode == 0, [line for line in done.stderr.splitlines() if "rank0" in line]
@@ -189,13 +195,13 @@ def alive(pid: int) -> bool:
 )
 def test_ending_the_command_leaves_a_usable_run(tmp_path: Path, number: int, shard: str) -> None:
     out = tmp_path / "run"
-    command = [*TORCHRUN, "--nproc-per-node=2", "-m", "lmhead", "train"]
+    command = [sys.executable, *TORCHRUN, "-m", "lmhead", "train"]
     settings = [*small(tmp_path).corpus, *options(10**6), "--out", str(out), "--shard", shard]
     process = subprocess.Popen(
         [*command, *settings],
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT,
+        env=environment(),
         start_new_session=True,
     )
     try:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from preloaded_python import preloaded_python
 
 from train.runs import SMALL, corpus, fingerprint, history, latest
 
@@ -24,13 +25,17 @@ TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no kill -9")
 
 
-def start(arguments: list[str], ranks: int = 1) -> subprocess.Popen[str]:
+def start(arguments: list[str], ranks: int = 1, python: str | None = None) -> subprocess.Popen[str]:
+    python = python or preloaded_python()
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.Popen(
-        [sys.executable, *(torchrun if ranks > 1 else []), "-m", "lmhead", "train", *arguments],
+        [
+            *([sys.executable, *torchrun] if ranks > 1 else [python]),
+            *("-m", "lmhead", "train", *arguments),
+        ],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python},
     )
 
 
@@ -98,7 +103,7 @@ def test_kill_9_at_random_moments(tmp_path: Path, ranks: int) -> None:
 def test_a_crash_at_any_file_operation(tmp_path: Path) -> None:
     tries = "all" if "LMHEAD_KILLS" in os.environ else "8"
     run = subprocess.run(
-        [sys.executable, str(TESTS / "train" / "crashes.py"), str(tmp_path), tries],
+        [preloaded_python(), str(TESTS / "train" / "crashes.py"), str(tmp_path), tries],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close
+from preloaded_python import preloaded_python
 from session_folder import session_folder
 from torch import Tensor, nn
 
@@ -456,7 +456,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
     def train(folder: Path) -> None:
         script = Path(__file__).with_name("distributed_steps.py")
         done = subprocess.run(
-            [sys.executable, str(script), str(folder)],
+            [preloaded_python(), str(script), str(folder)],
             capture_output=True,
             text=True,
             timeout=500,

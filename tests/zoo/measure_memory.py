@@ -2,9 +2,10 @@
 
     python tests/zoo/measure_memory.py                 ten snippets at N = 4096, V = 131072, D = 64
     python tests/zoo/measure_memory.py trl-gkd_jsd     one of them, or any other
+    python tests/zoo/measure_memory.py --all           every snippet, each in a forked process
 
-The bound is `max_bytes` plus the results, the gradients and whatever full-size input the snippet
-asks for. The dense logits alone would take 2 GiB.
+The bound is `max_bytes` plus the results and the gradients; inputs are made before. The dense
+logits alone would take 2 GiB.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ TEN = [
     "losses-focal_loss_by_probabilities",
     "decoding-rank_of_the_target",
 ]
+FULL_SIZE = ("full", "probabilities", "allowed_rows", "forbidden_rows")  # fields of a batch
 MIB = 2**20
 # Thread pools, the allocator, autograd's nodes, and chunks that are a little too large.
 SLACK = 32 * MIB
@@ -61,13 +63,16 @@ def measure(name: str, batch: int, positions: int, vocab: int, dim: int, max_byt
     torch.set_num_threads(1)
     # A snippet that goes wrong ends with an error, not with the memory of the machine.
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
-    entry, began = SNIPPETS[name], [0, 0.0, 0]
-    made: list[Any] = []
+    entry, began = SNIPPETS[name], [0, 0.0]
+    batches: list[Any] = []
 
     def measured(z: Any, x: Any) -> Any:
-        made.append(x)
+        for field in FULL_SIZE:
+            if batches and field in vars(batches[0]):
+                getattr(x, field)  # what the run on small sizes asked for
+        batches.append(x)
         Path("/proc/self/clear_refs").write_text("5")
-        began[:] = [status("VmRSS"), time.perf_counter(), 0]
+        began[:] = [status("VmRSS"), time.perf_counter()]
         return entry.function(z, x)
 
     watched = replace(entry, function=measured)
@@ -75,12 +80,7 @@ def measure(name: str, batch: int, positions: int, vocab: int, dim: int, max_byt
     sizes = Sizes(batch, positions, vocab, dim)
     done = run(watched, sizes, torch.float32, lazy=True, max_bytes=max_bytes, finish=reduced)
     peak, seconds = status("VmHWM") - began[0], time.perf_counter() - began[1]
-    inputs = [
-        getattr(made[-1], n)
-        for n in ("full", "probabilities", "allowed_rows", "forbidden_rows")
-        if n in vars(made[-1])
-    ]
-    held = sum(t.nbytes for t in (*done.results, *done.gradients.values(), *inputs))
+    held = sum(t.nbytes for t in (*done.results, *done.gradients.values()))
     row = {"name": name, "peak": peak, "bound": max_bytes + held + SLACK, "seconds": seconds}
     print(json.dumps(row))
 
@@ -99,9 +99,45 @@ def in_fresh_process(name: str, *sizes: int) -> dict[str, Any]:
     return row
 
 
+def in_forked_process(name: str, *sizes: int) -> dict[str, Any]:
+    """The same without the time to import torch; the parent must have run nothing large."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(writing, 1)
+            measure(name, *sizes)
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}".replace("\n", " "))
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as output:
+        text = output.read()
+    os.waitpid(child, 0)
+    try:
+        row: dict[str, Any] = json.loads(text.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise RuntimeError(text or "ended without a result") from None
+    return row
+
+
+def every_snippet() -> list[str]:
+    """Names of those that stream and make nothing large themselves; torch is loaded."""
+    import torch
+
+    import zoo.snippets  # noqa: F401
+    from zoo.catalogue import SNIPPETS
+
+    torch.set_num_threads(1)
+    return [n for n, entry in SNIPPETS.items() if entry.builds is None and entry.large is None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=TEN)
+    parser.add_argument("--all", action="store_true", help="every snippet that streams")
     parser.add_argument("--measure", metavar="NAME", help="run this snippet in this process")
     parser.add_argument(
         "--sizes",
@@ -115,9 +151,14 @@ def main() -> None:
         measure(options.measure, *options.sizes)
         return
     failed = False
-    for name in options.names:
+    run, names = in_fresh_process, options.names
+    if options.all:
+        run, names = in_forked_process, every_snippet()
+        wanted = options.names if options.names != TEN else names
+        names = [name for name in names if name in wanted]
+    for name in names:
         try:
-            row = in_fresh_process(name, *options.sizes)
+            row = run(name, *options.sizes)
         except RuntimeError as error:
             print(f"{name:40} failed: {str(error).splitlines()[-1]}", flush=True)
             failed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -19,7 +20,7 @@ class Column(Tensor):
     """The values of one token, computed; in-place changes are made to the logits as well.
 
     A view of a column is one too: a change through it is a change of the column. After another
-    change to the logits both raise: their values would be old.
+    change to the logits both raise: their values would be old. As a NumPy array it is read-only.
     """
 
     _logits: LazyLogits
@@ -92,6 +93,13 @@ class Column(Tensor):
             return columns[id(x)][2]
 
         made = func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+        if isinstance(made, np.ndarray):
+            # A write to the array would not reach the logits: let NumPy refuse it.
+            if any(
+                np.may_share_memory(made, v.detach().numpy()) for _, _, v, _ in columns.values()
+            ):
+                made.flags.writeable = False
+            return made
         for given, column, values, before in columns.values():
             if version(values) != before or (before is None and _writes(func, args, given)):
                 column._written(values)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from lmhead.lazy.program import (
     sources,
 )
 from lmhead.lazy.replay import replay
+from lmhead.sweep.gradient_sums import Adding, GradientSums
 from lmhead.sweep.wide_gradients import numbers, summed_in_float32
 
 Payload = Any
@@ -193,9 +195,16 @@ class _Answer(torch.autograd.Function):
             within = _Substitutes(ctx.roots, ctx.tensors, fresh=False)
             outputs = ctx.function(within.env)
 
-        def run() -> tuple[list[Payload], list[Tensor | None]]:
-            found = _gradients(outputs, grads, within.leaves, create_graph=again)
-            return within.payloads(found)  # type: ignore[no-any-return]
+        def run(sums: Sequence[GradientSums]) -> tuple[list[Payload], list[Tensor | None]]:
+            if not sums:
+                found = _gradients(outputs, grads, within.leaves, create_graph=again)
+                return within.payloads(found)  # type: ignore[no-any-return]
+            adding = Adding(sums, [within.env.root_tensors(root) for root in ctx.roots])
+            with adding:
+                found = _gradients(outputs, grads, within.leaves, create_graph=False)
+            n = len(found) - len(ctx.tensors)
+            adding.put(found[:n])
+            return [], found[n:]
 
         pending = _Pending(run, ctx.roots)
         to_tensors: list[Tensor | None] = [None] * len(ctx.tensors)
@@ -212,54 +221,61 @@ class _Answer(torch.autograd.Function):
 class _Pending:
     """Gradients of an answer that are computed when the head's own node needs them.
 
-    Many answers about parts of the logits then need one gradient of the weight at a time, not one
-    each.
+    Many answers about parts of the logits then need one gradient of the weight, not one each.
+
+    Args:
+        run: computes the payload of each root and the gradients of the operands. With sums, one per
+            root, the payloads are these sums, and this answer's gradients are added to them.
+        roots: the roots of the answer.
     """
 
     def __init__(
         self,
-        run: Callable[[], tuple[list[Payload], list[Tensor | None]]],
+        run: Callable[[Sequence[GradientSums]], tuple[list[Payload], list[Tensor | None]]],
         roots: Sequence[Root],
     ) -> None:
         self._run, self._roots = run, roots
-        self._made: dict[int, Payload] = {}
+        self._made: dict[int, Payload] | None = None
+        self._sums: dict[int, GradientSums] = {}  # of payloads that were not taken yet
 
-    def run_now(self) -> list[Tensor | None]:
+    def run_now(self, given: dict[int, GradientSums] | None = None) -> list[Tensor | None]:
         """Compute; return the gradients of the operands.
 
-        Payloads are added to those of the last answer about the same heads that still waits for
-        them, since both go there: one gradient of the weight is kept, not one for each answer.
+        A payload is added to the sums given for its root, or to those of an earlier answer about
+        the same head that still waits for them: all go to the node of that head.
         """
-        payloads, to_tensors = self._run()
-        before = self._waiting()
-        if before is not None and not torch.is_grad_enabled():
-            for place, payload in enumerate(payloads):
-                before._made[place] = _add(before._made[place], payload)
-                self._made[place] = _map(payload, lambda _: None)
+        if torch.is_grad_enabled() or any(root.node is not None for root in self._roots):
+            payloads, to_tensors = self._run(())
+            self._made = dict(enumerate(payloads))
             return to_tensors
-        self._made = dict(enumerate(payloads))
-        if self._roots:
-            self._roots[0].waiting = weakref.ref(self)
-        return to_tensors
+        sums, self._made = [], {}
+        for place, root in enumerate(self._roots):
+            found = (given or {}).get(place) or _waiting(root)
+            if found is None:
+                found = GradientSums()
+                self._sums[place] = found
+                root.waiting = weakref.ref(found)
+            else:
+                self._made[place] = None
+            sums.append(found)
+        return self._run(sums)[1]
 
-    def _waiting(self) -> _Pending | None:
-        """Return the answer about the same heads, none of whose payloads was taken yet."""
-        if not self._roots or any(root.node is not None for root in self._roots):
-            return None
-        found = self._roots[0].waiting
-        before = None if found is None else found()
-        if before is None or before is self or before._roots != self._roots:
-            return None
-        return before if len(before._made) == len(self._roots) else None
-
-    def payloads(self, n: int) -> list[Callable[[], Payload]]:
+    def payloads(self, n: int) -> list[Callable[[GradientSums | None], Payload]]:
         """Return what gives the payload of each of n roots."""
-        return [lambda place=place: self._take(place) for place in range(n)]  # type: ignore[misc]
+        return [partial(self._take, place) for place in range(n)]
 
-    def _take(self, place: int) -> Payload:
-        if place not in self._made:
-            self.run_now()
-        return self._made.pop(place)
+    def _take(self, place: int, sums: GradientSums | None) -> Payload:
+        """Return a payload; None if it was added to `sums` or to those of another answer."""
+        if self._made is None:
+            self.run_now(None if sums is None else {place: sums})
+        if place in self._sums:
+            return self._sums.pop(place).totals
+        return self._made.pop(place)  # type: ignore[union-attr]
+
+
+def _waiting(root: Root) -> GradientSums | None:
+    """Return sums of gradients for the same head that were not taken yet."""
+    return None if root.waiting is None else root.waiting()
 
 
 def _form(handle: Tensor | None) -> Any:
@@ -268,7 +284,7 @@ def _form(handle: Tensor | None) -> Any:
 
 def _handed(
     roots: Sequence[Root],
-    payloads: Sequence[Callable[[], Payload]],
+    payloads: Sequence[Callable[[GradientSums | None], Payload]],
     forms: Sequence[Any],
     dense: Callable[[Root], Tensor],
 ) -> list[LazyGradient | None]:
@@ -335,7 +351,7 @@ class LazyGradient(Tensor):
     are kept as terms, and computed by `payload` where autograd can follow them.
     """
 
-    terms: list[tuple[Callable[[], Payload], tuple[tuple[str, Any], ...]]]
+    terms: list[tuple[Callable[[GradientSums | None], Payload], tuple[tuple[str, Any], ...]]]
     _build: Callable[[], Tensor]
     _dense: Tensor | None
 
@@ -356,17 +372,16 @@ class LazyGradient(Tensor):
     def payload(self) -> Payload:
         """The gradients of all tensors behind the logits."""
         total: Payload = None
-        ours = False  # whether the sum is in tensors made here
-        for payload, factors in self.terms:
-            scaled = payload()
+        sums = GradientSums()
+        for take, factors in self.terms:
+            made = take(None if factors else sums)
             for name, factor in factors:
-                scaled = _map(scaled, lambda g, n=name, f=factor: getattr(g, n)(f))  # type: ignore[misc]
-            if total is None:
-                total = scaled
-                continue
-            total = _add(total, scaled, in_place=ours and not torch.is_grad_enabled())
-            ours = True
-        return total
+                made = _map(made, lambda g, n=name, f=factor: getattr(g, n)(f))  # type: ignore[misc]
+            if isinstance(made, list) and not torch.is_grad_enabled():
+                sums.add(made)
+            elif made is not None:
+                total = made if total is None else _add(total, made)
+        return sums.totals if total is None else total
 
     def materialize(self) -> Tensor:
         """Return the gradient as a tensor."""
@@ -428,12 +443,12 @@ def _map(payload: Payload, change: Callable[[Tensor], Tensor | None]) -> Payload
     return None if payload is None else change(payload)
 
 
-def _add(a: Payload, b: Payload, *, in_place: bool = False) -> Payload:
+def _add(a: Payload, b: Payload) -> Payload:
     if isinstance(a, list | tuple):
-        return type(a)(_add(x, y, in_place=in_place) for x, y in zip(a, b, strict=True))
+        return type(a)(_add(x, y) for x, y in zip(a, b, strict=True))
     if a is None or b is None:
         return b if a is None else a
-    return a.add_(b) if in_place else a + b
+    return a + b
 
 
 class _Head(torch.autograd.Function):
@@ -524,7 +539,7 @@ class _Record(torch.autograd.Function):
             flat = whole.reshape(node.n_rows, node.width)
             return _dense_gradient(function, roots, tensors, root, [flat])
 
-        given = [lambda p=p: p for p in payloads]
+        given = [lambda _, p=p: p for p in payloads]
         handed = _handed(roots, given, ctx.forms, dense)
         return (None, None, None, None, None, *handed, *to_tensors)
 

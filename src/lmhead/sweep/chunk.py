@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmhead.scores import Rows
 from lmhead.scores.row_loss import RowSums
-from lmhead.sweep import kernels
+from lmhead.sweep import gradient_sums, kernels
 from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.kernels import Coefficients, Pointwise, Softmax, scatter_add_
 from lmhead.sweep.questions import Plan, Questions
@@ -49,18 +49,26 @@ class Needs:
 
 
 class Gradients:
-    """The sums, over tiles and chunks, of the gradients of one source."""
+    """The sums, over tiles and chunks, of the gradients of one source.
 
-    def __init__(self, source: Source, needs: Needs) -> None:
+    Those of the weights go on from `gradient_sums` if they are `final`: not scaled afterwards.
+    """
+
+    def __init__(self, source: Source, needs: Needs, *, final: bool = False) -> None:
         self.source = source
         self._pending: list[_RankOne] = []
         self.wanted = needs.any
         self._hiddens = _zeros(source.hiddens, needs.hiddens, source.dtype)
-        self._weights = [
-            w.new_empty(w.shape, dtype=source.dtype) if n else None
+        make = gradient_sums.buffer if final else _empty
+        made = [
+            make(w, source.dtype) if n else (None, False)
             for w, n in zip(source.weights, needs.weights, strict=True)
         ]
-        self._written = False  # whether the weights' sums hold anything yet
+        self._weights = [total for total, _ in made]
+        self._written = any(held for _, held in made)  # whether these sums hold anything yet
+        for total, held in made:
+            if self._written and total is not None and not held:
+                total.zero_()
         self._bias = _zeros((source.bias,), (needs.bias,), source.dtype)[0]
 
     def start(self, rows: Rows, hiddens: tuple[Tensor, ...], *, whole: bool = True) -> None:
@@ -162,6 +170,10 @@ class _RankOne:
     d: Tensor  # (rows,)
     c: Tensor  # (V,)
     inputs: tuple[Tensor, ...]  # Σ_n d_n h_n, (D_i,) each
+
+
+def _empty(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    return t.new_empty(t.shape, dtype=dtype), False
 
 
 def _zeros(

@@ -374,7 +374,7 @@ def differentiate(
 
     Here and in the functions above they have the type of the products: the caller converts them.
     """
-    into, other_into = _gradients(questions, flags)
+    into, other_into = _gradients(questions, flags, final=True)
     for rows, chunk in chunks(questions, filtered=True):
         _backward(chunk, answers.at(rows), upstream.at(rows), into, other_into)
     return _results(questions, into, other_into)
@@ -441,13 +441,15 @@ def _decision_trackers(
     return top, rank
 
 
-def _gradients(questions: Questions, flags: tuple[bool, ...]) -> tuple[Gradients, Gradients]:
+def _gradients(
+    questions: Questions, flags: tuple[bool, ...], *, final: bool = False
+) -> tuple[Gradients, Gradients]:
     source, other = questions.source, questions.other
     n = 2 * len(source.hiddens) + 1
-    into = Gradients(source, Needs.of(source, flags[:n]))
+    into = Gradients(source, Needs.of(source, flags[:n]), final=final)
     if other is None:
         return into, into
-    return into, Gradients(other, Needs.of(other, flags[n:]))
+    return into, Gradients(other, Needs.of(other, flags[n:]), final=final)
 
 
 def _results(

@@ -15,7 +15,7 @@ from lmhead import checks
 from lmhead.scores import RowAnswers, Rows, Scores, TopRows
 from lmhead.scores.protocol import Tile, kl_by_rows
 from lmhead.scores.row_loss import CrossEntropy, RowLoss, RowSums
-from lmhead.sweep import run_sweep
+from lmhead.sweep import gradient_sums, run_sweep
 from lmhead.sweep.divergence_terms import Kind, swept_divergence, swept_jsd_parts
 from lmhead.sweep.equal_rows import EqualRows
 from lmhead.sweep.kernels import Pointwise
@@ -492,10 +492,11 @@ class _SweptTile(Tile):
 
 
 def _zeros(into: list[Tensor | None], index: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the gradient at an index; allocate zeros if it is None."""
+    """Return the gradient at an index; begin with zeros, or a sum of others, if it is None."""
     total = into[index]
     if total is None:
-        total = into[index] = torch.zeros(like.shape, dtype=dtype, device=like.device)
+        total, held = gradient_sums.buffer(like, dtype)
+        into[index] = total if held else total.zero_()
     return total
 
 

@@ -1,0 +1,121 @@
+"""Sums of the gradients of several answers, kept in one tensor each.
+
+The gradient of a weight is as large as the weight. Where many answers about the same logits are
+differentiated one after another, `GradientSums` lets each pass add to the sum of the passes before
+it, instead of making a gradient of its own that is added afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+
+class GradientSums:
+    """The sums so far of the gradients of some tensors.
+
+    Attributes:
+        totals: one per tensor, None where there is none yet; empty before the first gradients.
+    """
+
+    def __init__(self) -> None:
+        self.totals: list[Tensor | None] = []
+        # Tensors made for a sum: a gradient from autograd may share its memory with another tensor.
+        self._own: list[Tensor | None] = []
+
+    def add(self, grads: Sequence[Tensor | None], continued: Collection[int] = ()) -> None:
+        """Add the gradients of all tensors; those that are `continued` contain the sum so far."""
+        self._resize(len(grads))
+        for i, grad in enumerate(grads):
+            total, own = self.totals[i], self._own[i]
+            if grad is None:
+                continue
+            if total is None:
+                self.totals[i] = grad
+            elif i in continued:
+                self.totals[i] = self._own[i] = grad
+            elif total is own:
+                total.add_(grad)
+            elif grad is own:
+                self.totals[i] = grad.add_(total)
+            else:
+                self.totals[i] = self._own[i] = total + grad
+
+    def buffer(self, i: int, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
+        """Return where to add up the i-th gradient, and whether the sum so far is in it."""
+        total = self.totals[i]
+        if total is not None and total is self._own[i]:
+            return (total, True) if total.dtype == dtype else (_empty(t, dtype), False)
+        made = self._own[i] = _empty(t, dtype)
+        return made, False
+
+    def _resize(self, n: int) -> None:
+        if not self.totals:
+            self.totals, self._own = [None] * n, [None] * n
+
+
+class Adding:
+    """A context in which a backward pass adds to sums.
+
+    Args:
+        sums: the sums.
+        tensors: with respect to which the pass differentiates, for each of the sums.
+    """
+
+    def __init__(self, sums: Sequence[GradientSums], tensors: Sequence[Sequence[Tensor]]) -> None:
+        self._sums, self._tensors = sums, tensors
+        self._continued: list[set[int]] = [set() for _ in sums]
+        self._places: dict[int, tuple[int, int]] = {}
+        for n, (sum_, group) in enumerate(zip(sums, tensors, strict=True)):
+            sum_._resize(len(group))
+            self._places.update({id(t): (n, i) for i, t in enumerate(group)})
+
+    def __enter__(self) -> None:
+        """Let `buffer` find the sums."""
+        self._before, _STATE.adding = _STATE.adding, self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        _STATE.adding = self._before
+
+    def buffer(self, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
+        """See the function of this name; a tensor's sum is given out once."""
+        place = self._places.pop(id(t), None)
+        if place is None:
+            return _empty(t, dtype), False
+        n, i = place
+        made, held = self._sums[n].buffer(i, t, dtype)
+        if held:
+            self._continued[n].add(i)
+        return made, held
+
+    def put(self, grads: Sequence[Tensor | None]) -> None:
+        """Take the gradients of all tensors, those of one sum after those of another."""
+        remaining = iter(grads)
+        for total, group, continued in zip(self._sums, self._tensors, self._continued, strict=True):
+            total.add([next(remaining) for _ in group], continued)
+
+
+class _State(threading.local):
+    adding: Adding | None = None
+
+
+_STATE = _State()
+
+
+def buffer(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Return a tensor to add the gradient of t to, and whether a sum is in it already.
+
+    If not, its entries are undefined. What the caller adds must be final: the tensor goes to
+    autograd as the gradient of t, not scaled any more.
+    """
+    if _STATE.adding is None:
+        return _empty(t, dtype), False
+    return _STATE.adding.buffer(t, dtype)
+
+
+def _empty(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.new_empty(t.shape, dtype=dtype)

@@ -16,6 +16,7 @@ COMMANDS = {
     "loss": "Cross-entropy and both gradients: lmhead, and every other way to get them.",
     "query": "Log-probability, entropy, rank, argmax and top 20 at once.",
     "small-calls": "Losses and log-probabilities of few rows: time per call beside torch.",
+    "accuracy": "Errors of the gradient filter, work of certified decode, bounds of stored states.",
     "divergence": "Jensen-Shannon divergence of two heads, beside dense torch.",
     "sample": "Time one token from logits, beside Hugging Face's processors.",
     "sample-batch": "Time a token per row of lazy logits: a batch beside one row.",

@@ -1,9 +1,10 @@
 """SFT and GRPO steps of TRL's trainers, stock and with `lmhead.integrations.trl.patch()`.
 
-Each measurement is a fresh process: a Llama with few layers and the vocabulary of Qwen 2.5, a short
-step that loads and allocates what stays (weights, gradients), then one step of the body alone and
-one of the trainer. The memory of the head is the growth of the resident memory at the peak of the
-step, without the gradient of the head's weight. Loss and gradient must agree with stock TRL.
+Each measurement is a process of its own, forked from one that has imported TRL and done nothing
+else: a Llama with few layers and the vocabulary of Qwen 2.5, a short step that loads and allocates
+what stays (weights, gradients), then one step of the body alone and one of the trainer. The memory
+of the head is the growth of the resident memory at the peak of the step, without the gradient of
+the head's weight. Loss and gradient must agree with stock TRL.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from benchmarks.runner import Run, benchmark, integer
 from lmhead.cli._peak_memory import call_with_growth
 
 TRAINERS = ("sft", "grpo")
+RESULT = "result: "  # begins the line of a result; libraries print lines, too
 MEMORY_GOAL, TIME_GOAL, AGREEMENT = 0.25, 0.8, 1e-4
 
 
@@ -45,9 +47,9 @@ class Size:
     length: int = 512
 
 
-def measure(trainer: str, way: str, size: Size, threads: int) -> dict[str, float]:
-    """Return time, memory, loss and gradient norm of a step, from a fresh process."""
-    arguments = json.dumps([trainer, way, asdict(size), threads])
+def measure(trainer: str, ways: list[str], size: Size, threads: int) -> list[dict[str, float]]:
+    """Return time, memory, loss and gradient norm of a step in each way, from fresh processes."""
+    arguments = json.dumps([trainer, ways, asdict(size), threads])
     code = f"from benchmarks.trl_steps import main; main(*__import__('json').loads({arguments!r}))"
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -59,14 +61,30 @@ def measure(trainer: str, way: str, size: Size, threads: int) -> dict[str, float
         env={**os.environ, **RETURN_FREED_MEMORY, **environment},
     )
     if done.returncode:
-        raise click.ClickException(f"{trainer}, {way}: {done.stderr.strip().splitlines()[-1:]}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+        raise click.ClickException(f"{trainer}: {done.stderr.strip().splitlines()[-1:]}")
+    lines = done.stdout.splitlines()
+    return [json.loads(line.removeprefix(RESULT)) for line in lines if line.startswith(RESULT)]
 
 
-def main(trainer: str, way: str, size: dict[str, int], threads: int) -> None:
-    """Measure in this process and print the result."""
+def main(trainer: str, ways: list[str], size: dict[str, int], threads: int) -> None:
+    """Fork a process for each way, which measures and prints the result."""
     warnings.simplefilter("ignore")
+    import datasets  # noqa: F401
+    import transformers  # noqa: F401
+    import trl
+
+    assert trl.SFTTrainer  # loads it
+    for way in ways:
+        child = os.fork()
+        if child == 0:
+            measure_way(trainer, way, size, threads)
+            return
+        if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.exit(abs(code))  # the child has printed why
+
+
+def measure_way(trainer: str, way: str, size: dict[str, int], threads: int) -> None:
+    """Measure in this process and print the result."""
     torch.set_num_threads(threads)
     shape = Size(**size)
     if way != "stock":
@@ -93,7 +111,7 @@ def main(trainer: str, way: str, size: dict[str, int], threads: int) -> None:
     results["gradient"] = model.lm_head.weight.nbytes
     results["loss"] = float(loss or 0.0)
     results["gradient_norm"] = float(model.lm_head.weight.grad.norm())
-    print("\n" + json.dumps(results))
+    print(f"\n{RESULT}{json.dumps(results)}", flush=True)
 
 
 def make_model(size: Size) -> Any:
@@ -245,10 +263,12 @@ def command(
     rows: list[dict[str, Any]] = []
     run.document |= {"size": asdict(size), "results": rows}
     for trainer in trainers or TRAINERS:
+        run.progress(trainer)
+        ways = ["stock", "lmhead", *(["lmhead-filter"] if grad_filter else [])]
+        measured = measure(trainer, ways, size, run.document["threads"])
         stock: dict[str, Any] = {}
-        for way in ("stock", "lmhead", *(["lmhead-filter"] if grad_filter else [])):
-            run.progress(f"{trainer}: {way}")
-            result: dict[str, Any] = measure(trainer, way, size, run.document["threads"])
+        result: dict[str, Any]
+        for way, result in zip(ways, measured, strict=True):
             result["head_growth"] = max(result["step_growth"] - result["gradient"], 1)
             stock = stock or result
             result["time_ratio"] = result["step_cpu_seconds"] / stock["step_cpu_seconds"]

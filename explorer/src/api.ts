@@ -16,7 +16,7 @@ export interface Model {
   readonly eos_token_ids: readonly number[];
   readonly text: boolean;
   /** The page's languages that its tokenizer covers. */
-  readonly speaks: readonly string[];
+  readonly languages: readonly string[];
 }
 
 export interface Token {
@@ -126,14 +126,18 @@ export async function fetchNext(
   const response = await post("/api/next", question, signal);
   const bytes = await response.arrayBuffer();
   const size = new DataView(bytes).getUint32(0, true);
-  const said = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, size))) as { prompt: Token[] };
-  return { prompt: said.prompt, logits: new Float32Array(bytes, 4 + size) };
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, size))) as { prompt: Token[] };
+  return { prompt: header.prompt, logits: new Float32Array(bytes, 4 + size) };
 }
 
 /** How the head computes the logits of some tokens. */
-export interface Products {
+export interface Products extends TokenWeights {
   /** The hidden state after the last token. */
   readonly hidden: readonly number[];
+}
+
+/** What the head holds for some tokens. */
+export interface TokenWeights {
   /** The weights of each token. */
   readonly weights: readonly (readonly number[])[];
   readonly bias: readonly number[] | null;
@@ -147,6 +151,14 @@ export async function fetchProducts(
   signal: AbortSignal,
 ): Promise<Products> {
   return (await (await post("/api/products", question, signal)).json()) as Products;
+}
+
+/** The weights of some tokens; does not run the model. */
+export async function fetchWeights(
+  question: { model: string; tokens: readonly number[] },
+  signal: AbortSignal,
+): Promise<TokenWeights> {
+  return (await (await post("/api/products", question, signal)).json()) as TokenWeights;
 }
 
 /** New lines of the training log since the last response. */

@@ -122,13 +122,13 @@ export function App(): JSX.Element {
             {model.name} · {factsOf(model, strings)}
           </p>
         ) : null}
-        {request.error ? <Status asked={request} waiting="" /> : null}
+        {request.error ? <Status request={request} waiting="" /> : null}
         {models && named && model && model.name !== named && page?.needsModel ? (
           <p class="banner" role="alert" data-chart="missing-model">
             {fill(strings.frame.missing_model, { model: named, shown: model.name })}
           </p>
         ) : null}
-        {lang === "zh" && model && page?.needsModel && !model.speaks.includes("zh") ? (
+        {lang === "zh" && model && page?.needsModel && !model.languages.includes("zh") ? (
           <NoChinese model={model} models={models ?? []} />
         ) : null}
         <Version.Provider value={request.data?.lmhead ?? ""}>
@@ -201,7 +201,7 @@ function otherModel(name: string): Record<string, string | null> {
 
 function NoChinese({ model, models }: { readonly model: Model; readonly models: readonly Model[] }): JSX.Element {
   const { frame: s } = useStrings();
-  const other = models.find(({ speaks }) => speaks.includes("zh"));
+  const other = models.find(({ languages }) => languages.includes("zh"));
   return (
     <p class="banner" role="status" data-chart="no-chinese">
       <Inline text={fill(s.no_chinese, { model: model.name })} />{" "}

@@ -115,11 +115,20 @@ test("the tables of a report are for people: their language, their digits, ranks
         },
         { title: "", columns: ["way", "tensor", "bytes"], rows: [["dense", "grad_logits", 1610612736]] },
         { title: "", columns: ["sum", "value"], rows: [["scored_tokens", 28]] },
+        {
+          title: "",
+          columns: ["logit", "tokens_per_second"],
+          rows: [
+            [-2, 314.9],
+            [3.1, 1426],
+          ],
+        },
       ],
       lines: [],
       foot: "",
     });
-  const cells = (html: string): string[] => [...html.matchAll(/<t[hd]\b[^>]*>([^<]*)</g)].map(([, said]) => said ?? "");
+  const cells = (html: string): string[] =>
+    [...html.matchAll(/<t[hd]\b[^>]*>([^<]*)</g)].map(([, content]) => content ?? "");
   expect(cells(text("en"))).toEqual(
     [
       "rank (from 1)",
@@ -134,7 +143,7 @@ test("the tables of a report are for people: their language, their digits, ranks
       "Top-k",
       "1,202",
       "6",
-      "1",
+      "1.0000",
       "–",
       "↵",
     ].concat([
@@ -148,6 +157,12 @@ test("the tables of a report are for people: their language, their digits, ranks
       "value",
       "tokens scored",
       "28",
+      "logit",
+      "tokens per second",
+      "−2.0000",
+      "315",
+      "3.1000",
+      "1,426",
     ]),
   );
   expect(cells(text("zh-Hans"))).toEqual(
@@ -207,7 +222,7 @@ test("penalties and typical-p are stages like the others", () => {
   expect(done[3]?.["cut"]).toBe(50 - processed.kept);
 });
 
-test("mixed colours are written as every reader of SVG knows them", () => {
+test("mixed colours are written as every SVG reader supports them", () => {
   expect(common("color(srgb 1 0.5 0)")).toBe("rgb(255, 128, 0)");
   expect(common("color(srgb 0.1 1.2 -1e-7 / 0.25)")).toBe("rgba(26, 255, 0, 0.25)");
   expect(common("rgb(1, 2, 3)")).toBe("rgb(1, 2, 3)");

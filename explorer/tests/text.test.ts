@@ -11,18 +11,18 @@ import { windowStart, type Scored } from "../src/text/score";
 import { spell, textOf } from "../src/text/tokenSpelling";
 
 const token = (bytes: number[], text = ""): Token => ({ id: 0, text, bytes });
-const said = (text: string): Token => token([...new TextEncoder().encode(text)], text);
+const textToken = (text: string): Token => token([...new TextEncoder().encode(text)], text);
 
 test("a character cut into tokens is shown where it begins", () => {
   const [a, b, c] = new TextEncoder().encode("你") as unknown as [number, number, number];
   const tokens = [
     token([], "<bos>"),
-    said(" a"),
+    textToken(" a"),
     token([a]),
     token([b]),
     token([c, 33]),
-    said("\n"),
-    said("  "),
+    textToken("\n"),
+    textToken("  "),
     token([0xff]),
   ];
   expect(spell(tokens).map(({ shown }) => shown)).toEqual(["<bos>", " a", "你", "⟨BD⟩", "⟨A0⟩!", "↵", "␣␣", "⟨FF⟩"]);
@@ -37,7 +37,7 @@ test("a character cut into tokens is shown where it begins", () => {
 });
 
 test("bidirectional controls and other invisible characters are shown by code point", () => {
-  expect(spell([said("\u202eab"), said("\u0000"), said("<b>")]).map(({ shown }) => shown)).toEqual([
+  expect(spell([textToken("\u202eab"), textToken("\u0000"), textToken("<b>")]).map(({ shown }) => shown)).toEqual([
     "⟨202E⟩ab",
     "⟨0000⟩",
     "<b>",
@@ -45,7 +45,7 @@ test("bidirectional controls and other invisible characters are shown by code po
 });
 
 test("what is cut off or overlong is no character", () => {
-  const shown = spell([token([0xe4, 0xbd]), token([0xc0, 0x80]), said("é")]).map((one) => one.shown);
+  const shown = spell([token([0xe4, 0xbd]), token([0xc0, 0x80]), textToken("é")]).map((one) => one.shown);
   expect(shown).toEqual(["⟨E4⟩⟨BD⟩", "⟨C0⟩⟨80⟩", "é"]);
 });
 
@@ -102,7 +102,7 @@ test("a file is text in UTF-8, or nothing", async () => {
 });
 
 test("the most surprising come first, the earlier of equals before the later", () => {
-  const tokens = [2, 5, null, 5, 1].map((bits, at) => ({ bits, position: at + 1 }) as Scored);
+  const tokens = [2, 5, null, 5, 1].map((bits, at) => ({ bits, rank: 1, position: at + 1 }) as Scored);
   expect(greatestSurprises(tokens, 4).map(({ position }) => position)).toEqual([3, 2, 4, 1]);
 });
 

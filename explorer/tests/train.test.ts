@@ -6,7 +6,7 @@ import {
   at,
   best,
   clock,
-  heard,
+  addNews,
   legible,
   stateOf,
   thin,
@@ -87,8 +87,8 @@ function news(lines: readonly Line[], start: number, age: number | null = 0): Ne
 }
 
 test("answers add up, and one that starts over replaces all", () => {
-  const first = heard(undefined, news([{ step: 10, loss: 4, seconds: 5, tokens_per_second: 100 }], 0));
-  const second = heard(
+  const first = addNews(undefined, news([{ step: 10, loss: 4, seconds: 5, tokens_per_second: 100 }], 0));
+  const second = addNews(
     first,
     news(
       [
@@ -102,10 +102,10 @@ test("answers add up, and one that starts over replaces all", () => {
   expect(second.valid).toEqual([{ step: 20, value: 3.5 }]);
   expect(second.samples).toEqual([{ step: 20, text: "x" }]);
   expect([second.step, second.seconds]).toEqual([20, 5]);
-  const same = heard(second, news([], 3));
+  const same = addNews(second, news([], 3));
   expect(same.train).toBe(second.train);
-  const anew = heard(second, news([{ step: 5, loss: 6 }], 0));
-  expect([anew.train, anew.valid, anew.samples, anew.step, anew.seconds]).toEqual([
+  const restarted = addNews(second, news([{ step: 5, loss: 6 }], 0));
+  expect([restarted.train, restarted.valid, restarted.samples, restarted.step, restarted.seconds]).toEqual([
     [{ step: 5, value: 6 }],
     [],
     [],
@@ -117,14 +117,14 @@ test("answers add up, and one that starts over replaces all", () => {
 test("the state of a run, and the time left", () => {
   const lines = [10, 20, 30, 40].map((step) => ({ step, loss: 4, seconds: step / 2 }));
   const run = (age: number | null, more: readonly Line[] = []): Run =>
-    heard(undefined, news([...lines, ...more], 0, age));
+    addNews(undefined, news([...lines, ...more], 0, age));
   expect(stateOf(run(null))).toBe("absent");
   expect(stateOf(run(1))).toBe("training");
   expect(stateOf(run(49))).toBe("training"); // a line every 5 s: ten times that is nothing unusual
   expect(stateOf(run(51))).toBe("silent");
   expect(stateOf(run(9999, [{ step: 100, loss: 3 }]))).toBe("done");
   expect(timeLeft(run(1))).toBe(30);
-  expect(timeLeft(heard(undefined, news([], 0)))).toBeUndefined();
+  expect(timeLeft(addNews(undefined, news([], 0)))).toBeUndefined();
   const valid = [
     [10, 3],
     [20, 2],

@@ -1,8 +1,8 @@
-"""A browser, servers with the built page, and a guard that lets nothing else be asked.
+"""A browser, servers with the built page, and a guard against requests to other hosts.
 
-The browser knows no host but this machine, and every other host that a page asks fails its test.
+The browser resolves no host but this machine, and a request to any other host fails the test.
 Requests are listened to, not intercepted: interception switches the browser's cache off, and then
-every page is fetched and compiled anew.
+every page is fetched and compiled again.
 """
 
 import os
@@ -55,43 +55,43 @@ def site() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def watched(browser: Browser, site: str) -> Iterator[tuple[Page, list[str]]]:
-    """A page, and what it says in the console or asks elsewhere."""
+    """A page, and its console messages, errors and requests to other hosts."""
     context = browser.new_context(base_url=site, locale="en-US", reduced_motion="reduce")
-    said: list[str] = []
+    messages: list[str] = []
 
     def only_here(request: Request) -> None:
         address = urlsplit(request.url)
         if address.scheme not in ("data", "blob") and address.hostname not in THIS_MACHINE:
-            said.append(f"asked {address.netloc}")
+            messages.append(f"request to {address.netloc}")
 
     context.on("request", only_here)
     page = context.new_page()
     page.set_default_timeout(10_000)
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    yield page, said
+    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    yield page, messages
     context.close()
 
 
 @pytest.fixture
 def page(watched: tuple[Page, list[str]]) -> Iterator[Page]:
-    """The page; a test fails if it says anything, or asks anybody else."""
-    page, said = watched
+    """The page; a test fails on a console message or on a request to another host."""
+    page, messages = watched
     page.set_viewport_size({"width": 1280, "height": 900})
     yield page
-    forget(page)
-    heard, said[:] = list(said), []
-    assert not heard
+    clear_storage(page)
+    found, messages[:] = list(messages), []
+    assert not found
 
 
-def forget(page: Page) -> None:
-    """Drop what the tab has stored: prompts being typed, the state of pages."""
+def clear_storage(page: Page) -> None:
+    """Remove what the tab has stored: prompts being typed, the state of pages."""
     if page.url.startswith("http"):
         page.evaluate("() => sessionStorage.clear()")
 
 
 def hostile_model(folder: Path) -> LanguageModel:
-    """Words that a careless page would obey."""
+    """A model with tokens that are markup, for pages that must show them as text."""
     folder.mkdir()
     write_vocabulary(folder / "tok300.bin", vocabulary([" ", "a", "b", *HOSTILE]))
     return load_llama2c(write_checkpoint(folder / "tiny.bin", random_weights(3)))
@@ -127,5 +127,5 @@ def here(page: Page, address: str) -> Iterator[Page]:
     """The page may use the clipboard at this address."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
     yield page
-    forget(page)
-    page.goto("about:blank")  # what is still being asked is given up
+    clear_storage(page)
+    page.goto("about:blank")  # aborts pending requests

@@ -227,7 +227,7 @@ def _tree() -> dict[str, Any]:
 
 
 def _sampler_rows() -> list[dict[str, Any]]:
-    """Logits as float32 has them, with equal ones and masked ones, behind something said."""
+    """Logits as float32 has them, with equal ones and masked ones, after some context."""
     rng = np.random.default_rng(21)
     coarse = np.round(rng.normal(0, 2, 40) * 4) / 4  # as of a model in few bits: many are equal
     coarse[[3, 17]] = -np.inf

@@ -1,5 +1,7 @@
-"""What the page of the next token shows, as a test reads it."""
+"""What pages show, as a test reads it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Page, Request, expect
@@ -36,22 +38,44 @@ def pieces(page: Page) -> Any:
     return page.locator('[data-chart="pieces"] .piece')
 
 
-def asked(page: Page) -> list[str]:
-    """A list that fills with what the page asks the models from now on."""
+def api_requests(page: Page) -> list[str]:
+    """Return a list that fills with the page's API requests from now on.
+
+    Requests for the weights of a token, which run no model, are left out.
+    """
     found: list[str] = []
 
-    def hear(request: Request) -> None:
-        if "/api/" in request.url:
+    def record(request: Request) -> None:
+        weights = request.url.endswith("/api/products") and "ids" not in (
+            request.post_data_json or {}
+        )
+        if "/api/" in request.url and not weights:
             found.append(request.url)
 
-    page.on("request", hear)
+    page.on("request", record)
     return found
 
 
 def outside(page: Page) -> list[str]:
-    """What reaches beyond the right edge."""
+    """What reaches beyond the right edge; code scrolls in its box."""
     found: list[str] = page.evaluate(
-        "() => [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right"
-        " > document.documentElement.clientWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+        "() => [...document.querySelectorAll('main *:not(pre code)')].filter(e =>"
+        " e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)"
+        ".map(e => e.outerHTML.slice(0, 80))"
     )
     return found
+
+
+@contextmanager
+def refusal(watched: tuple[Page, list[str]]) -> Iterator[None]:
+    """Expect that the server refuses one request inside.
+
+    The browser writes a line about it to the console, at its own time: wait for it, and remove it
+    from the messages that fail a test.
+    """
+    page, messages = watched
+    with page.expect_console_message(lambda message: "400" in message.text):
+        yield
+    (message,) = messages
+    assert "400" in message
+    messages.clear()

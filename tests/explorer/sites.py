@@ -21,7 +21,7 @@ STEPS = [*"<img>", "<i", "<im", "<img", ELEMENT]
 
 
 def site_models(folder: Path) -> tuple[dict[str, LanguageModel], dict[str, str]]:
-    """A tiny model, one whose tokens a careless page would obey, and their files."""
+    """A tiny model, one whose tokens are markup and formulas, and their files."""
     models, given = {}, {}
     for name, tokens in (("tiny", None), ("hostile", [" ", "a", "b", *HOSTILE, FORMULA, *STEPS])):
         place = folder / name

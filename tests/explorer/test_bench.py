@@ -156,7 +156,7 @@ def test_bars_have_one_scale_from_0_to_1_or_a_log_scale(here: Page, address: str
         return float(value.rstrip("%")) / 100
 
     assert width() == pytest.approx(p, abs=1e-4)
-    here.get_by_label("log scale").check()
+    here.get_by_label("log, 10⁻⁶ to 1").check()
     assert width() == pytest.approx(1 + torch.tensor(p).log10().item() / 6, abs=1e-4)
 
 

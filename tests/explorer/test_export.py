@@ -40,7 +40,7 @@ def show(page: Page, address: str, query: str) -> None:
 
 
 def assert_near(got: Any, want: Any, where: str = "", near: float = 1e-6) -> None:
-    """The same tree, numbers to 1e-6 or as near as is said."""
+    """The same tree, numbers to the given tolerance."""
     if isinstance(want, dict):
         assert isinstance(got, dict), where
         assert list(got) == list(want), where
@@ -127,10 +127,10 @@ def test_a_report_is_a_page_of_its_own(here: Page, address: str, lang: str) -> N
     ]
     assert not re.search(r"<img|javascript:|https?://(?!www\.w3\.org/2000/svg)", text)
     here.goto("about:blank")
-    asked: list[str] = []
-    here.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    here.on("request", lambda request: requests.append(request.url))
     here.set_content(text)
-    assert asked == []
+    assert requests == []
     expect(here.locator("table")).to_have_count(3)
     expect(here.locator("table:not(.live-bars) tbody tr")).to_have_count(300 + 2)
     expect(here.locator("figure > svg")).to_have_count(1)  # the ranked tokens are interactive
@@ -165,7 +165,7 @@ def page_words(page: Page) -> list[tuple[int, Any]]:
 
 def shell(line: str) -> str:
     """What a line prints: bash takes it apart, then the command runs in this process."""
-    taken = subprocess.run(
+    result = subprocess.run(
         [
             "bash",
             "-c",
@@ -176,8 +176,8 @@ def shell(line: str) -> str:
         text=True,
         timeout=120,
     )
-    assert taken.returncode == 0, taken.stderr
-    *arguments, piped = taken.stdout.split("\0")
+    assert result.returncode == 0, result.stderr
+    *arguments, piped = result.stdout.split("\0")
     ran = CliRunner().invoke(main, arguments, input=piped)
     assert ran.exit_code == 0, ran.output
     return ran.stdout
@@ -240,8 +240,9 @@ def test_nothing_is_cut(here: Page, address: str, width: int, lang: str) -> None
     show(here, address, f"model=hostile&lang={lang}&prompt={'a<b>' * 10}")
     here.locator(".exports summary").click()
     outside = here.evaluate(
-        "() => [...document.querySelectorAll('.exports *')].filter(e => e.getBoundingClientRect()"
-        ".right > document.documentElement.clientWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+        "() => [...document.querySelectorAll('.exports *:not(pre code)')].filter(e =>"
+        " e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)"
+        ".map(e => e.outerHTML.slice(0, 80))"
     )
     assert outside == []
 

@@ -344,9 +344,9 @@ def test_nothing_is_cut(page: Page, width: int, look: str) -> None:
           const wide = document.documentElement.clientWidth;
           const beyond = e => e.getBoundingClientRect().right > wide + 1;
           const scrolls = e => e.scrollWidth > e.clientWidth + 1;
-          return [...[...document.querySelectorAll('main *, header *')]
+          return [...[...document.querySelectorAll('main *:not(pre code), header *')]
                     .filter(e => !e.closest('nav') && beyond(e)),
-                  ...[...document.querySelectorAll('.formula, pre, table')].filter(scrolls)]
+                  ...[...document.querySelectorAll('.formula, table')].filter(scrolls)]
             .map(e => `${e.tagName} ${e.textContent.slice(0, 40)}`);
         }"""
     )

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from explorer.read_page import asked, numbers, opened, pieces, settled
+from explorer.read_page import api_requests, numbers, opened, pieces, settled
 from lmhead import Sampler, beam_search, generate
 from lmhead.models import LanguageModel
 
@@ -106,12 +106,12 @@ def test_three_ways_are_the_library_s_and_a_click_goes_on(
     greedy = generate(model, ids, max_new_tokens=9)
     total = here.locator('[data-path="greedy"]').get_attribute("data-log-prob")
     assert float(total or "nan") == pytest.approx(sum(greedy.log_probs), abs=1e-4)
-    # A slider sends no request; the result shown is said to be of other settings.
-    heard = asked(here)
+    # A slider does not run the model; a note says that the result belongs to other settings.
+    requests = api_requests(here)
     here.locator('input[name="t"]').fill("0.3")
     outdated = here.locator('[data-chart="outdated"]')
     expect(outdated).to_contain_text("settings have changed")
-    assert heard == []
+    assert requests == []
     here.get_by_role("button", name="Generate again").click()
     expect(outdated).to_have_text("")
     # A reload shows them again; a click on the third token of one continues up to there.
@@ -197,20 +197,20 @@ def test_the_focus_stays_among_the_branches(here: Page, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lang", "prompt", "title", "ask"),
+    ("lang", "prompt", "title", "button"),
     [
         ("en", "In the beginning God created the heaven and the", "Greedy decoding", "Generate"),
         ("zh", "明月几时有，把酒问青", "贪心解码", "生成"),
     ],
 )
 def test_the_first_text_is_one_that_the_model_can_read(
-    here: Page, bilingual: str, lang: str, prompt: str, title: str, ask: str
+    here: Page, bilingual: str, lang: str, prompt: str, title: str, button: str
 ) -> None:
     opened(here, f"{bilingual}/next?lang={lang}")
     expect(here.locator("#prompt")).to_have_value(prompt)
-    here.get_by_role("button", name=ask, exact=True).click()
+    here.get_by_role("button", name=button, exact=True).click()
     expect(here.locator('[data-path="greedy"] h3')).to_have_text(title)
-    shown = here.locator('[data-path="beam"] .said').inner_text()
+    shown = here.locator('[data-path="beam"] .continuation').inner_text()
     assert "\ufffd" not in shown[:-1]
 
 

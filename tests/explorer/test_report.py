@@ -20,13 +20,13 @@ TEXT = "hello ab cab hello lo"
 def reader(browser: Browser) -> Iterator[Page]:
     """A browser without a network."""
     context = browser.new_context(offline=True)
-    said: list[str] = []
+    messages: list[str] = []
     page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     yield page
     context.close()
-    assert said == []
+    assert messages == []
 
 
 def read(reader: Page, here: Page, folder: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_text_can_be_coloured_and_pointed_at(
     score(models["tiny"], TEXT, on_token=lambda token: tokens.append(token.bits))
     expect(cells).to_have_count(len(tokens) + 1)
     cells.nth(2).hover()
-    expect(reader.locator(".live-told")).to_contain_text(f"surprisal {tokens[1]:.2f}")
+    expect(reader.locator(".live-status")).to_contain_text(f"surprisal {tokens[1]:.2f}")
     shares = "cells => cells.map(cell => cell.style.getPropertyValue('--share'))"
     before = cells.evaluate_all(shares)
     reader.locator("select").select_option("p")
@@ -85,4 +85,4 @@ def test_the_lens_keeps_its_measures(
     cell = reader.locator(".live-grid .live-cell").last
     number = cell.locator("small").inner_text()
     cell.hover()
-    expect(reader.locator(".live-told")).to_contain_text(f"entropy {number}")
+    expect(reader.locator(".live-status")).to_contain_text(f"entropy {number}")

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
+import torch
 from playwright.sync_api import Page, Request, expect
 from server.serve_tiny import running
 
-from explorer.read_page import opened
+from explorer.read_page import api_requests, opened
 from lmhead.explorer import page_folder
-from lmhead.models import LanguageModel
+from lmhead.models import LanguageModel, open_model
 
 CONTROL = 'input[name="{}"]'
 
@@ -59,7 +60,7 @@ def test_the_story_has_the_numbers_of_this_prompt(here: Page, address: str) -> N
     expect(total).to_have_count(1)
     found = total.evaluate("row => [row.dataset.sum, row.dataset.logit].map(Number)")
     assert found[0] == pytest.approx(found[1], abs=1e-4)
-    chosen = here.locator('[data-chart="says"] dd').nth(1).get_attribute("data-id")
+    chosen = here.locator('[data-chart="choices"] dd').nth(1).get_attribute("data-id")
     token = here.locator(f'[data-chart="ranked"] tr[data-id="{chosen}"] .token').inner_text()
     expect(here.locator('[data-chart="flow-token"]')).to_have_text(token)
     expect(here.locator('[data-chart="noise"] tr.hit th')).to_have_text(token)
@@ -98,16 +99,16 @@ def test_a_menu_asks_nothing_twice(here: Page, address: str) -> None:
     here.wait_for_selector('[data-chart="ranked"]')
     menu(here, "Glossary")
     expect(here.locator("h1")).to_have_text("Glossary")
-    asked: list[str] = []
+    requests: list[str] = []
 
     def note(request: Request) -> None:
         if "/api/" in request.url:
-            asked.append(request.url)
+            requests.append(request.url)
 
     here.on("request", note)
     menu(here, "Next token")
     here.wait_for_selector('[data-chart="ranked"]')
-    assert asked == []
+    assert requests == []
 
 
 def test_what_is_typed_is_marked_and_kept_on_other_pages(here: Page, address: str) -> None:
@@ -253,14 +254,29 @@ def test_the_picture_of_the_prediction_has_the_drawn_token(here: Page, bilingual
     assert drawn not in ranked[:5]  # else this shows nothing
     row = here.locator('[data-chart="flow"] .flow-row.drawn')
     expect(row.locator(".flow-cells i")).to_have_count(32)  # its products
-    # Another seed draws another token; it has no products, because a setting sends no request.
+    # Another seed draws another token; its weights are requested, and the model is not run.
+    requests = api_requests(here)
     for seed in range(1, 20):
         here.locator('input[name="seed"]').fill(str(seed))
         expect(here).to_have_url(re.compile(f"seed={seed}$"))
         if token.inner_text() not in [drawn, *ranked[:5]]:
             break
     assert token.inner_text() not in [drawn, *ranked[:5]]
-    expect(row.first).to_contain_text(re.compile(r"rank \d+"))
+    expect(row.first.locator(".token")).to_have_text(token.inner_text())
+    cells = row.first.locator(".flow-cells i")
+    expect(cells).to_have_count(32)
+    assert requests == []
+    # Each cell is as strong as its product of weight and hidden number, the largest has 1.
+    id = int(here.locator('[data-chart="choices"] dd').last.get_attribute("data-id") or "")
+    model = open_model("tiny")
+    assert model.tokenizer is not None
+    ids = torch.tensor([model.tokenizer.encode(here.locator("#prompt").input_value())])
+    with torch.no_grad():
+        products = (model.hidden(ids)[0][0, -1] * model.head.weight[id])[:32].double()
+    shown = cells.evaluate_all("cells => cells.map(c => [c.className, Number(c.style.opacity)])")
+    assert [name == "down" for name, _ in shown] == (products < 0).tolist()
+    strength = products.abs() / products.abs().max()
+    assert [opacity for _, opacity in shown] == pytest.approx(strength.tolist(), abs=1e-3)
 
 
 def test_a_token_that_cannot_be_seen_has_a_name(here: Page, bilingual: str) -> None:

@@ -47,7 +47,10 @@ def gate() -> Gate:
 
 @pytest.fixture
 def gated(page: Page, models: dict[str, LanguageModel], gate: Gate) -> Iterator[str]:
-    """The address of a server whose model waits at the gate before each use of its head."""
+    """The address of a server whose first model waits at the gate before each use of its head.
+
+    The second has the same weights and does not wait.
+    """
     whole = models["tiny"]
 
     class Held(LMHead):
@@ -63,7 +66,7 @@ def gated(page: Page, models: dict[str, LanguageModel], gate: Gate) -> Iterator[
     head = Held(whole.head.hidden_size, whole.head.vocab_size)
     head.weight = whole.head.weight
     model = LanguageModel(whole.body, head, whole.eos_token_ids, whole.tokenizer, 16)
-    with running(page_folder(), models={"tiny": model}) as port:
+    with running(page_folder(), models={"tiny": model, "twin": whole}) as port:
         site = f"http://127.0.0.1:{port}"
         yield site
         gate.open()
@@ -113,6 +116,38 @@ def test_the_lens_appears_row_by_row(page: Page, gated: str, gate: Gate) -> None
     page.locator('[data-do="again"]').click()
     expect(rows).to_have_count(3)
     expect(rows.last.locator("th")).to_have_text("output")
+
+
+@pytest.mark.parametrize(
+    ("sides", "windows", "first", "then"),
+    [("what=samplers&ta=0.5", 1, 1, 65), ("what=models&a=tiny&b=twin", 1, 16, 80)],
+)
+def test_a_comparison_appears_in_parts_and_a_stop_keeps_it(
+    page: Page, gated: str, gate: Gate, sides: str, windows: int, first: int, then: int
+) -> None:
+    """A part is the first window, or its first position; then 64 positions or more."""
+    gate.allow(windows)
+    page.goto(f"{gated}/compare?where=text&text={TEXT}&{sides}")
+    places = page.locator('[data-chart="map"] .place:not(.first)')
+    agreement = page.locator('[data-chart="totals"] [data-name="agreement"]')
+    expect(places).to_have_count(first)
+    expect(progress(page)).to_have_attribute("data-done", str(first))
+    gate.allow(4)
+    expect(places).to_have_count(then)
+    expect(progress(page)).to_have_attribute("data-done", str(then))
+    expect(agreement).to_contain_text(f"of {then} positions")
+    assert page.locator(".exports").count() == 0
+    page.locator('[data-do="stop"]').click()
+    expect(page.locator(".status p")).to_contain_text(f"Stopped. {then} of")
+    expect(places).to_have_count(then)
+    menu(page, "Glossary")
+    menu(page, "Compare")
+    expect(places).to_have_count(then)
+    gate.open()
+    page.locator('[data-do="again"]').click()
+    expect(page.locator(".exports")).to_have_count(1)
+    expect(progress(page)).to_have_count(0)
+    assert places.count() > 100
 
 
 def test_three_ways_grow_side_by_side(page: Page, gated: str, gate: Gate) -> None:

@@ -38,7 +38,7 @@ def served(run: Path) -> Iterator[str]:
 
 @pytest.fixture
 def learn(page: Page) -> Iterator[Page]:
-    """A page that asks nothing any more when the test has ended."""
+    """A page that sends no more requests when the test has ended."""
     yield page
     page.goto("about:blank")
 

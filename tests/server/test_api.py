@@ -45,7 +45,7 @@ def next_row(app: Any, **asked: Any) -> tuple[dict[str, Any], np.ndarray]:
 def test_models_are_listed_without_paths(app: Any) -> None:
     sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "max_length": 64}
     sizes |= {"parameters": 8720, "engine": "core"}
-    speech = {"eos_token_ids": [1, 2], "text": True, "speaks": ["en"]}
+    speech = {"eos_token_ids": [1, 2], "text": True, "languages": ["en"]}
     assert ask(app, "GET", "/api/models").json() == {
         "lmhead": lmhead.__version__,
         "models": [{"name": "tiny", "given": "tiny", **sizes, **speech}],
@@ -55,7 +55,7 @@ def test_models_are_listed_without_paths(app: Any) -> None:
 def test_the_languages_are_those_that_a_model_has_tokens_for(page: Path) -> None:
     app = make_app(page, models={"tiny": open_model("tiny")})
     (model,) = ask(app, "GET", "/api/models").json()["models"]
-    assert model["speaks"] == ["en", "zh"]
+    assert model["languages"] == ["en", "zh"]
 
 
 def test_the_row_is_the_model_s_own(app: Any, model: LanguageModel) -> None:
@@ -188,6 +188,9 @@ def test_products_add_up_to_the_logits(app: Any) -> None:
     assert (found["scale"], found["softcap"]) == (1.0, None)
     sums = np.array(found["weights"]) @ np.array(found["hidden"])
     np.testing.assert_allclose(sums, logits[[3, 299]], rtol=1e-5, atol=1e-5)
+    del asked["ids"]
+    weights = ask(app, "POST", "/api/products", json=asked).json()
+    assert weights == found | {"hidden": None}
 
 
 @pytest.mark.parametrize("tokens", [[], [300], [-1], ["a"], list(range(17)), None])

@@ -89,7 +89,7 @@ const TOTALS = "result.kl, result.total_variation, result.agreement, result.perp
 
 export function textLines({ models, samplers }: Sides, where: (model: string) => string, text: string): CodeLines {
   const names = models.map(({ name }) => where(name)) as [string, string];
-  const said = `--text=${shell(text)}`;
+  const textOption = `--text=${shell(text)}`;
   if (!samplers) {
     const opened = names.map((name) => `lmhead.open_model(${pyText(name)})`).join(", ");
     return {
@@ -99,7 +99,7 @@ export function textLines({ models, samplers }: Sides, where: (model: string) =>
         `result = compare_models(a, b, ${pyText(text)})`,
         TOTALS,
       ),
-      command: fitsShell(text) ? `lmhead compare ${names.map(shell).join(" ")} ${said} --json` : undefined,
+      command: fitsShell(text) ? `lmhead compare ${names.map(shell).join(" ")} ${textOption} --json` : undefined,
     };
   }
   const [a, b] = samplers.map((options) => shell(commandOptions(options))) as [string, string];
@@ -112,7 +112,7 @@ export function textLines({ models, samplers }: Sides, where: (model: string) =>
       TOTALS,
     ),
     command: fitsShell(text)
-      ? `lmhead compare ${shell(names[0])} ${said} --sampler-a=${a} --sampler-b=${b} --json`
+      ? `lmhead compare ${shell(names[0])} ${textOption} --sampler-a=${a} --sampler-b=${b} --json`
       : undefined,
   };
 }
@@ -136,9 +136,9 @@ export function tokensShown(
   ids: readonly number[],
   a: Distribution,
   b: Distribution,
-  say: (id: number) => string,
+  tokenText: (id: number) => string,
 ): { id: number; text: string; p_a: number; p_b: number }[] {
-  return ids.map((id) => ({ id, text: say(id), p_a: a[id] ?? NaN, p_b: b[id] ?? NaN }));
+  return ids.map((id) => ({ id, text: tokenText(id), p_a: a[id] ?? NaN, p_b: b[id] ?? NaN }));
 }
 
 export function promptTable(tokens: ReturnType<typeof tokensShown>, title: string): Table {
@@ -177,10 +177,10 @@ export function promptLines(
       : [];
     return ["lmhead next", shell(where(name)), `--top ${top}`, ...given, "--", shell(prompt)].join(" ");
   });
-  const said = fitsShell(prompt) && prompt !== "-"; // "-" means standard input
+  const usable = fitsShell(prompt) && prompt !== "-"; // "-" means standard input
   return {
     python: lines("from lmhead.analysis import next_tokens", ...python),
-    command: said ? command.join("\n") : undefined,
+    command: usable ? command.join("\n") : undefined,
   };
 }
 

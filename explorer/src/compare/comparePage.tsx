@@ -49,8 +49,8 @@ export function ComparePage(): JSX.Element {
     ? { a, sampler_a: libraryOptions(one), sampler_b: libraryOptions(two), text: field.text }
     : { a, b, text: field.text };
   const walked = useTextComparison(onText && field.text !== undefined ? question : undefined);
-  const asked = onText ? walked : rows;
-  const found = (asked.error && !asked.current) || field.text === undefined ? undefined : asked.data;
+  const request = onText ? walked : rows;
+  const found = (request.error && !request.current) || field.text === undefined ? undefined : request.data;
   const [modelA, modelB] = [a, other].map((name) => models.find((model) => model.name === name));
   const sides: Sides | undefined = modelA &&
     modelB && { models: [modelA, modelB], samplers: samplers ? [one, two] : undefined };
@@ -100,14 +100,14 @@ export function ComparePage(): JSX.Element {
         ) : null}
       </div>
       <PromptForm
-        name="said"
+        name="prompt"
         label={onText ? s.text : s.prompt}
         button={s.go}
         rows={onText ? 4 : 2}
         draft={draft}
-        onSubmit={(said) => {
-          if (asked.error && said === field.text) asked.retry();
-          else change({ ...field.to(said), at: null });
+        onSubmit={(given) => {
+          if (request.error && given === field.text) request.retry();
+          else change({ ...field.to(given), at: null });
         }}
       />
       {known.length > 1 ? null : (
@@ -136,14 +136,19 @@ export function ComparePage(): JSX.Element {
           {lost}
         </p>
       ) : null}
-      <Status asked={asked} waiting={s.waiting} />
+      <Status request={request} waiting={s.waiting} />
       {found?.comparable === false ? <DifferentVocabularies different={found} /> : null}
-      <div class={asked.current && !draft.edited ? "" : "stale"}>
+      <div class={request.current && !draft.edited ? "" : "stale"}>
         {sides && found?.comparable && "rows" in found && found.models.join() === [a, other].join() ? (
-          <PromptResult found={found} sides={sides} said={field.text ?? ""} settled={asked.current && !asked.loading} />
+          <PromptResult
+            found={found}
+            sides={sides}
+            prompt={field.text ?? ""}
+            settled={request.current && !request.loading}
+          />
         ) : null}
         {sides && found?.comparable && "places" in found ? (
-          <TextResult found={found} sides={sides} said={field} settled={asked.current && !asked.loading} />
+          <TextResult found={found} sides={sides} field={field} settled={request.current && !request.loading} />
         ) : null}
       </div>
     </div>

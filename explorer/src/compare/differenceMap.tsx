@@ -86,7 +86,7 @@ export function DifferenceMap({ found, measure, most, chosen, onChoose }: MapPro
         <Tooltip
           within={box}
           id="map-tip"
-          say={(at) => {
+          content={(at) => {
             const place = found.places[Number(at) - 1];
             return place ? (
               <>

@@ -9,9 +9,9 @@ import type { Different } from "./useCompare";
 export function DifferentVocabularies({ different }: { different: Different }): JSX.Element {
   const { comparing: s } = useStrings();
   const { reason, place } = different;
-  const [a, b] = [different.a, different.b].map((said) => {
-    if (typeof said === "number") return reason === "sizes" ? grouped(said) : String(said);
-    return reason === "token" ? `“${visible(said)}”` : said;
+  const [a, b] = [different.a, different.b].map((value) => {
+    if (typeof value === "number") return reason === "sizes" ? grouped(value) : String(value);
+    return reason === "token" ? `“${visible(value)}”` : value;
   }) as [string, string];
   return (
     <section class="panel different" data-chart="different" data-reason={reason}>

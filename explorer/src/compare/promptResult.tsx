@@ -19,12 +19,12 @@ interface PromptProps {
   readonly found: Rows;
   readonly sides: Sides;
   /** The prompt. */
-  readonly said: string;
+  readonly prompt: string;
   /** Whether the numbers belong to the current settings. */
   readonly settled: boolean;
 }
 
-export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.Element {
+export function PromptResult({ found, sides, prompt, settled }: PromptProps): JSX.Element {
   const { comparing: s, common, next } = useStrings();
   const [top, setTop] = useParam("top", integer(12, 1, 200));
   const [sort, setSort] = useParam("sort", oneOf<Sort>("most", ["most", "apart"]));
@@ -35,7 +35,7 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
   const both = useMemo(() => pair(a, b), [a, b]);
   const ids = useMemo(() => shownTokens(a, b, top, sort), [a, b, top, sort]);
   const [scale, setScale] = useParam("bars", oneOf<BarScale>("linear", ["linear", "log"]));
-  const say = (id: number): string => (texts.current && texts.data?.[id]) || String(id);
+  const tokenText = (id: number): string => (texts.current && texts.data?.[id]) || String(id);
   const totals: Total[] = [
     { name: "kl", label: s.kl, value: both.kl, text: nats(both.kl, s.nats) },
     { name: "variation", label: s.variation, value: both.variation, text: fixed(both.variation, 4) },
@@ -110,7 +110,7 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
             return (
               <tr key={id} data-id={id} data-a={p} data-b={q}>
                 <th scope="row">
-                  <TokenText text={say(id)} />
+                  <TokenText text={tokenText(id)} />
                 </th>
                 <td class="figure">{chance(p)}</td>
                 <td class="figure">{chance(q)}</td>
@@ -150,11 +150,11 @@ export function PromptResult({ found, sides, said, settled }: PromptProps): JSX.
         <ExportPanel
           name="compare-next"
           title={s.title}
-          document={() => promptDocument(sides, said, both, tokensShown(ids, a, b, say))}
-          tables={() => [promptTable(tokensShown(ids, a, b, say), s.next)]}
+          document={() => promptDocument(sides, prompt, both, tokensShown(ids, a, b, tokenText))}
+          tables={() => [promptTable(tokensShown(ids, a, b, tokenText), s.next)]}
           charts='[data-chart="totals"], [data-chart="pairs"]'
-          about={{ models: sides.models.map(({ name }) => name), prompt: said, settings: sidesText(sides) }}
-          lines={(where) => promptLines(sides, where, said, ids.length)}
+          about={{ models: sides.models.map(({ name }) => name), prompt: prompt, settings: sidesText(sides) }}
+          lines={(where) => promptLines(sides, where, prompt, ids.length)}
         />
       ) : null}
     </div>

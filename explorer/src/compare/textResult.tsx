@@ -19,18 +19,18 @@ import type { TextComparison } from "./useCompare";
 interface AlongProps {
   readonly found: TextComparison;
   readonly sides: Sides;
-  readonly said: TextField;
+  readonly field: TextField;
   /** Whether the numbers belong to the current settings. */
   readonly settled: boolean;
 }
 
-export function TextResult({ found, sides, said, settled }: AlongProps): JSX.Element {
+export function TextResult({ found, sides, field, settled }: AlongProps): JSX.Element {
   const { comparing: s } = useStrings();
   const samplers = found.perplexity === null;
   const measures = measuresOf(samplers);
   const [measure, setMeasure] = useParam("by", oneOf<Measure>(measures[0] ?? "kl", measures));
   const [at] = useParam("at", integer(0, 1, 1e6));
-  const setAt = (position: number): void => change({ ...said.to(said.text ?? ""), at: String(position) });
+  const setAt = (position: number): void => change({ ...field.to(field.text ?? ""), at: String(position) });
   const most = mostOf(found.places, measure);
   const worst = [...found.places].sort(
     (x, y) =>
@@ -95,7 +95,7 @@ export function TextResult({ found, sides, said, settled }: AlongProps): JSX.Ele
             onOpen={
               prefix.some(({ text }) => text.includes("\ufffd"))
                 ? undefined
-                : () => change({ where: null, prompt: spoken(prefix) })
+                : () => change({ where: null, prompt: plainText(prefix) })
             }
           />
         ) : null}
@@ -107,8 +107,8 @@ export function TextResult({ found, sides, said, settled }: AlongProps): JSX.Ele
           document={() => textDocument(sides, found)}
           tables={() => [textTable(found, s.map)]}
           charts='[data-chart="totals"], [data-chart="legend"], [data-chart="map"]'
-          about={{ models: sides.models.map(({ name }) => name), prompt: said.text ?? "", settings: sidesText(sides) }}
-          lines={(where) => textLines(sides, where, said.text ?? "")}
+          about={{ models: sides.models.map(({ name }) => name), prompt: field.text ?? "", settings: sidesText(sides) }}
+          lines={(where) => textLines(sides, where, field.text ?? "")}
         />
       ) : null}
     </div>
@@ -116,6 +116,6 @@ export function TextResult({ found, sides, said, settled }: AlongProps): JSX.Ele
 }
 
 /** The text of tokens, without special tokens, which have a name and no bytes. */
-function spoken(tokens: readonly { readonly text: string; readonly bytes?: readonly number[] }[]): string {
+function plainText(tokens: readonly { readonly text: string; readonly bytes?: readonly number[] }[]): string {
   return tokens.map(({ text, bytes }) => (bytes?.length ? text : "")).join("");
 }

@@ -56,17 +56,17 @@ export function useRows(on: boolean, a: string, b: string, prompt: string): Requ
 
 /** For a text: requested when a slider pauses. */
 export function useTextComparison(question: object | undefined): RequestState<TextComparison | Different> {
-  const ask: Send<TextComparison | Different> = (signal, partial) =>
+  const send: Send<TextComparison | Different> = (signal, partial) =>
     postStream("/api/compare", question ?? {}, signal, partial);
-  return useRequest(question && `compare ${JSON.stringify(question)}`, ask, REST_MS);
+  return useRequest(question && `compare ${JSON.stringify(question)}`, send, REST_MS);
 }
 
 async function rows(a: string, b: string, prompt: string, signal: AbortSignal): Promise<Rows | Different> {
   if (a !== b) {
     const query = new URLSearchParams({ a, b });
     const response = await request(`/api/comparable?${query}`, { signal });
-    const said = (await response.json()) as Different | { comparable: true };
-    if (!said.comparable) return said;
+    const result = (await response.json()) as Different | { comparable: true };
+    if (!result.comparable) return result;
   }
   const one = await fetchNext({ model: a, prompt }, signal);
   if (a === b) {

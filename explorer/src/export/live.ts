@@ -131,16 +131,16 @@ export function liveScript(): void {
     const select = add(label, "select") as HTMLSelectElement;
     for (const [name, text] of data.measures) add(select, "option", text, { value: name });
     select.value = data.by;
-    const told = add(box, "p", data.point, { class: "live-told", role: "status" });
+    const status = add(box, "p", data.point, { class: "live-status", role: "status" });
     const wide = add(box, "div", "", { class: "wide" });
     const made: {
       element: HTMLElement;
       number: HTMLElement | undefined;
       values: readonly (readonly [string, number])[];
     }[] = [];
-    const say = (name: string, text: string, values: readonly (readonly [string, number])[]): void => {
+    const showValues = (name: string, text: string, values: readonly (readonly [string, number])[]): void => {
       const numbers = data.measures.map(([, measure], at) => `${measure} ${values[at]?.[0] ?? ""}`);
-      told.textContent = [name, text, ...numbers].filter(Boolean).join(" · ");
+      status.textContent = [name, text, ...numbers].filter(Boolean).join(" · ");
     };
     const table = data.columns ? add(wide, "table", "", { class: "live-grid" }) : undefined;
     const head = table && add(add(table, "thead"), "tr");
@@ -152,7 +152,7 @@ export function liveScript(): void {
         const element = add(into, table ? "td" : "span", cell.text, { class: "live-cell", tabindex: "0" });
         const number = table ? add(element, "small") : undefined;
         for (const event of ["mouseenter", "focus"])
-          element.addEventListener(event, () => say(row.name, cell.text.trim() || cell.text, cell.values));
+          element.addEventListener(event, () => showValues(row.name, cell.text.trim() || cell.text, cell.values));
         made.push({ element, number, values: cell.values });
         for (let n = 0; n < (cell.breaks ?? 0); n++) add(into, "br");
       }

@@ -3,7 +3,7 @@
 // In:  elements, as the browser has laid them out. Out: one <svg> with all of them below each other.
 //
 // Boxes become rectangles, stripes a <pattern>, texts <text> at their own baselines and widths, and an
-// <svg> is copied with its computed styles as attributes, with the caption of its <figure>, which tells
+// <svg> is copied with its computed styles as attributes, with the caption of its <figure>, which names
 // its lines apart. All text goes in as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -292,8 +292,8 @@ function copied(original: SVGSVGElement): Element {
   const { left, top, width, height } = original.getBoundingClientRect();
   const copy = plain(original);
   for (const [name, value] of Object.entries({ x: left, y: top, width, height })) copy.setAttribute(name, num(value));
-  const said = original.getAttribute("aria-label");
-  if (said) copy.prepend(named(said));
+  const label = original.getAttribute("aria-label");
+  if (label) copy.prepend(named(label));
   return copy;
 }
 

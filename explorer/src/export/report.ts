@@ -34,14 +34,15 @@ h2 { margin-top: 2.5rem; font-size: 1.25rem; }
 .about { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; }
 figure > svg { max-width: 100%; height: auto; }
+h1, h2 { text-wrap: balance; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9375rem; }
+table { width: max-content; border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9375rem; }
 th, td { padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--soft); font-weight: 400; }
 td { max-width: 40rem; white-space: pre-wrap; overflow-wrap: break-word; }
 .n { text-align: right; white-space: nowrap; }
-pre { padding: 0.9rem 1rem; border: 1px solid var(--line); border-radius: 8px; background: var(--panel); white-space: pre-wrap;
-  overflow-wrap: anywhere; font: 0.8125rem/1.6 ui-monospace, Menlo, Consolas, monospace; }
+pre { padding: 0.9rem 1rem; border: 1px solid var(--line); border-radius: 8px; background: var(--panel); overflow-x: auto;
+  font: 0.8125rem/1.6 ui-monospace, Menlo, Consolas, monospace; }
 footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
 .live-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 0.3rem 1.5rem; }
 .live-controls label { display: flex; gap: 0.6rem; align-items: center; color: var(--soft); }
@@ -56,7 +57,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
 .live-grid td { padding: 0.2rem 0.6rem; white-space: nowrap; }
 .live-grid small { display: block; }
 .live-grid th:first-child { position: sticky; left: 0; background: var(--ground); }
-.live-told { min-height: 1.6em; }
+.live-status { min-height: 1.6em; }
 @media print { body { max-width: none; padding: 0; } }
 `;
 
@@ -92,17 +93,19 @@ export function reportText(report: Report): string {
   ].join("\n");
 }
 
-function tableText({ title, columns, rows }: Table, { head, say, first }: ReportHeadings): string {
+function tableText({ title, columns, rows }: Table, { head, translate, first }: ReportHeadings): string {
   const made = columns.map((column, at) => {
-    const numbers = rows.some((row) => typeof row[at] === "number");
+    const values = rows.flatMap((row) => (typeof row[at] === "number" ? [row[at]] : []));
+    const numbers = values.length > 0;
+    const figure = figures(values, column);
     const kind = numbers ? ' class="n"' : "";
-    const said = (value: Cell): string => {
-      if (!numbers) return escaped(say(column, String(value ?? "")));
-      return typeof value === "number" ? figure(value + first(column), column) : "–";
+    const cellText = (value: Cell): string => {
+      if (!numbers) return escaped(translate(column, String(value ?? "")));
+      return typeof value === "number" ? figure(value + first(column)) : "–";
     };
     return {
       top: `<th scope="col"${kind}>${escaped(head(column))}</th>`,
-      cell: (value: Cell) => `<td${kind}>${said(value)}</td>`,
+      cell: (value: Cell) => `<td${kind}>${cellText(value)}</td>`,
     };
   });
   const heads = made.map(({ top }) => top);
@@ -114,12 +117,19 @@ ${body.join("\n")}
 </tbody></table></div>`;
 }
 
-/** Four decimals, an exponent for tiny numbers, no decimals for large ones. */
-function figure(x: number, column: string): string {
-  if (!Number.isFinite(x)) return "–";
-  if (column === "id") return String(x); // a name
-  if (Number.isInteger(x) || Math.abs(x) >= 1000) return grouped(Math.round(x));
-  return Math.abs(x) < 0.001 ? x.toExponential(2).replaceAll("-", "−") : fixed(x, 4);
+/**
+ * How the numbers of a column are written, all in one way: integers as they are, large ones rounded, others with four
+ * decimals or, if tiny, with an exponent. A column of totals has a way for each.
+ */
+function figures(values: readonly number[], column: string): (x: number) => string {
+  if (column === "id") return String; // a name
+  const whole = column !== "value" && values.every((x) => Number.isInteger(x) || !Number.isFinite(x));
+  const large = column !== "value" && values.some((x) => Number.isFinite(x) && Math.abs(x) >= 1000);
+  return (x) => {
+    if (!Number.isFinite(x)) return "–";
+    if (whole || large || (column === "value" && Number.isInteger(x))) return grouped(Math.round(x)).replace("-", "−");
+    return x && Math.abs(x) < 0.001 ? x.toExponential(2).replaceAll("-", "−") : fixed(x, 4);
+  };
 }
 
 const ENTITIES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };

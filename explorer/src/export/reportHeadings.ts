@@ -7,7 +7,7 @@ export interface ReportHeadings {
   /** The heading of a column. */
   head(column: string): string;
   /** A cell in the page's language where it holds a name; white space made visible; any other as it is. */
-  say(column: string, value: string): string;
+  translate(column: string, value: string): string;
   /** What its ranks start from. */
   first(column: string): 0 | 1;
 }
@@ -36,9 +36,9 @@ export function reportHeadings({
   };
   return {
     head: (column) => heads[column] ?? column,
-    say: (column, value) => {
-      const said = names[column]?.[value];
-      if (typeof said === "string") return said;
+    translate: (column, value) => {
+      const translated = names[column]?.[value];
+      if (typeof translated === "string") return translated;
       return TOKENS.includes(column) || (value && !value.trim()) ? visible(value) : value;
     },
     first: (column) => (FROM_ZERO.includes(column) ? 1 : 0),

@@ -21,7 +21,7 @@ export function GlossaryPage(): JSX.Element {
               {entry[lang]}
               {lang === "zh" && entry.en !== entry.zh ? <small lang="en"> {entry.en}</small> : null}
             </dt>
-            <dd>{entry.say[lang]}</dd>
+            <dd>{entry.definition[lang]}</dd>
           </div>
         ))}
       </dl>

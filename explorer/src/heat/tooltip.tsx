@@ -10,12 +10,12 @@ interface TipProps {
   readonly within: { readonly current: HTMLElement | null };
   readonly id: string;
   /** The content for the cell of a `data-at`; null for none. */
-  say(at: string): ComponentChildren;
+  content(at: string): ComponentChildren;
 }
 
 const GAP = 8;
 
-export function Tooltip({ within, id, say }: TipProps): JSX.Element | null {
+export function Tooltip({ within, id, content }: TipProps): JSX.Element | null {
   const [over, setOver] = useState<HTMLElement>();
   const [, draw] = useState(0);
   const card = useRef<HTMLDivElement>(null);
@@ -56,10 +56,10 @@ export function Tooltip({ within, id, say }: TipProps): JSX.Element | null {
     card.current.style.top = `${below ? cell.bottom + GAP : Math.max(GAP, cell.top - GAP - own.height)}px`;
   });
 
-  const said = at === undefined ? null : say(at);
-  return said === null ? null : (
+  const shown = at === undefined ? null : content(at);
+  return shown === null ? null : (
     <div class="tip" role="tooltip" id={id} ref={card} data-tip={at}>
-      {said}
+      {shown}
     </div>
   );
 }

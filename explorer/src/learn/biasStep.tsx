@@ -74,11 +74,16 @@ export function Bias({ learn }: { learn: Learn }): JSX.Element {
       />
       <p class="note" data-chart="shapes">
         {fill(s.shapes, {
-          hidden: `(${batch}, ${positions}, ${width})`,
-          weight: `(${width}, ${size})`,
-          logits: `(${batch}, ${positions}, ${size})`,
+          hidden: shape(batch, positions, width),
+          weight: shape(width, size),
+          logits: shape(batch, positions, size),
         })}
       </p>
     </Step>
   );
+}
+
+/** A shape in one line. */
+function shape(...sizes: number[]): string {
+  return `(${sizes.join(",\u00a0")})`;
 }

@@ -40,14 +40,14 @@ export function learnDocument(learn: Learn, strings: Strings): object {
   };
 }
 
-export function learnTables(learn: Learn, { words, common }: Strings): Table[] {
+export function learnTables(learn: Learn, { words, intro }: Strings): Table[] {
   const { logits, temperature, left, target, smoothing } = learn;
   const warm = softmax(logits.map((z) => z / temperature));
   const processed = left.probability;
   const gradient = crossEntropyGradient(logits, target, smoothing);
   return [
     {
-      title: common.numbers,
+      title: intro.all_words,
       columns: ["id", "text", "logit", "softmax_p", "sampler_p", "gradient"],
       rows: words.map((word, id) => [id, word, logits[id], warm[id], processed[id], gradient[id]]),
     },
@@ -61,7 +61,10 @@ export function learnLines(learn: Learn): CodeLines {
 }
 
 /** What a picture belongs to: the toy model, its prompt, and the settings of the steps. */
-export function learnAbout(learn: Learn, { sentence, intro, hidden, loss, words, chain, common }: Strings): About {
+export function learnAbout(
+  learn: Learn,
+  { sentence, intro, hidden, draw, loss, words, chain, common }: Strings,
+): About {
   const { given, norm, temperature, cards, seed, target, smoothing, rate, steps } = learn;
   const stages = active(cards).map(({ name, value }) => `${chain.names[name]} ${value}`);
   return {
@@ -71,8 +74,11 @@ export function learnAbout(learn: Learn, { sentence, intro, hidden, loss, words,
       `h = (${given.map((x) => fixed(x, 1)).join(", ")})${norm ? ` → ${hidden.normed}` : ""}`,
       `T = ${temperature}`,
       stages.join(" → "),
-      `seed ${seed}`,
-      `${loss.target}${common.colon}${words[target] ?? ""}, ε = ${smoothing}, η = ${rate}, ${loss.steps}${common.colon}${steps}`,
+      `${draw.seed} ${seed}`,
+      `${loss.target}${common.colon}${words[target] ?? ""}`,
+      `ε = ${smoothing}`,
+      `η = ${rate}`,
+      `${loss.steps}${common.colon}${steps}`,
     ]
       .filter(Boolean)
       .join(" · "),

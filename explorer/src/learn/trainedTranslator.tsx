@@ -29,8 +29,8 @@ const MOST_TOKENS = 64;
 
 /** The name of the run, if it trains a translation model. */
 export function useTranslationRun(): string | undefined {
-  const asked = useRequest("run", (signal) => fetchRun<Answer>(undefined, signal));
-  const run = asked.data?.run;
+  const request = useRequest("run", (signal) => fetchRun<Answer>(undefined, signal));
+  const run = request.data?.run;
   return run?.task === "translate" ? run.name : undefined;
 }
 
@@ -39,12 +39,12 @@ export function TrainedTranslator({ run }: { readonly run: string }): JSX.Elemen
   const [sentence, setSentence] = useParam("sentence", textCodec(s.sample));
   const [place, setPlace] = useParam("place", integer(1, 1, MOST_TOKENS));
   const [typed, setTyped] = useState<string>();
-  const asked = useRequest(`translate ${sentence}`, async (signal): Promise<Translated> => {
+  const request = useRequest(`translate ${sentence}`, async (signal): Promise<Translated> => {
     return (await (await post("/api/translate", { text: sentence }, signal)).json()) as Translated;
   });
-  const found = asked.data;
+  const found = request.data;
   return (
-    <div class="panel translator" data-chart="translator" aria-busy={asked.loading}>
+    <div class="panel translator" data-chart="translator" aria-busy={request.loading}>
       <form
         class="controls"
         onSubmit={(event) => {
@@ -66,7 +66,7 @@ export function TrainedTranslator({ run }: { readonly run: string }): JSX.Elemen
           <button type="submit">{s.translate}</button>
         </div>
       </form>
-      <Status asked={asked} waiting={s.waiting} />
+      <Status request={request} waiting={s.waiting} />
       {found && found.steps.length ? (
         <Steps found={found} place={Math.min(place, found.steps.length)} onPlace={(at) => setPlace(at, true)} />
       ) : null}

@@ -38,7 +38,7 @@ export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
       <div class="controls">
         <Slider
           name="low"
-          label={`${s.slider} (${words[target] ?? ""})`}
+          label={fill(s.slider, { word: words[target] ?? "" })}
           value={low}
           low={-150}
           high={5}

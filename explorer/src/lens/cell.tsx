@@ -13,10 +13,10 @@ interface CellProps {
   readonly scale: Scale;
   readonly measure: Measure;
   readonly at: At;
-  onSeek(id: number): void;
+  onTarget(id: number): void;
 }
 
-export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: CellProps): JSX.Element | null {
+export function CellPanel({ lens, scale, measure, at: [row, column], onTarget }: CellProps): JSX.Element | null {
   const { lens: s, common } = useStrings();
   const cell = lens.layers[row]?.cells[column];
   const target = lens.targets[column];
@@ -47,7 +47,7 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onSeek }: C
                   type="button"
                   class="token-button"
                   aria-label={fill(s.set_target, { token: visible(textOfToken(token)) })}
-                  onClick={() => onSeek(token.id)}
+                  onClick={() => onTarget(token.id)}
                 >
                   <TokenText text={textOfToken(token)} />
                 </button>

@@ -132,7 +132,7 @@ export function Grid({ lens, scale, measure, figures, chosen, picked, onChoose }
           ))}
         </tbody>
       </table>
-      <Tooltip within={box} id="lens-tip" say={(at) => <Told lens={lens} at={at} />} />
+      <Tooltip within={box} id="lens-tip" content={(at) => <CellFacts lens={lens} at={at} />} />
     </div>
   );
 }
@@ -147,7 +147,7 @@ export function wholeInView(): void {
 }
 
 /** The tooltip of a cell. */
-function Told({ lens, at }: { lens: Lens; at: string }): JSX.Element | null {
+function CellFacts({ lens, at }: { lens: Lens; at: string }): JSX.Element | null {
   const { lens: s } = useStrings();
   const [row = 0, column = 0] = at.split(".").map(Number);
   const cell = lens.layers[row]?.cells[column];

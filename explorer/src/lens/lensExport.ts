@@ -22,10 +22,10 @@ export function lensDocument(model: Model, lens: Lens): object {
 export function lensLive(lens: Lens, scale: Scale, by: Measure, s: Strings["lens"]): Live {
   return {
     kind: "cells",
-    title: s.grid,
+    title: s.grid_title,
     by,
     choose: s.by,
-    point: "",
+    point: s.point_only,
     measures: MEASURES.map((measure) => [measure, s.measures[measure]]),
     columns: lens.prompt.map((token) => visible(textOfToken(token))),
     rows: lens.layers.map(({ cells }, row) => ({

@@ -50,8 +50,8 @@ export function LensPage(): JSX.Element {
   const [figures, setFigures] = useParam("figures", flag(true));
   const [cell] = useParam("cell", place);
   const fixedTarget = target < 0 ? null : target;
-  const asked = useLens(name, prompt, fixedTarget);
-  const lens = asked.error && !asked.current ? undefined : asked.data;
+  const request = useLens(name, prompt, fixedTarget);
+  const lens = request.error && !request.current ? undefined : request.data;
   const vocabSize = model?.vocab_size ?? 2;
   const scale = useMemo(() => (lens ? scaleOf(lens, vocabSize) : undefined), [lens, vocabSize]);
   const corner: At = [(lens?.layers.length ?? 1) - 1, (lens?.prompt.length ?? 1) - 1];
@@ -59,7 +59,7 @@ export function LensPage(): JSX.Element {
   const at = inside ? cell : corner;
   const own = to(prompt ?? "");
   const choose = (where: At): void => change({ ...own, cell: place.show(where) });
-  const seek = (id: number | null): void => change({ ...own, target: id === null ? null : String(id) });
+  const setTarget = (id: number | null): void => change({ ...own, target: id === null ? null : String(id) });
 
   return (
     <div class="lens">
@@ -74,7 +74,7 @@ export function LensPage(): JSX.Element {
         draft={draft}
         onSubmit={(given) => {
           if (given !== prompt) change({ ...to(given), cell: null });
-          else if (asked.error) asked.retry();
+          else if (request.error) request.retry();
           else change(to(given));
         }}
       />
@@ -83,9 +83,9 @@ export function LensPage(): JSX.Element {
           {lost}
         </p>
       ) : null}
-      <Status asked={asked} waiting={s.waiting} />
+      <Status request={request} waiting={s.waiting} />
       {lens && scale ? (
-        <div class={asked.current && !draft.edited ? "" : "stale"}>
+        <div class={request.current && !draft.edited ? "" : "stale"}>
           <div class="settings-row">
             <Choice
               name="by"
@@ -111,11 +111,11 @@ export function LensPage(): JSX.Element {
               />
               <p class="note">{fill(s.size, { layers: lens.layers.length, positions: grouped(lens.prompt.length) })}</p>
               <Numbers lens={lens} measure={measure} />
-              <Target model={name} token={fixedTarget === null ? undefined : lens.targets[0]} onSeek={seek} />
+              <Target model={name} token={fixedTarget === null ? undefined : lens.targets[0]} onTarget={setTarget} />
             </div>
-            <CellPanel lens={lens} scale={scale} measure={measure} at={at} onSeek={seek} />
+            <CellPanel lens={lens} scale={scale} measure={measure} at={at} onTarget={setTarget} />
           </div>
-          {model && prompt !== undefined && asked.current && !asked.loading ? (
+          {model && prompt !== undefined && request.current && !request.loading ? (
             <div onClickCapture={wholeInView}>
               <ExportPanel
                 name="lens"

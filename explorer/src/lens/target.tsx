@@ -15,42 +15,43 @@ interface TargetProps {
   readonly model: string;
   /** The target for all positions; undefined for the next token of the text. */
   readonly token: Token | undefined;
-  onSeek(id: number | null): void;
+  onTarget(id: number | null): void;
 }
 
-export function Target({ model, token, onSeek }: TargetProps): JSX.Element {
+export function Target({ model, token, onTarget }: TargetProps): JSX.Element {
   const { lens: s } = useStrings();
   const [query, setQuery] = useState("");
   const [begun, setBegun] = useState(false);
-  const asked = useVocabulary(begun ? model : undefined);
-  const texts = asked.current ? asked.data : undefined;
+  const request = useVocabulary(begun ? model : undefined);
+  const texts = request.current ? request.data : undefined;
   const found = query && texts ? search(query, texts) : [];
-  const seek = (id: number | null): void => {
+  const setTarget = (id: number | null): void => {
     setQuery("");
-    onSeek(id);
+    onTarget(id);
   };
   return (
     <div class="target" data-chart="target">
       <p>
-        <span class="note">{s.seeking}</span> {token ? <TokenText text={token.text} /> : <strong>{s.follows}</strong>}
+        <span class="note">{s.target_of_column}</span>
+        {token ? <TokenText text={token.text} /> : <strong>{s.follows}</strong>}
       </p>
       {token ? (
-        <button type="button" data-do="follow" onClick={() => seek(null)}>
+        <button type="button" data-do="follow" onClick={() => setTarget(null)}>
           {s.seekFollowing}
         </button>
       ) : null}
       <div class="number">
-        <label for="seek">{s.seek}</label>
+        <label for="target-token">{s.one_target}</label>
         <input
-          id="seek"
-          name="seek"
+          id="target-token"
+          name="target-token"
           type="search"
           value={query}
           onFocus={() => setBegun(true)}
           onInput={(event) => setQuery(event.currentTarget.value)}
         />
       </div>
-      {asked.error ? <Status asked={asked} waiting="" /> : null}
+      {request.error ? <Status request={request} waiting="" /> : null}
       {query && texts && !found.length ? <p class="note">{s.nothing}</p> : null}
       {found.length ? (
         <div class="controls buttons" data-chart="found">
@@ -61,7 +62,7 @@ export function Target({ model, token, onSeek }: TargetProps): JSX.Element {
               class="found"
               data-id={id}
               aria-label={fill(s.set_target, { token: visible(texts?.[id] ?? "") })}
-              onClick={() => seek(id)}
+              onClick={() => setTarget(id)}
             >
               <TokenText text={texts?.[id] ?? ""} /> <small>{id}</small>
             </button>

@@ -22,12 +22,12 @@ interface PathsProps {
   readonly prompt: readonly number[];
   readonly output: readonly number[];
   readonly options: LibraryOptions;
-  say(id: number): string;
+  tokenText(id: number): string;
   /** Continue with these tokens. */
   onTake(ids: readonly number[]): void;
 }
 
-export function Paths({ model, prompt, output, options, say, onTake }: PathsProps): JSX.Element {
+export function Paths({ model, prompt, output, options, tokenText, onTake }: PathsProps): JSX.Element {
   const { next: s } = useStrings();
   const [wanted, setWanted] = useParam("paths", flag(false));
   const [tokens, setTokens] = useParam("n", integer(16, 1, 64));
@@ -36,15 +36,15 @@ export function Paths({ model, prompt, output, options, say, onTake }: PathsProp
   // The settings that the shown continuations were made with; others take effect on the button.
   const [used, setUsed] = useState(settings);
   const question = { model, ids: prompt, more: output, ...used };
-  const asked = useRequest<Ways>(wanted ? `paths ${JSON.stringify(question)}` : undefined, (signal, partial) =>
+  const request = useRequest<Ways>(wanted ? `paths ${JSON.stringify(question)}` : undefined, (signal, partial) =>
     postStream("/api/paths", question, signal, partial),
   );
-  const found = asked.current ? asked.data : undefined;
+  const found = request.current ? request.data : undefined;
   const outdated = JSON.stringify(used) !== JSON.stringify(settings);
   const generate = (): void => {
     setUsed(settings);
     if (!wanted) setWanted(true);
-    else if (!outdated) asked.retry();
+    else if (!outdated) request.retry();
   };
 
   return (
@@ -72,18 +72,18 @@ export function Paths({ model, prompt, output, options, say, onTake }: PathsProp
         />
       </div>
       <div class="controls buttons">
-        <button type="button" data-do="paths" disabled={asked.loading} onClick={generate}>
+        <button type="button" data-do="paths" disabled={request.loading} onClick={generate}>
           {wanted ? s.paths.again : s.paths.ask}
         </button>
         <span class="note" role="status" data-chart="outdated">
           {outdated && found ? s.paths.stale : ""}
         </span>
       </div>
-      {wanted ? <Status asked={asked} waiting={s.paths.waiting} /> : null}
+      {wanted ? <Status request={request} waiting={s.paths.waiting} /> : null}
       {found ? (
         <div class="ways" data-chart="paths">
           {NAMES.map((name) =>
-            found[name] ? <Way key={name} path={found[name]} {...used} say={say} onTake={onTake} /> : null,
+            found[name] ? <Way key={name} path={found[name]} {...used} tokenText={tokenText} onTake={onTake} /> : null,
           )}
         </div>
       ) : null}
@@ -96,11 +96,11 @@ interface WayProps {
   readonly beams: number;
   /** How many tokens were requested. */
   readonly tokens: number;
-  say(id: number): string;
+  tokenText(id: number): string;
   onTake(ids: readonly number[]): void;
 }
 
-function Way({ path, beams, tokens: wanted, say, onTake }: WayProps): JSX.Element {
+function Way({ path, beams, tokens: wanted, tokenText, onTake }: WayProps): JSX.Element {
   const { next: s, common } = useStrings();
   const { name, tokens, log_prob, ended } = path;
   const ids = tokens.map(({ id }) => id);
@@ -108,8 +108,8 @@ function Way({ path, beams, tokens: wanted, say, onTake }: WayProps): JSX.Elemen
   return (
     <article class="panel way" data-path={name} data-log-prob={log_prob} data-ids={ids.join()}>
       <h3>{titles[name]}</h3>
-      <p class="said">
-        <bdi>{joined(ids.map(say))}</bdi>
+      <p class="continuation">
+        <bdi>{joined(ids.map(tokenText))}</bdi>
       </p>
       <p class="headline">
         {fill(s.paths.total, { total: fixed(log_prob, 2), each: fixed(log_prob / tokens.length, 2) })}
@@ -143,10 +143,10 @@ function Way({ path, beams, tokens: wanted, say, onTake }: WayProps): JSX.Elemen
                   <button
                     type="button"
                     class="token-button"
-                    aria-label={fill(s.paths.until, { token: visible(say(token.id)) })}
+                    aria-label={fill(s.paths.until, { token: visible(tokenText(token.id)) })}
                     onClick={() => onTake(ids.slice(0, at + 1))}
                   >
-                    <TokenText text={say(token.id)} />
+                    <TokenText text={tokenText(token.id)} />
                   </button>
                 </th>
                 <td>{token.log_prob === null ? "…" : fixed(token.log_prob, 3)}</td>

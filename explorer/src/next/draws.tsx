@@ -17,10 +17,10 @@ interface DrawsProps {
   readonly seed: number;
   /** Of the first draw. */
   readonly position: number;
-  say(id: number): string;
+  tokenText(id: number): string;
 }
 
-export function Draws({ row, processed, seed, position, say }: DrawsProps): JSX.Element {
+export function Draws({ row, processed, seed, position, tokenText }: DrawsProps): JSX.Element {
   const { sampler: t, next: s, common } = useStrings();
   const [wanted, setWanted] = useState<Processed>();
   const [counts, setCounts] = useState<ReadonlyMap<number, number>>(new Map());
@@ -81,7 +81,7 @@ export function Draws({ row, processed, seed, position, say }: DrawsProps): JSX.
               {shown.map(([id, count]) => (
                 <tr key={id} data-id={id} data-count={count}>
                   <th scope="row">
-                    <TokenText text={say(id)} />
+                    <TokenText text={tokenText(id)} />
                   </th>
                   <td class="figure">{grouped(count)}</td>
                   <td class="figure">{fixed(count / Math.max(1, done), 3)}</td>

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren, JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { fetchProducts, type Model } from "../api";
+import { fetchProducts, fetchWeights, type Model } from "../api";
 import { fill, useStrings } from "../i18n/strings";
 import type { Processed } from "../sampler/process";
 import { Status } from "../ui/requestStatus";
@@ -18,6 +18,8 @@ import type { Reading } from "./useNext";
 const SHOWN = 5;
 const CELLS = 96;
 const PRODUCTS = 32;
+/** How long a setting rests before the weights of the token it draws are requested. */
+const REST_MS = 150;
 
 export interface FlowProps {
   readonly model: Model;
@@ -27,7 +29,7 @@ export interface FlowProps {
   readonly seed: number;
   /** The model's rank of the token that is drawn. */
   readonly drawn: number;
-  say(id: number): string;
+  tokenText(id: number): string;
 }
 
 /** The best tokens; the last gives way to the token that is drawn, if that is not among them. */
@@ -37,7 +39,7 @@ function shownTokens(best: readonly number[], winner: number): number[] {
 
 export function Flow(props: FlowProps): JSX.Element {
   const { how: s } = useStrings();
-  const { model, reading, processed, drawn, say } = props;
+  const { model, reading, processed, drawn, tokenText } = props;
   const { row } = reading;
   const [open, setOpen] = useParam("how", flag(false));
   const [turn, setTurn] = useState(0);
@@ -45,12 +47,20 @@ export function Flow(props: FlowProps): JSX.Element {
   const winner = row.ids[drawn] ?? 0;
   const best = [...row.ids.slice(0, SHOWN)];
   const tokens = shownTokens(best, winner);
-  // For the best tokens and the one drawn when the prompt was read: a slider, which may change the draw, sends no request.
-  const asked = useMemo(() => [...new Set([...best, winner])], [reading]);
-  const request = useRequest(`products ${JSON.stringify([model.name, ids, asked])}`, (signal) =>
-    fetchProducts({ model: model.name, ids, tokens: asked }, signal),
+  // For the best tokens and the one drawn when the prompt was read: a setting, which may draw another one, does not
+  // run the model again.
+  const first = useMemo(() => [...new Set([...best, winner])], [reading]);
+  const request = useRequest(`products ${JSON.stringify([model.name, ids, first])}`, (signal) =>
+    fetchProducts({ model: model.name, ids, tokens: first }, signal),
   );
   const products = request.current ? request.data : undefined;
+  const later = useRequest(
+    first.includes(winner) ? undefined : `weights ${JSON.stringify([model.name, winner])}`,
+    (signal) => fetchWeights({ model: model.name, tokens: [winner] }, signal),
+    REST_MS,
+  );
+  const weightsOf = (id: number): readonly number[] | undefined =>
+    first.includes(id) ? products?.weights[first.indexOf(id)] : later.current ? later.data?.weights[0] : undefined;
   const logits = tokens.map((id) => row.logits[id] ?? 0);
   const widest = Math.max(...logits.map(Math.abs), 1e-9);
   return (
@@ -68,12 +78,8 @@ export function Flow(props: FlowProps): JSX.Element {
         <Part title={s.dots} note={fill(s.dots_note, { n: Math.min(PRODUCTS, model.hidden_size) })}>
           {tokens.map((id) => (
             <div key={id} class={id === winner ? "flow-row drawn" : "flow-row"}>
-              <TokenText text={say(id)} />
-              {products && !asked.includes(id) ? (
-                <small class="note">{fill(s.dots_rank, { rank: grouped(row.rankOf(id) + 1) })}</small>
-              ) : (
-                <MiniRow weights={products?.weights[asked.indexOf(id)]} hidden={products?.hidden} />
-              )}
+              <TokenText text={tokenText(id)} />
+              <MiniRow weights={weightsOf(id)} hidden={products?.hidden} />
             </div>
           ))}
         </Part>
@@ -89,7 +95,7 @@ export function Flow(props: FlowProps): JSX.Element {
         </Part>
         <Part title={s.token} note="">
           <strong class="flow-token" data-chart="flow-token">
-            <TokenText text={say(winner)} />
+            <TokenText text={tokenText(winner)} />
           </strong>
         </Part>
       </div>
@@ -101,7 +107,8 @@ export function Flow(props: FlowProps): JSX.Element {
           {s.replay}
         </button>
       </div>
-      {request.error ? <Status asked={request} waiting="" /> : null}
+      {request.error ? <Status request={request} waiting="" /> : null}
+      {later.error ? <Status request={later} waiting="" /> : null}
       {open && products ? <Story {...props} products={products} tokens={best} /> : null}
     </section>
   );

@@ -19,7 +19,16 @@ interface StoryProps extends FlowProps {
   readonly tokens: readonly number[];
 }
 
-export function Story({ model, reading, processed, noise, seed, products, tokens, say }: StoryProps): JSX.Element {
+export function Story({
+  model,
+  reading,
+  processed,
+  noise,
+  seed,
+  products,
+  tokens,
+  tokenText,
+}: StoryProps): JSX.Element {
   const { how: s, common, next } = useStrings();
   const { row } = reading;
   const { hidden, weights, bias, scale, softcap } = products;
@@ -52,7 +61,7 @@ export function Story({ model, reading, processed, noise, seed, products, tokens
       </article>
       <article>
         <h3>{s.s2}</h3>
-        <p>{fill(s.t2, { d: grouped(hidden.length), token: visible(say(first)) })}</p>
+        <p>{fill(s.t2, { d: grouped(hidden.length), token: visible(tokenText(first)) })}</p>
         <table class="facts" data-chart="terms">
           <thead>
             <tr>
@@ -117,7 +126,7 @@ export function Story({ model, reading, processed, noise, seed, products, tokens
               return (
                 <tr key={id}>
                   <th scope="row">
-                    <TokenText text={say(id)} />
+                    <TokenText text={tokenText(id)} />
                   </th>
                   <td>{fixed(x, 3)}</td>
                   <td>{fixed(Math.exp(x), 4)}</td>
@@ -143,7 +152,7 @@ export function Story({ model, reading, processed, noise, seed, products, tokens
       <article>
         <h3>{s.s5}</h3>
         <p>{fill(s.t5, { seed: String(seed), position: grouped(position) })}</p>
-        <Sums ids={left} row={row} processed={processed} noise={noise} say={say} />
+        <Sums ids={left} row={row} processed={processed} noise={noise} tokenText={tokenText} />
       </article>
       <p>
         <PageLink path="/learn">{s.learn}</PageLink>
@@ -157,11 +166,11 @@ interface SumsProps {
   readonly row: Row;
   readonly processed: Processed;
   readonly noise: Float64Array;
-  say(id: number): string;
+  tokenText(id: number): string;
 }
 
 /** Logit, noise and sum of the best tokens and of the one that is drawn. */
-function Sums({ ids, row, processed, noise, say }: SumsProps): JSX.Element {
+function Sums({ ids, row, processed, noise, tokenText }: SumsProps): JSX.Element {
   const { how: s, common } = useStrings();
   const winner = row.ids[processed.draw(noise)] ?? 0;
   const shown = [...new Set([...ids, winner])];
@@ -182,7 +191,7 @@ function Sums({ ids, row, processed, noise, say }: SumsProps): JSX.Element {
           return (
             <tr key={id} class={id === winner ? "hit" : undefined}>
               <th scope="row">
-                <TokenText text={say(id)} />
+                <TokenText text={tokenText(id)} />
               </th>
               <td>{fixed(z, 3)}</td>
               <td>{fixed(g, 3)}</td>

@@ -85,7 +85,7 @@ export function samplerRepr(
 }
 
 /** Prompt and generated tokens as text. */
-export function saidText({ text, prompt, context }: Shown): string {
+export function promptText({ text, prompt, context }: Shown): string {
   const generated = prompt.slice(context.prompt.length);
   return text + joined(generated.map((token) => escaped(token.text, token.bytes)));
 }
@@ -126,7 +126,7 @@ function rankedTokens({ row, processed, top }: Shown): RankedToken[] {
 }
 
 /** The best tokens with sliders. */
-export function nextLive({ row, chain }: Shown, say: (id: number) => string, strings: Strings): Live {
+export function nextLive({ row, chain }: Shown, tokenText: (id: number) => string, strings: Strings): Live {
   const { next: s, sampler: t, common } = strings;
   const set = givenOptions(chain.stages);
   return {
@@ -147,7 +147,7 @@ export function nextLive({ row, chain }: Shown, say: (id: number) => string, str
       top_p: set["top_p"] ?? 1,
       min_p: set["min_p"] ?? 0,
     },
-    tokens: Array.from(row.ids.slice(0, LIVE_TOKENS), (id) => visible(say(id))),
+    tokens: Array.from(row.ids.slice(0, LIVE_TOKENS), (id) => visible(tokenText(id))),
     logits: base64(Float32Array.from(row.ids, (id) => row.logits[id] ?? 0)),
   };
 }
@@ -183,7 +183,7 @@ export async function nextDocument(shown: Shown): Promise<object> {
 
 export function nextTables(
   shown: Shown,
-  say: (id: number) => string,
+  tokenText: (id: number) => string,
   titles: { ranked: string; stages: string },
 ): Table[] {
   const columns = ["rank", "id", "text", "logit", "p", "processed_p", "log_prob", "cut_by"] as const;
@@ -192,7 +192,7 @@ export function nextTables(
     {
       title: titles.ranked,
       columns,
-      rows: rankedTokens(shown).map((token) => columns.map((c) => (c === "text" ? say(token.id) : token[c]))),
+      rows: rankedTokens(shown).map((token) => columns.map((c) => (c === "text" ? tokenText(token.id) : token[c]))),
     },
     {
       title: titles.stages,
@@ -202,12 +202,12 @@ export function nextTables(
   ];
 }
 
-export function nextLines(shown: Shown, where: string, anew: string): CodeLines {
+export function nextLines(shown: Shown, where: string, note: string): CodeLines {
   const { prompt, text, context, top, chain } = shown;
   const generated = context.output.length > 0;
   const sampled = chain.stages.length > 0;
   const sampler = pythonSampler(chain);
-  const said = generated ? textOf(prompt) : text;
+  const plain = generated ? textOf(prompt) : text;
   // Hugging Face's frequency and presence penalties count generated tokens only.
   const counts = chain.stages.some(({ name }) => name === "frequency_penalty");
   const length = generated && counts ? context.prompt.length : undefined;
@@ -225,10 +225,10 @@ export function nextLines(shown: Shown, where: string, anew: string): CodeLines 
   ];
   const options = sampled ? commandOptions(chain) : [];
   const given = [`--top ${top}`, ...(length === undefined ? [] : [`--prompt-length ${length}`]), ...(options ?? [])];
-  const usable = said !== undefined && fitsShell(said) && options !== undefined;
+  const usable = plain !== undefined && fitsShell(plain) && options !== undefined;
   return {
     python: runnable(python.join("\n")),
-    command: usable ? commandLine("next", where, said, given) : undefined,
-    note: generated ? anew : undefined,
+    command: usable ? commandLine("next", where, plain, given) : undefined,
+    note: generated ? note : undefined,
   };
 }

@@ -17,7 +17,7 @@ import { goTo, parse, path, show, type Branches } from "./branches";
 import { Flow } from "./flow";
 import { FindToken } from "./findToken";
 import { RankCurve } from "./rankCurve";
-import { nextDocument, nextLines, nextLive, nextTables, saidText, samplerText, type Shown } from "./nextExport";
+import { nextDocument, nextLines, nextLive, nextTables, promptText, samplerText, type Shown } from "./nextExport";
 import { Paths } from "./continuations";
 import { CopySampler } from "./copySampler";
 import { Draws } from "./draws";
@@ -49,13 +49,13 @@ export function NextPage(): JSX.Element {
   const [others] = useParam("branches", AS_IT_IS);
   const branches = parse(more, others || null);
   const sampler = useSampler();
-  const asked = useNext(name, prompt, path(branches));
+  const request = useNext(name, prompt, path(branches));
   // The tokens shown belong to the model of the last row until the next row has arrived.
-  const reading = asked.data;
+  const reading = request.data;
   const read = models.find((one) => one.name === reading?.model);
   const texts = useVocabulary(reading?.model);
   const go = (where: Branches): void => change({ ...to(prompt ?? ""), ...show(where), paths: null });
-  const anew = (what: Record<string, string | null>): void =>
+  const restart = (what: Record<string, string | null>): void =>
     change({ more: null, branches: null, paths: null, ...what });
 
   return (
@@ -70,8 +70,8 @@ export function NextPage(): JSX.Element {
         button={s.read}
         draft={draft}
         onSubmit={(given) => {
-          if (asked.error && given === prompt) asked.retry();
-          else anew(to(given));
+          if (request.error && given === prompt) request.retry();
+          else restart(to(given));
         }}
       />
       {prompt === undefined ? (
@@ -79,14 +79,14 @@ export function NextPage(): JSX.Element {
           {lost}
         </p>
       ) : null}
-      <Status asked={asked} waiting={s.waiting} />
-      {texts.error ? <Status asked={texts} waiting="" /> : null}
+      <Status request={request} waiting={s.waiting} />
+      {texts.error ? <Status request={texts} waiting="" /> : null}
       {reading && read ? (
-        <div class={asked.current && !draft.edited ? "prediction" : "prediction stale"} aria-busy={texts.loading}>
+        <div class={request.current && !draft.edited ? "prediction" : "prediction stale"} aria-busy={texts.loading}>
           <Prediction
             model={read}
             reading={reading}
-            current={asked.current}
+            current={request.current}
             texts={(texts.current && texts.data) || []}
             branches={branches}
             sampler={sampler}
@@ -125,7 +125,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
   const drawn = useMemo(() => processed.draw(noise), [processed, noise]);
   const ranks = useMemo(() => shownRanks(row, processed, top), [row, processed, top]);
   const mass = ranks.reduce((sum, rank) => sum + row.p(rank), 0);
-  const say = (id: number): string => texts[id] ?? String(id);
+  const tokenText = (id: number): string => texts[id] ?? String(id);
   const chain = { stages: legalStages(stages), order, seed };
   const shown: Shown = {
     model,
@@ -143,12 +143,26 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
 
   return (
     <>
-      <TokenStrip reading={reading} branches={branches} sampled={row.ids[drawn] ?? 0} say={say} onChange={onChange} />
-      <Flow model={model} reading={reading} processed={processed} noise={noise} seed={seed} drawn={drawn} say={say} />
+      <TokenStrip
+        reading={reading}
+        branches={branches}
+        sampled={row.ids[drawn] ?? 0}
+        tokenText={tokenText}
+        onChange={onChange}
+      />
+      <Flow
+        model={model}
+        reading={reading}
+        processed={processed}
+        noise={noise}
+        seed={seed}
+        drawn={drawn}
+        tokenText={tokenText}
+      />
       <div class="step bench">
         <div class="text-column controls">
           <SamplerControls sampler={sampler} processed={processed} />
-          <dl class="orders" data-chart="says">
+          <dl class="orders" data-chart="choices">
             {(
               [
                 [s.greedy, 0],
@@ -158,7 +172,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
               <div key={who}>
                 <dt>{who}</dt>
                 <dd data-id={row.ids[place]}>
-                  <TokenText text={say(row.ids[place] ?? 0)} />{" "}
+                  <TokenText text={tokenText(row.ids[place] ?? 0)} />{" "}
                   <button type="button" class="quiet" onClick={() => take(row.ids[place] ?? 0)}>
                     {s.take}
                   </button>
@@ -182,7 +196,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
               onChoose={setScale}
             />
           </div>
-          <Ranked row={row} processed={processed} ranks={ranks} scale={scale} say={say} onTake={take} />
+          <Ranked row={row} processed={processed} ranks={ranks} scale={scale} tokenText={tokenText} onTake={take} />
         </div>
         <div class="play rest">
           <p class="note">{fill(s.covered, { n: ranks.length, mass: `${fixed(100 * Math.min(1, mass), 2)}%` })}</p>
@@ -199,9 +213,9 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
               {s.more}
             </button>
           </div>
-          <Stages row={row} processed={processed} say={say} />
-          <RankCurve row={row} processed={processed} say={say} />
-          <Draws row={row} processed={processed} seed={seed} position={position} say={say} />
+          <Stages row={row} processed={processed} tokenText={tokenText} />
+          <RankCurve row={row} processed={processed} tokenText={tokenText} />
+          <Draws row={row} processed={processed} seed={seed} position={position} tokenText={tokenText} />
           <CopySampler chain={chain} where={model.given} prompt={reading.text} />
         </div>
       </div>
@@ -210,7 +224,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
         prompt={context.prompt}
         output={context.output}
         options={sampler.library}
-        say={say}
+        tokenText={tokenText}
         onTake={(ids) => take(...ids)}
       />
       {current ? (
@@ -218,11 +232,11 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
           name="next"
           title={s.title}
           document={() => nextDocument(shown)}
-          tables={() => nextTables(shown, say, s)}
+          tables={() => nextTables(shown, tokenText, s)}
           charts='[data-chart="ranked"], .curve svg'
-          live={() => nextLive(shown, say, strings)}
+          live={() => nextLive(shown, tokenText, strings)}
           besideLive=".curve svg"
-          about={{ models: [model.name], prompt: saidText(shown), settings: samplerText(shown) }}
+          about={{ models: [model.name], prompt: promptText(shown), settings: samplerText(shown) }}
           lines={(where) => nextLines(shown, where(model.name), exports.anew)}
         />
       ) : null}

@@ -18,10 +18,10 @@ const POINTS = 120;
 interface CurveProps {
   readonly row: Row;
   readonly processed: Processed;
-  say(id: number): string;
+  tokenText(id: number): string;
 }
 
-export function RankCurve({ row, processed, say }: CurveProps): JSX.Element {
+export function RankCurve({ row, processed, tokenText }: CurveProps): JSX.Element {
   const { next: s, common } = useStrings();
   const [pointed, setPointed] = useState<number>();
   const last = row.ids.length;
@@ -95,7 +95,7 @@ export function RankCurve({ row, processed, say }: CurveProps): JSX.Element {
       <p class="note pointed" data-picture="none">
         {pointed === undefined
           ? "\u00a0"
-          : fill(s.at, { rank: grouped(pointed), token: visible(say(id)), p: chance(row.p(pointed - 1)) })}
+          : fill(s.at, { rank: grouped(pointed), token: visible(tokenText(id)), p: chance(row.p(pointed - 1)) })}
       </p>
       <details>
         <summary>{common.numbers}</summary>

@@ -17,7 +17,7 @@ interface RankedProps {
   /** Ranks of the model, from 0. */
   readonly ranks: readonly number[];
   readonly scale: BarScale;
-  say(id: number): string;
+  tokenText(id: number): string;
   onTake(id: number): void;
 }
 
@@ -36,7 +36,7 @@ export function shownRanks(row: Row, processed: Processed, top: number): number[
   return [...new Set([...best, ...processed.best(top)])].sort((a, b) => a - b);
 }
 
-export function Ranked({ row, processed, ranks, scale, say, onTake }: RankedProps): JSX.Element {
+export function Ranked({ row, processed, ranks, scale, tokenText, onTake }: RankedProps): JSX.Element {
   const { next: s, common, sampler: t } = useStrings();
   const table = useRef<HTMLTableElement>(null);
   useKeptFocus(table, () => ["tbody tr:last-child button"]);
@@ -94,10 +94,10 @@ export function Ranked({ row, processed, ranks, scale, say, onTake }: RankedProp
                 <button
                   type="button"
                   class="token-button"
-                  aria-label={fill(s.continue, { token: visible(say(id)) })}
+                  aria-label={fill(s.continue, { token: visible(tokenText(id)) })}
                   onClick={() => onTake(id)}
                 >
-                  <TokenText text={say(id)} />
+                  <TokenText text={tokenText(id)} />
                 </button>
               </th>
               <td class="figure id">{id}</td>

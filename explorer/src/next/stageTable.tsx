@@ -11,10 +11,10 @@ import { TokenText } from "../ui/tokenText";
 interface StagesProps {
   readonly row: Row;
   readonly processed: Processed;
-  say(id: number): string;
+  tokenText(id: number): string;
 }
 
-export function Stages({ row, processed, say }: StagesProps): JSX.Element {
+export function Stages({ row, processed, tokenText }: StagesProps): JSX.Element {
   const { next: s, sampler: t } = useStrings();
   const given = { left: row.candidates.size, mass: 1, entropy: row.entropy, best: row.ids[0] ?? 0, bestP: row.p(0) };
   const lines = [
@@ -41,7 +41,7 @@ export function Stages({ row, processed, say }: StagesProps): JSX.Element {
             <td>{fixed(mass, 4)}</td>
             <td>{fixed(entropy, 3)}</td>
             <td>
-              <TokenText text={say(best)} /> <small>{chance(bestP)}</small>
+              <TokenText text={tokenText(best)} /> <small>{chance(bestP)}</small>
             </td>
           </tr>
         ))}

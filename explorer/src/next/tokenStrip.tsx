@@ -15,11 +15,11 @@ interface WrittenProps {
   readonly branches: Branches;
   /** The id that the sampler draws. */
   readonly sampled: number;
-  say(id: number): string;
+  tokenText(id: number): string;
   onChange(to: Branches): void;
 }
 
-export function TokenStrip({ reading, branches, sampled, say, onChange }: WrittenProps): JSX.Element {
+export function TokenStrip({ reading, branches, sampled, tokenText, onChange }: WrittenProps): JSX.Element {
   const { next: s } = useStrings();
   const section = useRef<HTMLElement>(null);
   useKeptFocus(section, (held) =>
@@ -52,7 +52,7 @@ export function TokenStrip({ reading, branches, sampled, say, onChange }: Writte
               class="piece new"
               disabled={full}
               title={title}
-              aria-label={fill(s.branch_at, { token: visible(say(id)) })}
+              aria-label={fill(s.branch_at, { token: visible(tokenText(id)) })}
               onClick={() => onChange(fork(branches, back))}
             >
               {shown}
@@ -63,7 +63,8 @@ export function TokenStrip({ reading, branches, sampled, say, onChange }: Writte
       </p>
       <div class="controls buttons">
         <button type="button" data-do="step" onClick={() => onChange(goTo(branches, [...context.output, sampled]))}>
-          {s.step} <TokenText text={say(sampled)} />
+          {s.step}
+          <TokenText text={tokenText(sampled)} />
         </button>
         <button
           type="button"
@@ -77,19 +78,23 @@ export function TokenStrip({ reading, branches, sampled, say, onChange }: Writte
           {s.branch}
         </button>
       </div>
-      {branches.all.length > 1 ? <Tabs branches={branches} say={say} onChange={onChange} /> : null}
+      {branches.all.length > 1 ? <Tabs branches={branches} tokenText={tokenText} onChange={onChange} /> : null}
     </section>
   );
 }
 
-function Tabs({ branches, say, onChange }: Pick<WrittenProps, "branches" | "say" | "onChange">): JSX.Element {
+function Tabs({
+  branches,
+  tokenText,
+  onChange,
+}: Pick<WrittenProps, "branches" | "tokenText" | "onChange">): JSX.Element {
   const { next: s } = useStrings();
   return (
     <nav class="branches" aria-label={s.branches} data-chart="branches">
       <span class="note">{s.branches}</span>
       <ul>
         {branches.all.map((one, at) => {
-          const name = one.length ? ending(joined(one.map(say))) || visible(joined(one.map(say))) : s.start;
+          const name = one.length ? ending(joined(one.map(tokenText))) || visible(joined(one.map(tokenText))) : s.start;
           return (
             <li key={at} class={at === branches.current ? "here" : undefined}>
               <button

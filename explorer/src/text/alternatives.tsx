@@ -37,11 +37,11 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
 
   // The same context that was used for scoring.
   const ids = tokens.slice(windowStart(position, score), position).map(({ id }) => id);
-  const asked = useRequest(`alternatives ${JSON.stringify([model, ids])}`, async (signal): Promise<Found> => {
+  const request = useRequest(`alternatives ${JSON.stringify([model, ids])}`, async (signal): Promise<Found> => {
     const [answer, texts] = await Promise.all([fetchNext({ model, ids }, signal), fetchVocabulary(model)]);
     return { row: new Row(answer.logits), texts };
   });
-  const found = asked.current ? asked.data : undefined;
+  const found = request.current ? request.data : undefined;
 
   const section = useRef<HTMLElement>(null);
   const close = useWayBack(section, position, onClose);
@@ -54,7 +54,13 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
   const places = Array.from({ length: Math.min(TOP, found?.row.ids.length ?? 0) }, (_, place) => place);
   if (own >= TOP) places.push(own);
   return (
-    <section ref={section} class="drawer" data-chart="drawer" aria-labelledby="drawer-title" aria-busy={asked.loading}>
+    <section
+      ref={section}
+      class="drawer"
+      data-chart="drawer"
+      aria-labelledby="drawer-title"
+      aria-busy={request.loading}
+    >
       <header>
         <h2 id="drawer-title">{s.drawer}</h2>
         <button type="button" class="quiet" data-do="close" onClick={close}>
@@ -66,7 +72,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
         <span class="blank">___</span>
       </p>
       {token ? <Figures shown={spelled[position]?.shown ?? ""} token={token} /> : null}
-      {asked.error ? <Status asked={asked} waiting="" /> : null}
+      {request.error ? <Status request={request} waiting="" /> : null}
       {found && token ? (
         <table class="bars" data-chart="distribution">
           <caption>{fill(s.likely, { n: grouped(found.row.ids.length) })}</caption>

@@ -35,10 +35,10 @@ export function lettersAfter(token: string, following: string): string {
   return LETTER.test([...token].at(-1) ?? "") ? letters.slice(0, end < 0 ? undefined : end).join("") : "";
 }
 
-/** The tokens with the largest surprisal; equal ones in text order. */
+/** The tokens with the largest surprisal, without first choices of the model; equal ones in text order. */
 export function greatestSurprises(tokens: readonly Scored[], count: number): Scored[] {
   return tokens
-    .filter(({ bits }) => (bits ?? Infinity) >= LEAST_BITS)
+    .filter(({ bits, rank }) => rank > 0 && (bits ?? Infinity) >= LEAST_BITS)
     .sort((a, b) => (b.bits ?? Infinity) - (a.bits ?? Infinity) || a.position - b.position)
     .slice(0, count);
 }

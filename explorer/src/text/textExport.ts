@@ -27,7 +27,7 @@ export function scoreLive(score: Score, by: Measure, s: Strings["text"]): Live {
     title: s.map,
     by,
     choose: s.by,
-    point: s.point,
+    point: s.point_only,
     measures: MEASURES.map((measure) => [measure, s.measures[measure]]),
     rows: [
       {

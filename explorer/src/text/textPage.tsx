@@ -38,8 +38,8 @@ export function TextPage(): JSX.Element {
   const [at] = useParam("at", integer(0, 0, 1e9));
   const [problem, setProblem] = useState("");
   const input = useRef<HTMLInputElement>(null);
-  const asked = useScore(name, text);
-  const score = (asked.error && !asked.current) || text === undefined ? undefined : asked.data;
+  const request = useScore(name, text);
+  const score = (request.error && !request.current) || text === undefined ? undefined : request.data;
   const open = score && at <= score.tokens.length ? at : 0;
   const setAt = (position: number): void => change({ ...to(text ?? ""), at: position ? String(position) : null });
 
@@ -78,7 +78,7 @@ export function TextPage(): JSX.Element {
           draft={draft}
           onSubmit={(typed) => {
             if (wellFormed(typed) !== text) take(typed, "");
-            else if (asked.error) asked.retry();
+            else if (request.error) request.retry();
           }}
         >
           <button type="button" data-do="open" onClick={() => input.current?.click()}>
@@ -113,10 +113,12 @@ export function TextPage(): JSX.Element {
           {s.lost}
         </p>
       ) : null}
-      <Status asked={asked} waiting={s.waiting} />
-      {asked.error ? <Begin failed={asked.error} onBegin={(share) => take(beginning(text ?? "", share), "")} /> : null}
+      <Status request={request} waiting={s.waiting} />
+      {request.error ? (
+        <Begin failed={request.error} onBegin={(share) => take(beginning(text ?? "", share), "")} />
+      ) : null}
       {score && model && text !== undefined ? (
-        <div class={asked.current && !draft.edited ? "" : "stale"}>
+        <div class={request.current && !draft.edited ? "" : "stale"}>
           <div class="reading">
             <div class="mapped">
               <div class="controls measures">
@@ -144,7 +146,7 @@ export function TextPage(): JSX.Element {
               <p class="note">{fill(s.window, { window: grouped(score.window), stride: grouped(score.stride) })}</p>
             ) : null}
           </section>
-          {asked.current && !asked.loading ? (
+          {request.current && !request.loading ? (
             <ExportPanel
               name="score"
               title={s.title}

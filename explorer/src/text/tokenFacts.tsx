@@ -9,7 +9,7 @@ export function Figures({ shown, token }: { shown: string; token: Scored }): JSX
   const { text: s } = useStrings();
   return (
     <dl class="figures">
-      <div class="said">
+      <div class="token-shown">
         <dt class="unseen">{s.token}</dt>
         <dd>
           <bdi class="token">{shown}</bdi>

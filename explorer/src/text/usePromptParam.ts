@@ -18,7 +18,7 @@ export interface TextField {
 }
 
 /**
- * The prompt in the address, or a sample in a language that the model knows.
+ * The prompt in the address, or a sample in a language of the model.
  *
  * An action on the text also writes `to(text)`, so that a change of language does not replace it by
  * another sample.
@@ -26,7 +26,7 @@ export interface TextField {
 export function usePromptParam(model: Model | undefined): TextField {
   const { prompt: s } = useStrings();
   const lang = useContext(Language);
-  const sample = model?.speaks.includes(lang) ? s.sample : LANGUAGES.en.strings.prompt.sample;
+  const sample = model?.languages.includes(lang) ? s.sample : LANGUAGES.en.strings.prompt.sample;
   const [short] = useParam("prompt", textCodec(sample));
   const [held] = useParam("held", textCodec(""));
   const text = useMemo(() => (held ? storedText(held) : short), [held, short]);

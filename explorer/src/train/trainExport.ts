@@ -4,9 +4,24 @@ import { runnable } from "../export/runnable";
 import type { Table } from "../export/csv";
 import { shell } from "../export/quote";
 import { fill, type Strings } from "../i18n/strings";
-import type { CodeLines } from "../ui/exportPanel";
+import type { About, CodeLines } from "../ui/exportPanel";
+import { grouped } from "../ui/format";
 import { memory, pythonOf, showBytes, stepOf, total, type Sizes, type Tensor } from "./lossMemory";
 import { at, best, type Run } from "./trainingRun";
+
+/** What a picture belongs to: the sizes of the loss, and the run. */
+export function trainAbout(sizes: Sizes, run: Run | null | undefined): About {
+  const { vocab, width, tokens, dtype, maxBytes } = sizes;
+  const settings = [
+    `V = ${grouped(vocab)}`,
+    `D = ${grouped(width)}`,
+    `N = ${grouped(tokens)}`,
+    dtype,
+    `max_bytes = ${showBytes(maxBytes)}`,
+    ...(run ? [`lmhead train --out ${run.about.name}`] : []),
+  ];
+  return { models: [], prompt: "", settings: settings.join(" · ") };
+}
 
 /** `run`, `step`, `best_step`, `best_loss`, `seconds` are as in `lmhead train --json`. */
 export function trainDocument(sizes: Sizes, run: Run | null | undefined): object {

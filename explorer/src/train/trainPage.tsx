@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
 import { ExportPanel } from "../ui/exportPanel";
 import { Cost, useSizes } from "./memoryStep";
-import { trainDocument, trainLines, trainTables } from "./trainExport";
+import { trainAbout, trainDocument, trainLines, trainTables } from "./trainExport";
 import { useRun } from "./useRun";
 import { Watch } from "./watchRun";
 
@@ -36,6 +36,7 @@ export function TrainPage(): JSX.Element {
         tables={() => trainTables(given.sizes, watched.run, s)}
         charts='[data-chart="memory"], .chart > svg'
         lines={() => trainLines(given.sizes, watched.run)}
+        about={trainAbout(given.sizes, watched.run)}
       />
     </div>
   );

@@ -55,7 +55,7 @@ export interface Run {
 }
 
 /** The run after a response. Lines that start at 0 replace everything received before. */
-export function heard(before: Run | undefined, news: News): Run {
+export function addNews(before: Run | undefined, news: News): Run {
   const { run: about, age } = news;
   const old = news.start > 0 ? before : undefined;
   const points = (was: readonly Point[] | undefined, pick: (line: Line) => number | undefined): readonly Point[] => {

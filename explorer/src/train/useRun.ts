@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { ServerError, fetchRun } from "../api";
-import { heard, stateOf, type Answer, type News, type Run } from "./trainingRun";
+import { addNews, stateOf, type Answer, type News, type Run } from "./trainingRun";
 
 const [SOON_MS, LATER_MS] = [1000, 5000];
 
@@ -32,7 +32,7 @@ export function useRun(): Watched {
         (answer) => {
           setFailed(undefined);
           if (answer.run === null) return setRun(null);
-          known = heard(known, answer);
+          known = addNews(known, answer);
           last = answer;
           setRun(known);
           wait(answer.more ? 0 : stateOf(known) === "training" ? SOON_MS : LATER_MS);

@@ -101,9 +101,9 @@ function Standing({ run }: { run: Run }): JSX.Element {
 function Curves({ run }: { run: Run }): JSX.Element {
   const { watch: s } = useStrings().train;
   const [scale, setScale] = useParam("scale", oneOf("linear", ["linear", "log"] as const));
-  const [asked, setAsked] = useParam("at", number(0, 0, 1e12));
+  const [chosen, setChosen] = useParam("at", number(0, 0, 1e12));
   const first = Math.min(run.train[0]?.step ?? run.step, run.valid[0]?.step ?? run.step);
-  const looked = asked ? Math.min(Math.max(asked, first), run.step) : run.step;
+  const viewed = chosen ? Math.min(Math.max(chosen, first), run.step) : run.step;
   const gap = Math.max(1, (run.train[1]?.step ?? 0) - (run.train[0]?.step ?? 0));
   const [train, valid] = [thin(run.train, MOST_POINTS), thin(run.valid, MOST_POINTS)];
   const values = [...train, ...valid].map(({ value }) => value);
@@ -111,15 +111,15 @@ function Curves({ run }: { run: Run }): JSX.Element {
   const log = scale === "log" && low > 0;
   const room = log ? 0 : (high - low || 1) * 0.06;
   const across = { label: s.step, domain: [0, Math.max(1, run.step)] as const, show: grouped };
-  const sample = at(run.samples, looked);
+  const sample = at(run.samples, viewed);
   // The last step means "follow the run".
-  const look = (step: number): void => setAsked(step + gap > run.step ? 0 : step, true);
+  const look = (step: number): void => setChosen(step + gap > run.step ? 0 : step, true);
   const pairs = ({ step, value }: Point): readonly [number, number] => [step, value];
   const facts: [string, string, Point | undefined, number][] = [
-    ["train", s.train, at(run.train, looked), 4],
-    ["valid", s.valid, at(run.valid, looked), 4],
-    ["speed", s.speed, at(run.speed, looked), 0],
-    ["rate", s.rate, at(run.rate, looked), 6],
+    ["train", s.train, at(run.train, viewed), 4],
+    ["valid", s.valid, at(run.valid, viewed), 4],
+    ["speed", s.speed, at(run.speed, viewed), 0],
+    ["rate", s.rate, at(run.rate, viewed), 6],
   ];
   return (
     <>
@@ -143,7 +143,7 @@ function Curves({ run }: { run: Run }): JSX.Element {
             { label: s.train, look: "plain", points: train.map(pairs) },
             { label: s.valid, look: "dots", points: valid.map(pairs) },
           ]}
-          guide={looked}
+          guide={viewed}
         >
           <LossTable run={run} />
         </Chart>
@@ -154,11 +154,11 @@ function Curves({ run }: { run: Run }): JSX.Element {
         <Slider
           name="at"
           label={s.look}
-          value={looked}
+          value={viewed}
           low={first}
           high={Math.max(run.step, first + 1)}
           step={gap}
-          shown={grouped(looked)}
+          shown={grouped(viewed)}
           onMove={look}
         />
         <Choice
@@ -174,7 +174,7 @@ function Curves({ run }: { run: Run }): JSX.Element {
           onChoose={(value) => setScale(value)}
         />
       </div>
-      <dl class="standing here" data-chart="here" data-step={looked}>
+      <dl class="standing here" data-chart="here" data-step={viewed}>
         {facts.map(([key, label, point, digits]) => (
           <div key={key} data-fact={key}>
             <dt>{label}</dt>
@@ -186,11 +186,11 @@ function Curves({ run }: { run: Run }): JSX.Element {
         <figure class="sample" data-chart="sample">
           <figcaption>{fill(s.sample, { n: grouped(sample.step) })}</figcaption>
           <blockquote dir="auto" tabIndex={0}>
-            {legible(sample.text)}
+            {sample.text.trim() ? legible(sample.text) : <span class="note">{s.blank_sample}</span>}
           </blockquote>
         </figure>
       ) : null}
-      {run.speed.length > 1 ? <Pace run={run} looked={looked} /> : null}
+      {run.speed.length > 1 ? <Pace run={run} viewed={viewed} /> : null}
     </>
   );
 }
@@ -226,7 +226,7 @@ function LossTable({ run }: { run: Run }): JSX.Element {
   );
 }
 
-function Pace({ run, looked }: { run: Run; looked: number }): JSX.Element {
+function Pace({ run, viewed }: { run: Run; viewed: number }): JSX.Element {
   const { watch: s } = useStrings().train;
   const points = thin(run.speed, MOST_POINTS);
   const most = Math.max(...points.map(({ value }) => value));
@@ -242,7 +242,7 @@ function Pace({ run, looked }: { run: Run; looked: number }): JSX.Element {
         show: (value) => (most >= 10_000 && value > 0 ? `${fixed(value / 1000, 0)}k` : grouped(value)),
       }}
       series={[{ label: s.speed, look: "plain", points: points.map(({ step, value }) => [step, value]) }]}
-      guide={looked}
+      guide={viewed}
       height={180}
     >
       <table class="facts">

@@ -1,7 +1,7 @@
 // A bar chart as a table: a label, numbers and a bar in each row.
 
 import { scaleLinear } from "d3-scale";
-import type { ComponentChildren, JSX } from "preact";
+import { Fragment, type ComponentChildren, type JSX } from "preact";
 
 export interface Row {
   readonly head: string;
@@ -30,7 +30,14 @@ export function Bars({ caption, heads, rows, domain, foot, footHead, name }: Bar
   const scale = scaleLinear([...domain], [0, 100]).clamp(true);
   return (
     <table class="bars" data-chart={name}>
-      <caption>{caption}</caption>
+      <caption>
+        {caption.split("┃").map((text, i) => (
+          <Fragment key={i}>
+            {i ? <i class="of-mark">┃</i> : null}
+            {text}
+          </Fragment>
+        ))}
+      </caption>
       <thead>
         <tr>
           {heads.map((head, i) => (

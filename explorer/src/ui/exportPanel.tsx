@@ -67,7 +67,7 @@ export function ExportPanel(props: ExportsProps): JSX.Element {
   const { tag } = LANGUAGES[useContext(Language)];
   const version = useContext(Version);
   const models = useContext(Models);
-  const [said, setSaid] = useState("");
+  const [status, setStatus] = useState("");
   const shown = useRef<HTMLDetailsElement>(null);
   const given = (model: string): string => models.find((one) => one.name === model)?.given ?? model;
   const { python, command, note } = props.lines(given);
@@ -88,8 +88,8 @@ export function ExportPanel(props: ExportsProps): JSX.Element {
       .then(make)
       .then((content) => save(file, content, type))
       .then(
-        () => setSaid(fill(s.saved, { file })),
-        (error: Error) => setSaid(fill(s.failed, { message: error.message })),
+        () => setStatus(fill(s.saved, { file })),
+        (error: Error) => setStatus(fill(s.failed, { message: error.message })),
       );
   };
   const report = (): string => {
@@ -114,10 +114,10 @@ export function ExportPanel(props: ExportsProps): JSX.Element {
       if (shown.current) shown.current.open = true;
       const code = shown.current?.querySelector(`[data-line=${kind}]`);
       if (code) getSelection()?.selectAllChildren(code);
-      setSaid(s.select);
+      setStatus(s.select);
     };
     if (!navigator.clipboard) return failed();
-    navigator.clipboard.writeText(line).then(() => setSaid(s.copied), failed);
+    navigator.clipboard.writeText(line).then(() => setStatus(s.copied), failed);
   };
 
   return (
@@ -166,7 +166,7 @@ export function ExportPanel(props: ExportsProps): JSX.Element {
           {s.copyCommand}
         </button>
         <span class="note" role="status" data-chart="exported">
-          {said}
+          {status}
         </span>
       </div>
       {note ? <p class="note">{note}</p> : null}

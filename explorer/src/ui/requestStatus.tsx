@@ -9,26 +9,26 @@ import { grouped } from "./format";
 import { Inline } from "./prose";
 
 interface StatusProps {
-  readonly asked: RequestState<unknown>;
+  readonly request: RequestState<unknown>;
   /** The text while loading. */
   readonly waiting: string;
 }
 
-export function Status({ asked, waiting }: StatusProps): JSX.Element {
+export function Status({ request, waiting }: StatusProps): JSX.Element {
   const { errors: s } = useStrings();
-  const { error: failed } = asked;
+  const { error: failed } = request;
   return (
     <div class="status">
-      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={asked.loading}>
-        {failed ? <Inline text={errorText(failed, s, asked.progress)} /> : asked.loading ? waiting : ""}
+      <p class={failed ? "note alarm" : "note"} role="status" aria-busy={request.loading}>
+        {failed ? <Inline text={errorText(failed, s, request.progress)} /> : request.loading ? waiting : ""}
       </p>
-      {asked.loading && asked.progress ? <ProgressBar asked={asked} /> : null}
-      {asked.loading ? (
-        <button type="button" class="quiet" data-do="stop" onClick={asked.stop}>
+      {request.loading && request.progress ? <ProgressBar request={request} /> : null}
+      {request.loading ? (
+        <button type="button" class="quiet" data-do="stop" onClick={request.stop}>
           {s.stop}
         </button>
       ) : failed ? (
-        <button type="button" class="quiet" data-do="again" onClick={asked.retry}>
+        <button type="button" class="quiet" data-do="again" onClick={request.retry}>
           {s.again}
         </button>
       ) : null}
@@ -37,11 +37,11 @@ export function Status({ asked, waiting }: StatusProps): JSX.Element {
 }
 
 /** How much has arrived, and how long the rest will take. */
-function ProgressBar({ asked }: { readonly asked: RequestState<unknown> }): JSX.Element {
+function ProgressBar({ request }: { readonly request: RequestState<unknown> }): JSX.Element {
   const { errors: s } = useStrings();
-  const { done = 0, all = 1 } = asked.progress ?? {};
+  const { done = 0, all = 1 } = request.progress ?? {};
   const text = fill(s.progress, { done: grouped(done), all: grouped(all) });
-  const seconds = asked.secondsLeft;
+  const seconds = request.secondsLeft;
   return (
     <span class="note progress" data-chart="progress" data-done={done} data-all={all}>
       <progress value={done} max={all} aria-label={text} /> {text}
@@ -53,9 +53,9 @@ function ProgressBar({ asked }: { readonly asked: RequestState<unknown> }): JSX.
 /** An error in the page's language, and how much had arrived before it. */
 export function errorText({ code, message, facts }: ServerError, s: Strings["errors"], progress?: Progress): string {
   const kept = progress?.done ? ` ${fill(s.kept, { done: grouped(progress.done), all: grouped(progress.all) })}` : "";
-  const said: Record<string, string> = s.codes;
+  const messages: Record<string, string> = s.codes;
   const numbers = Object.fromEntries(
     Object.entries(facts).flatMap(([name, value]) => (typeof value === "number" ? [[name, grouped(value)]] : [])),
   );
-  return fill(said[code] ?? s.other, { message, ...numbers }) + kept;
+  return fill(messages[code] ?? s.other, { message, ...numbers }) + kept;
 }

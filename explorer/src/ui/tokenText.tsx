@@ -5,6 +5,9 @@
 
 import type { JSX } from "preact";
 
+/** Tokens of at most this number of characters are not broken into two lines. */
+const ONE_LINE = 12;
+
 const NAMED: Record<string, string> = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
 const BYTES = /[\udc80-\udcff]/u; // alone, not as the second half of a character
 
@@ -44,5 +47,6 @@ export function ending(text: string, most = 26): string {
 }
 
 export function TokenText({ text }: { text: string }): JSX.Element {
-  return <bdi class="token">{visible(text)}</bdi>;
+  const shown = visible(text);
+  return <bdi class={shown.length > ONE_LINE ? "token" : "token short"}>{shown}</bdi>;
 }

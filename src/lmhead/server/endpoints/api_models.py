@@ -39,7 +39,7 @@ def routes(api: ApiContext) -> list[Route]:
                 "engine": model.engine,
                 "eos_token_ids": list(model.eos_token_ids),
                 "text": model.tokenizer is not None,
-                "speaks": _languages(model),
+                "languages": _languages(model),
             }
             for name, model in api.models.items()
         ]

@@ -1,9 +1,11 @@
 """How the head computes logits: the hidden state after a prompt, and the weights of some tokens.
 
 POST /api/products    {"model": NAME, "ids": [...], "tokens": [id, ...]}
+                      {"model": NAME, "tokens": [id, ...]}
 
 The response has `hidden` (D numbers), `weights` (one row of D numbers per token), `bias` (one
 number per token, or null), and `scale` and `softcap` (or null), applied after the dot product.
+Without "ids" the model is not run, and `hidden` is null.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ def routes(api: ApiContext) -> list[Route]:
     async def products(request: Request) -> Response:
         fields = await api.read(request, {"model", "ids", "tokens"})
         _, model = api.model(fields.get("model"))
-        ids, tokens = api.ids(fields.get("ids")), api.ids(fields.get("tokens"), "tokens")
+        tokens = api.ids(fields.get("tokens"), "tokens")
+        ids = api.tokens(model, api.ids(fields["ids"])) if "ids" in fields else None
         if not 1 <= len(tokens) <= MOST_TOKENS or max(tokens) >= model.head.vocab_size:
             message = f"tokens must be 1 to {MOST_TOKENS} ids of the model's tokens"
             raise RequestError(400, "wrong_value", message)
         document = await api.work(
-            request,
-            lambda cancellation: _products(model, api.tokens(model, ids), tokens, cancellation),
+            request, lambda cancellation: _products(model, ids, tokens, cancellation)
         )
         return JSONResponse(document)
 
@@ -44,14 +46,14 @@ def routes(api: ApiContext) -> list[Route]:
 
 
 def _products(
-    model: LanguageModel, ids: list[int], tokens: list[int], cancellation: Cancellation
+    model: LanguageModel, ids: list[int] | None, tokens: list[int], cancellation: Cancellation
 ) -> dict[str, Any]:
-    hidden = hidden_states(model, ids)[-1].float()
+    hidden = None if ids is None else hidden_states(model, ids)[-1].float().tolist()
     cancellation.check()
     head = model.head
     bias = head.bias
     return {
-        "hidden": hidden.tolist(),
+        "hidden": hidden,
         "weights": head.weight.detach()[tokens].float().tolist(),
         "bias": None if bias is None else bias.detach()[tokens].float().tolist(),
         "scale": head.scale,

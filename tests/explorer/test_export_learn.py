@@ -125,15 +125,15 @@ def test_words_of_a_report_keep_their_letters_together(page: Page, here: str, ru
 
 def test_the_memory_of_the_loss(page: Page) -> None:
     opened(page, "v=50000&d=512&n=4096")
-    shown, taken = figures(page), document(page)
-    assert (taken["command"], taken["run"]) == ("train", None)
-    both = [taken["memory"][way]["tensors"] for way in ("dense", "streamed")]
+    shown, exported = figures(page), document(page)
+    assert (exported["command"], exported["run"]) == ("train", None)
+    both = [exported["memory"][way]["tensors"] for way in ("dense", "streamed")]
     named = {tensor["name"]: tensor["bytes"] for tensors in both for tensor in tensors}
     assert named.items() <= shown.items()
     assert named
     for way in ("dense", "streamed"):
-        tensors = taken["memory"][way]["tensors"]
-        assert taken["memory"][way]["bytes"] == sum(t["bytes"] for t in tensors)
+        tensors = exported["memory"][way]["tensors"]
+        assert exported["memory"][way]["bytes"] == sum(t["bytes"] for t in tensors)
     rows = table(page)
     assert [int(row["bytes"]) for row in rows] == [t["bytes"] for ts in both for t in ts]
 
@@ -142,14 +142,17 @@ def test_the_run(page: Page, here: str, run: Path) -> None:
     begin(run)
     page.goto(here)
     page.wait_for_selector('[data-chart="loss"]')
-    taken = document(page)
-    assert (taken["run"], taken["step"], taken["steps"]) == ("my run", 200, 400)
-    assert (taken["best_step"], taken["best_loss"]) == (200, pytest.approx(3.1))
-    assert [point["step"] for point in taken["train"]] == list(range(10, 201, 10))
-    assert [point["loss"] for point in taken["valid"]] == pytest.approx([3.6, 3.1])
-    assert [sample["text"] for sample in taken["samples"]] == ["Written at 100.", "Written at 200."]
+    exported = document(page)
+    assert (exported["run"], exported["step"], exported["steps"]) == ("my run", 200, 400)
+    assert (exported["best_step"], exported["best_loss"]) == (200, pytest.approx(3.1))
+    assert [point["step"] for point in exported["train"]] == list(range(10, 201, 10))
+    assert [point["loss"] for point in exported["valid"]] == pytest.approx([3.6, 3.1])
+    assert [sample["text"] for sample in exported["samples"]] == [
+        "Written at 100.",
+        "Written at 200.",
+    ]
     rows = [list(row.values()) for row in table(page)]
-    assert [float(row[1]) for row in rows] == pytest.approx([p["loss"] for p in taken["train"]])
+    assert [float(row[1]) for row in rows] == pytest.approx([p["loss"] for p in exported["train"]])
     assert page.locator('[data-line="command"]').text_content() == "lmhead explore --run 'my run'"
     ElementTree.fromstring(saved(page, "svg").read_text())
     assert "Written at 200." in saved(page, "html").read_text()

@@ -23,42 +23,42 @@ PLACES = {
 
 
 @contextmanager
-def answered(page: Page, pattern: str, answer: Callable[[Route], None]) -> Iterator[None]:
-    """Inside, the test answers these questions."""
-    page.route(re.compile(pattern), answer)
+def responding(page: Page, pattern: str, respond: Callable[[Route], None]) -> Iterator[None]:
+    """Inside, the test responds to these requests."""
+    page.route(re.compile(pattern), respond)
     yield
-    page.unroute(re.compile(pattern), answer)
+    page.unroute(re.compile(pattern), respond)
 
 
 @contextmanager
 def busy_once(page: Page, pattern: str) -> Iterator[None]:
-    """Inside, the first of these questions is refused, and exactly one more is asked."""
-    asked = []
+    """Inside, the first of these requests gets 429, and exactly one more is sent."""
+    sent = []
 
-    def answer(route: Route) -> None:
-        asked.append(route)
-        if len(asked) == 1:
+    def respond(route: Route) -> None:
+        sent.append(route)
+        if len(sent) == 1:
             route.fulfill(status=429, content_type="application/json", body=json.dumps(BUSY))
         else:
             route.fallback()
 
-    with answered(page, pattern, answer):
+    with responding(page, pattern, respond):
         yield
-    assert len(asked) == 2
+    assert len(sent) == 2
 
 
 @pytest.fixture
 def quiet(page: Page, watched: Watched) -> Iterator[None]:  # noqa: ARG001 - before the page's end
-    """The browser has a line of its own for a refusal and for a server that is gone: no news."""
+    """Ignore the browser's own console lines about refused and failed requests."""
     yield
     watched[1][:] = [line for line in watched[1] if "Failed to load resource" not in line]
 
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("way", ["again", "form"])
-def test_what_failed_can_be_asked_again(here: Page, address: str, name: str, way: str) -> None:
+def test_a_failed_request_can_be_sent_again(here: Page, address: str, name: str, way: str) -> None:
     path, chart = PLACES[name]
-    with answered(here, path, lambda route: route.abort()):
+    with responding(here, path, lambda route: route.abort()):
         here.goto(f"{address}/{name}?lang=zh&prompt=hello&text=hello+hello&what=samplers")
         expect(here.locator(".status p")).to_contain_text("服务器没有响应")
         expect(here.locator(chart)).to_have_count(0)
@@ -68,7 +68,7 @@ def test_what_failed_can_be_asked_again(here: Page, address: str, name: str, way
     expect(here.locator(".alarm")).to_have_count(0)
 
 
-def test_a_busy_server_is_asked_again_when_it_said(here: Page, address: str) -> None:
+def test_a_busy_server_gets_the_request_again_after_its_delay(here: Page, address: str) -> None:
     with busy_once(here, "/api/next"):
         opened(here, f"{address}/next?prompt=hello")
 
@@ -83,7 +83,7 @@ def test_tokens_come_though_the_vocabulary_was_refused_at_first(here: Page, addr
 
 def test_waiting_can_be_stopped(here: Page, address: str) -> None:
     held: list[Route] = []
-    with answered(here, "/api/score", lambda route: held.append(route)):
+    with responding(here, "/api/score", lambda route: held.append(route)):
         here.goto(f"{address}/text?text=hello+hello")
         here.locator('[data-do="stop"]').click()
         expect(here.locator(".status p")).to_have_text("Stopped.")
@@ -94,14 +94,14 @@ def test_waiting_can_be_stopped(here: Page, address: str) -> None:
 def test_a_row_keeps_the_tokens_of_its_model_until_the_next_is_there(
     here: Page, address: str
 ) -> None:
-    """And is neither exported nor shown as the answer to the new text."""
+    """And is neither exported nor shown as the response to the new text."""
     opened(here, f"{address}/next?prompt=hello")
     expect(here.locator(".exports")).to_have_count(1)
     tokens = here.locator('[data-chart="ranked"] button.token-button')
     expect(tokens.first).not_to_have_text(re.compile(r"^\d+$"))
     before = tokens.all_inner_texts()
     held: list[Route] = []
-    with answered(here, "/api/next", lambda route: held.append(route)):
+    with responding(here, "/api/next", lambda route: held.append(route)):
         here.locator("select[name=model]").select_option("hostile")
         expect(here.locator(".stale")).to_have_count(1)
         here.wait_for_timeout(300)
@@ -117,7 +117,7 @@ def test_a_token_is_not_shown_with_the_tokens_of_another_place(here: Page, addre
     here.goto(f"{address}/text?text=hello+hello&at=1")
     here.wait_for_selector('[data-chart="distribution"]')
     held: list[Route] = []
-    with answered(here, "/api/next", lambda route: held.append(route)):
+    with responding(here, "/api/next", lambda route: held.append(route)):
         here.locator('[data-chart="heat"] .tok').nth(2).click()
         expect(here.locator('[data-chart="distribution"]')).to_have_count(0)
         held[0].abort()
@@ -128,7 +128,7 @@ def test_a_token_is_not_shown_with_the_tokens_of_another_place(here: Page, addre
 
 def test_a_failed_step_leaves_the_way_back(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello")
-    with answered(here, "/api/next", lambda route: route.abort()):
+    with responding(here, "/api/next", lambda route: route.abort()):
         here.locator('[data-chart="ranked"] button.token-button').first.click()
         expect(here.locator(".status p")).to_contain_text("does not respond")
         expect(here.locator('[data-chart="ranked"]')).to_have_count(1)
@@ -184,13 +184,13 @@ def test_a_long_prompt_comes_back_after_a_reload(here: Page, address: str) -> No
     expect(here.locator(".alarm")).to_contain_text("from 1 to 64 tokens")
 
 
-def test_a_fraction_of_a_token_is_not_asked_for(here: Page, address: str) -> None:
+def test_a_fraction_of_a_token_is_not_requested(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&top=3.7")
     expect(here.locator('[data-chart="ranked"] tbody tr')).to_have_count(10)
 
 
 def test_without_the_list_of_models_the_page_says_so(here: Page, address: str) -> None:
-    with answered(here, "/api/models", lambda route: route.abort()):
+    with responding(here, "/api/models", lambda route: route.abort()):
         here.goto(f"{address}/next?prompt=hello")
         expect(here.locator(".status p")).to_contain_text("does not respond")
         expect(here.get_by_role("heading")).to_have_count(0)

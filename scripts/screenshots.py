@@ -3,7 +3,8 @@
     make explorer
     python scripts/screenshots.py                    all of them
     python scripts/screenshots.py train              one page's
-    python scripts/screenshots.py --review FOLDER    whole pages, also in dark colours, for a review
+    python scripts/screenshots.py --review FOLDER    whole pages for a review: also in dark
+                                                     colours, more states of pages, reports
 
 Every page, in English and Chinese, 1280 and 390 pixels wide, on the bundled model `tiny`; two in
 dark colours. The run on the page of training is a real one, a short one, on the text of the docs.
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 import uvicorn
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
@@ -46,6 +48,7 @@ class Shot(NamedTuple):
     ready: str  # what must be there before the picture is taken
     top: str = "header.frame"  # what the picture begins with
     dark: bool = False
+    report: bool = False  # the exported report instead of the page
 
 
 SHOTS = [
@@ -58,20 +61,35 @@ SHOTS = [
         "train", "/train?v=128256&d=4096&n=16384", '[data-chart="loss"]', "section.step:not(.watch)"
     ),
     Shot("run", "/train?", '[data-chart="sample"]', dark=True),
-    Shot("glossary", "/glossary?", ".terms, dl"),
 ]
-IN_DOCS = [shot for shot in SHOTS if shot.name != "glossary"]
+MORE = "prompt=The+old+man+sat+down+and+the+dog&t=0.8&k=40&p=0.9"
+TEXT = "text=The+old+man+sat+down.+The+dog+looked+at+him,+and+the+old+man+laughed:+good+dog!"
+FOR_REVIEW = [
+    Shot("glossary", "/glossary?", ".terms, dl"),
+    Shot("next-more", f"/next?how=1&paths=1&scale=log&{MORE}", '[data-path="beam"]'),
+    Shot("text-open", f"/text?numbers=1&at=5&{TEXT}", '[data-chart="distribution"]'),
+    Shot(
+        "compare-text", f"/compare?what=samplers&where=text&ta=0.5&{TEXT}", '[data-chart="totals"]'
+    ),
+    Shot("unknown-page", "/nowhere?", '[data-chart="missing"]'),
+    Shot("unknown-model", "/next?model=gone", '[data-chart="missing-model"]'),
+    *(
+        Shot(f"report-{name}", f"/{name}?", ".exports", report=True)
+        for name in ("next", "text", "lens", "compare", "learn", "train")
+    ),
+]
 
 
 def main(wanted: list[str]) -> None:
     """Take the pictures of these pages, or of all; for a review if --review comes first."""
-    review = Path(wanted[1]) if wanted[:1] == ["--review"] and len(wanted) == 2 else None
-    if review is not None:
+    review = None
+    if wanted[:1] == ["--review"] and len(wanted) > 1:
+        review, wanted = Path(wanted[1]), wanted[2:]
         review.mkdir(parents=True, exist_ok=True)
-        wanted = []
-    shots = [shot for shot in (SHOTS if review else IN_DOCS) if not wanted or shot.name in wanted]
+    every = [*SHOTS, *FOR_REVIEW] if review else SHOTS
+    shots = [shot for shot in every if not wanted or shot.name in wanted]
     if not shots:
-        names = ", ".join(shot.name for shot in IN_DOCS)
+        names = ", ".join(shot.name for shot in every)
         raise SystemExit(f"pages must be among {names}; got {' '.join(wanted)}")
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
@@ -111,17 +129,28 @@ def take_all(
                 page.goto(f"{address}{shot.path}&lang={lang}&theme={theme}")
                 page.wait_for_selector(shot.ready)
                 page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
-                # What stays on top while scrolling would cover what is to be seen.
-                page.evaluate(
-                    "top => { document.querySelector('.frame').style.position = 'static';"
-                    " document.querySelector(top).scrollIntoView({behavior: 'instant'}) }",
-                    shot.top,
-                )
+                if shot.report:
+                    with page.expect_download() as saved:
+                        page.locator('[data-export="html"]').click()
+                    report = Path(saved.value.path()).rename(
+                        saved.value.path().with_suffix(".html")
+                    )
+                    page.goto(report.as_uri())
+                else:
+                    # What stays on top while scrolling would cover what is to be seen.
+                    page.evaluate(
+                        "top => { document.querySelector('.frame').style.position = 'static';"
+                        " document.querySelector(top).scrollIntoView({behavior: 'instant'}) }",
+                        shot.top,
+                    )
                 page.wait_for_timeout(300)
                 parts = [shot.name, lang, *(["390"] if width == 390 else [])]
                 parts += ["dark"] if theme == "dark" else []
                 path = (review or IMAGES) / f"{'-'.join(parts)}.png"
-                save(page.screenshot(full_page=review is not None), path)
+                if review:
+                    page.screenshot(path=path, full_page=True)
+                else:
+                    save(page.screenshot(), path)
                 context.close()
                 yield path
 
@@ -134,12 +163,13 @@ def save(png: bytes, path: Path) -> None:
 
 
 def train_a_little(run: Path) -> None:
-    """Train a small model on the characters of the docs."""
+    """Train a small model on the characters of the docs, in English."""
+    torch.set_num_threads(1)  # so that a busy machine slows it down less
     text = run.with_suffix(".txt")
-    pages = sorted((ROOT / "docs").glob("*.md"))
+    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if ".zh" not in page.name]
     text.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages), "utf-8")
-    given = {"corpus": [str(text)], "steps": 240, "layers": 2, "width": 64, "batch": 8}
-    given |= {"log_every": 4, "eval_every": 40, "eval_tokens": 1000, "sample_tokens": 100}
+    given = {"corpus": [str(text)], "steps": 600, "layers": 2, "width": 64, "batch": 8}
+    given |= {"log_every": 10, "eval_every": 60, "eval_tokens": 1000, "sample_tokens": 100}
     given |= {"warmup": 20, "learning_rate": 3e-3, "curve": False}
     train(make_config(given, preset="shakespeare-char"), run)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Variables that the interpreter, libraries or the package read when they are loaded.
 READ_AT_IMPORT = (
-    *("LMHEAD_", "HF_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LD_", "LANG", "LC_"),
+    *("LMHEAD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LD_", "LANG", "LC_"),
     *("PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS"),
 )
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -135,6 +135,7 @@ def _preload() -> None:
 
     for name in lmhead.__all__:
         getattr(lmhead, name)
+    assert "huggingface_hub" not in sys.modules  # it reads HF_HUB_OFFLINE and others
     gc.collect()
     gc.freeze()
 

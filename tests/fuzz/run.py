@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from preloaded_python import preloaded_python
+
 from fuzz.corpus import SAMPLES, write_corpus
 from fuzz.worker import SECONDS, choose, make_case, open_and_use
 
@@ -29,7 +31,7 @@ class Worker:
 
     def __init__(self, corpus: Path, *, slow: bool) -> None:
         self.command = [
-            sys.executable,
+            preloaded_python(),
             "-m",
             "fuzz.worker",
             str(corpus),

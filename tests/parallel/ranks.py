@@ -57,7 +57,9 @@ def names() -> list[tuple[str, int]]:
 
 def launch(folder: Path, *, seconds: int = 120) -> None:
     """Run all cases; `outcome` then returns the result of each."""
-    command = [sys.executable, str(TESTS / "parallel" / "ranks.py"), str(folder), str(seconds)]
+    from preloaded_python import preloaded_python
+
+    command = [preloaded_python(), str(TESTS / "parallel" / "ranks.py"), str(folder), str(seconds)]
     paths = [str(TESTS), *sys.path]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(

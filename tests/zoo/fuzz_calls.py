@@ -9,6 +9,7 @@ and the number of the first call, to repeat one or to go on after a crash.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
@@ -346,6 +347,7 @@ def too_slow(*_: Any) -> None:
 def main() -> None:
     calls, seeds, path = int(sys.argv[1]), map(int, sys.argv[2].split(",")), sys.argv[3]
     first = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+    faulthandler.enable()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29555")

@@ -1,10 +1,10 @@
 """5,000 calls with odd tensors in subprocesses: answers or Python exceptions, never a crash."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded_python import preloaded_python
 
 
 @pytest.mark.timeout(1800)
@@ -13,7 +13,7 @@ def test_no_call_crashes(seeds: str, calls: int, tmp_path: Path) -> None:
     last = tmp_path / "last_call.txt"
     script = Path(__file__).with_name("fuzz_calls.py")
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(script), "1000", seeds, str(last)],
+        [preloaded_python(), str(script), "1000", seeds, str(last)],
         capture_output=True,
         text=True,
         check=False,

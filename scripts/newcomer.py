@@ -3,9 +3,10 @@
     python -m scripts.newcomer [--keep FOLDER]
 
 Clones this repository, then types what docs/install.md ("From a clone") and docs/first_steps.md
-print, in a plain shell without the variables of this one (those for pip excepted). What the reader
-is asked to bring is made here: `./my-model` is SmolLM2-135M as a Hugging Face folder, `book.txt`
-the README. Ends at the first command that fails. The table goes to docs/install.md.
+print, in a plain shell without the variables of this one (those for pip and certificates excepted).
+What the reader is asked to bring is made here: `./my-model` is SmolLM2-135M as a Hugging Face
+folder, `book.txt` the README. Ends at the first command that fails. The table goes to
+docs/install.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
+KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
 MODEL = (
     "import shutil; from lmhead.models import bundled, gguf;"
@@ -53,7 +55,7 @@ class Shell:
     def __init__(self, clone: Path) -> None:
         self.clone = clone
         self.environment = {k: v for k, v in os.environ.items() if k in KEPT or k[:4] == "PIP_"}
-        self.rows: list[tuple[str, int, float]] = []
+        self.rows: list[tuple[str, int, float, float]] = []
         self.typed_python = ""  # later blocks of a page use the names of earlier ones
 
     def run(self, command: str) -> None:
@@ -74,7 +76,7 @@ class Shell:
 
     def step(self, name: str, typed: list[tuple[str, str]]) -> None:
         """Run the commands of a step and keep its time."""
-        begin = time.monotonic()
+        begin, used = time.monotonic(), _processor_seconds()
         for language, command in typed:
             if language == "python":
                 self.run_python(command)
@@ -82,7 +84,14 @@ class Shell:
                 self.run(f"timeout -s INT 15 {command} --no-browser; [ $? = 124 ]")
             else:
                 self.run(command)
-        self.rows.append((name, len(typed), time.monotonic() - begin))
+        seconds = time.monotonic() - begin
+        self.rows.append((name, len(typed), seconds, _processor_seconds() - used))
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of all commands so far: other programs do not change it much."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> int:
@@ -100,9 +109,9 @@ def main() -> int:
         for heading, text in sections("first_steps.md"):
             if typed := commands(text):
                 shell.step(re.sub(r"^\d+\. ", "", heading), typed)
-    print("\n| step | commands | seconds |\n|---|---|---|")
-    for name, count, seconds in shell.rows:
-        print(f"| {name} | {count} | {seconds:.0f} |")
+    print("\n| step | commands | seconds | processor seconds |\n|---|---|---|---|")
+    for name, count, seconds, processor in shell.rows:
+        print(f"| {name} | {count} | {seconds:.0f} | {processor:.0f} |")
     return 0
 
 

@@ -170,7 +170,7 @@ def spawned(seed: int) -> list[int]:
     return tokens
 
 
-def run(name: str) -> str:
+def run(name: str, python: str = sys.executable) -> str:
     """Return the last line of a scenario; "failed: ..." where it failed."""
     code = SETUP + textwrap.dedent(SCENARIOS[name])
     if "spawn" in name:  # the children import the main module
@@ -178,7 +178,7 @@ def run(name: str) -> str:
         code = SETUP + "if __name__ == '__main__':\n" + body
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [python, "-c", code],
             capture_output=True,
             text=True,
             timeout=SECONDS,

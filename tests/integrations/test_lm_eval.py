@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 from models import gguf_files
+from preloaded_python import preloaded_python
 from server.serve_tiny import listening
 from tiny_models import tiny
+from torch.utils import collect_env
 from torch_watch import no_tensor_of
 
 from integrations.harness import NAMES, TASKS, answers, assert_same, metrics, run, write_folder
@@ -30,6 +31,15 @@ completions: Any = pytest.importorskip("lm_eval.models.openai_completions")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and its dependencies
 FAMILIES = {"gpt2": {"n_positions": 512}, "qwen2": {"max_position_embeddings": 512}}
+
+
+DESCRIBED = functools.cache(collect_env.get_pretty_env_info)  # the machine, by `pip list`
+
+
+@pytest.fixture(autouse=True)
+def described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run of the harness describes the machine in its results, which takes 0.6 s."""
+    monkeypatch.setattr(collect_env, "get_pretty_env_info", DESCRIBED)
 
 
 def request(kind: str, *arguments: Any) -> Any:
@@ -238,7 +248,8 @@ def test_the_cache_belongs_to_one_model(tmp_path: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    more = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHON_EXEC": preloaded_python()}
+    return {**os.environ, **more}
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -247,7 +258,7 @@ def test_torchrun(tmp_path: Path) -> None:
     want = metrics(run(LMHeadLM(folder)))
     out = tmp_path / "out.json"
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        [preloaded_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          "-m", "lmhead", "eval", str(folder), "--tasks", str(TASKS), "--output", str(out)],
         check=True, timeout=300, env=environment(), capture_output=True,
     )  # fmt: skip
@@ -259,7 +270,7 @@ def test_the_harness_own_command(tmp_path: Path) -> None:
     """`python -m lmhead.integrations.lm_eval` is lm_eval, with lmhead among its models."""
     folder = write_folder(tmp_path / "model", "llama", max_position_embeddings=512)
     done = subprocess.run(
-        [sys.executable, "-m", "lmhead.integrations.lm_eval", "run", "--model", "lmhead",
+        [preloaded_python(), "-m", "lmhead.integrations.lm_eval", "run", "--model", "lmhead",
          "--model_args", f"path={folder}", "--include_path", str(TASKS), "--tasks",
          "lmhead_choice", "--limit", "3"],
         check=True, timeout=300, env=environment(), capture_output=True, text=True,
@@ -296,9 +307,13 @@ def test_the_command(tmp_path: Path) -> None:
         ([], "--tasks"),
     ],
 )
-def test_a_wrong_call(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_a_wrong_call(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tiny_models import write_model
 
+    # Reading the thousands of files beside the harness's manager takes 8 s.
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(TASKS / "manager.py"))
     done = CliRunner().invoke(main, ["eval", str(write_model(tmp_path)), *arguments])
     assert done.exit_code == 2, done.output
     assert message in done.output

@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+from preloaded_python import preloaded_python
 
 from scripts.reliability import processes
 
@@ -15,5 +16,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no for
 def test_scenario(name: str) -> None:
     if name == "sub-interpreter" and sys.version_info >= (3, 13):
         pytest.skip("the module that makes sub-interpreters has another name from Python 3.13 on")
-    output = processes.run(name)
+    about_processes = any(kind in name for kind in ("fork", "spawn", "sub-interpreter"))
+    output = processes.run(name, sys.executable if about_processes else preloaded_python())
     assert output.startswith("ok"), output

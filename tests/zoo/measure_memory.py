@@ -76,7 +76,7 @@ def measure(name: str, batch: int, positions: int, vocab: int, dim: int, max_byt
         return entry.function(z, x)
 
     watched = replace(entry, function=measured)
-    run(watched, Sizes(2, 4, 101, 8), torch.float32, lazy=True, finish=reduced)  # loads everything
+    run(watched, Sizes(4, 6, 101, 8), torch.float32, lazy=True, finish=reduced)  # loads everything
     sizes = Sizes(batch, positions, vocab, dim)
     done = run(watched, sizes, torch.float32, lazy=True, max_bytes=max_bytes, finish=reduced)
     peak, seconds = status("VmHWM") - began[0], time.perf_counter() - began[1]

@@ -152,7 +152,8 @@ class _Job:
             self._backward_block(first, last, grads, inputs)
         inputs.finish()
         self.env.start()
-        return [*(g for found in inputs.into.values() for g in found), *inputs.to_tensors]
+        # A tensor of several leaves, such as the weight, has one sum, given back where it is first.
+        return [*(inputs.totals.pop(id(t), None) for t in self.leaf_tensors), *inputs.to_tensors]
 
     def _backward_block(
         self, first: int, last: int, grads: Sequence[Tensor | None], inputs: _Inputs
@@ -210,16 +211,14 @@ class _Window:
         else:
             rows.add_(grad)
 
-    def flush(self, into: list[Tensor | None]) -> None:
-        """Add the gradients of the head's tensors."""
+    def gradients(self) -> Sequence[Tensor | None]:
+        """Return the gradients of the tile's inputs; none if it has no gradient."""
         if self.tile is None or self._grad is None:
-            return
+            return ()
         inputs = self.tile.inputs
         if len(inputs) == 1 and inputs[0] is self.tile.value:
-            found: Sequence[Tensor | None] = (self._grad,)
-        else:
-            found = torch.autograd.grad(self.tile.value, inputs, self._grad, allow_unused=True)
-        self.tile.add(found, into)
+            return (self._grad,)
+        return torch.autograd.grad(self.tile.value, inputs, self._grad, allow_unused=True)
 
 
 class _Inputs:
@@ -227,7 +226,7 @@ class _Inputs:
 
     Attributes:
         block: the inputs of this block's graph, each with what takes its gradient.
-        into: gradients of the tensors of each leaf.
+        totals: gradients of the tensors of leaves, by the id of the tensor.
         to_tensors: gradients of the operands.
     """
 
@@ -239,9 +238,7 @@ class _Inputs:
         self.replaced: list[tuple[Any, _Window]] = []
         self.given: dict[Any, tuple[Any, Tensor]] = {}
         self.block: list[tuple[Tensor, Callable[[Tensor], None]]] = []
-        self.into: dict[Any, list[Tensor | None]] = {
-            key: [None] * len(scores.tensors()) for key, (_, _, scores) in job.leaves.items()
-        }
+        self.totals: dict[int, Tensor] = {}
         self.to_tensors: list[Tensor | None] = [None] * len(job.tensors)
 
     def tile(self, leaf: Leaf, env: Env, first: int, last: int) -> Tensor:
@@ -294,7 +291,7 @@ class _Inputs:
 
         def put(grad: Tensor) -> None:
             found = torch.autograd.grad(tile.value, tile.inputs, grad, allow_unused=True)
-            tile.add(found, self.into[key])
+            self._add(key, tile, found)
 
         self.block.append((value, put))
         return value
@@ -334,14 +331,26 @@ class _Inputs:
                 put(grad)
         self.block, self.given = [], {}
         for key, window in self.replaced:
-            window.flush(self.into[key])
+            self._add(key, window.tile, window.gradients())
         self.replaced = []
 
     def finish(self) -> None:
         """Take the gradients of the last windows."""
         for key, window in self.windows.items():
-            window.flush(self.into[key])
+            self._add(key, window.tile, window.gradients())
         self.windows = {}
+
+    def _add(self, key: Any, tile: Tile | None, grads: Sequence[Tensor | None]) -> None:
+        """Add the gradients of a tile's inputs to those of the head's tensors."""
+        if tile is None or not grads:
+            return
+        tensors = self.leaves[key][2].tensors()
+        into = [self.totals.get(id(t)) for t in tensors]
+        before = list(into)
+        tile.add(grads, into)
+        for t, old, new in zip(tensors, before, into, strict=True):
+            if new is not None and new is not old:  # a tensor may be there twice
+                self.totals[id(t)] = self.totals[id(t)] + new if id(t) in self.totals else new
 
 
 class _Replay(torch.autograd.Function):

@@ -250,14 +250,15 @@ class _Pending:
             return to_tensors
         sums, self._made = [], {}
         for place, root in enumerate(self._roots):
-            found = (given or {}).get(place) or _waiting(root)
-            if found is None:
-                found = GradientSums()
-                self._sums[place] = found
+            found, waiting = (given or {}).get(place), _waiting(root)
+            if found is None and waiting is None:
+                self._sums[place] = found = GradientSums()
                 root.waiting = weakref.ref(found)
             else:
                 self._made[place] = None
-            sums.append(found)
+            if found is not None and waiting is not None:
+                found.take(waiting)
+            sums.append(found or waiting)
         return self._run(sums)[1]
 
     def payloads(self, n: int) -> list[Callable[[GradientSums | None], Payload]]:
@@ -269,7 +270,11 @@ class _Pending:
         if self._made is None:
             self.run_now(None if sums is None else {place: sums})
         if place in self._sums:
-            return self._sums.pop(place).totals
+            own = self._sums.pop(place)
+            if sums is None:
+                return own.totals
+            sums.take(own)
+            return None
         return self._made.pop(place)  # type: ignore[union-attr]
 
 

@@ -17,7 +17,8 @@ The logits of a chunk are kept in between if memory allows; else they are comput
 A weight's gradient is Σ_n g_n (dD_n/dz) h_n with g_n from the backward pass. If one side needs
 gradients and its dD/dz of all rows fits into `max_bytes`, that is kept until the backward pass: two
 more products for any g. If not, the forward pass computes gradients for g_n = 1; if the g_n differ,
-those of the hidden states are multiplied by g_n, and those of the weights are computed again.
+those of the hidden states are multiplied by g_n, and those of the weights are computed again. Only
+one divergence at a time keeps such results of a weight; others compute them in the backward pass.
 
 In:  two sources of one shape. Out: D of each row, differentiable in both.
 """
@@ -28,6 +29,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -104,10 +106,32 @@ class _ForwardResults:
     Attributes:
         gradients: of the tensors, as if the gradient of every row's D were 1.
         kept: dD / dz of all rows.
+        used: whether a backward pass has begun.
     """
 
     gradients: Tensors | None = None
     kept: _Kept | None = None
+    used = False
+
+    def reserve(self, p: Source, q: Source) -> bool:
+        """Return whether there may be such results: not if others of the same weights wait.
+
+        A loss may be a sum over many parts of the logits; if each part kept its gradients, they
+        would take as much memory as the logits. Those of the first part are given up as well.
+        """
+        key = frozenset((_storage(p), _storage(q)))
+        other, _LATEST[key] = _LATEST.get(key), self
+        if other is None or other.used:
+            return True
+        other.gradients = other.kept = None
+        return False
+
+
+def _storage(source: Source) -> int:
+    return int(source.weights[0].untyped_storage()._cdata)
+
+
+_LATEST: WeakValueDictionary[frozenset[int], _ForwardResults] = WeakValueDictionary()
 
 
 class _GradientSink(Protocol):
@@ -148,7 +172,7 @@ class _Kept:
     @torch.no_grad()
     def gradients(self, source: Source, needs: Needs, upstream: Tensor) -> Tensors:
         """Return the gradients of a source's tensors, given those of D (N,)."""
-        into = Gradients(source, needs)
+        into = Gradients(source, needs, final=True)
         rows = slice(0, source.rows)
         factor = upstream.to(source.dtype)
         with source.products():
@@ -177,8 +201,11 @@ class _Divergence(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         flags = ctx.needs_input_grad[2:]
         p, q = form.on(tensors)
+        if not any(flags) or not results.reserve(p, q):
+            sums, _ = _Sweep(p, q, form.kind, form.max_bytes).run(None)
+            return sums if form.parts else form.kind.value(*sums)
         sweep = _Sweep(p, q, form.kind, form.max_bytes, keep=_kept_side(p, q, flags))
-        sums, results.gradients = sweep.run(flags if any(flags) else None)
+        sums, results.gradients = sweep.run(flags)
         results.kept = sweep.kept
         return sums if form.parts else form.kind.value(*sums)
 
@@ -186,6 +213,7 @@ class _Divergence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         tensors = ctx.saved_tensors
         flags, form = ctx.needs_input_grad[2:], ctx.form
+        ctx.results.used = True
         p, q = form.on(tensors)
         if torch.is_grad_enabled():  # double backward: by the definition
             wanted = [t for t, f in zip(tensors, flags, strict=True) if f]
@@ -284,7 +312,10 @@ class _Sweep:
             into[self.kept.side] = self.kept
         elif flags is not None:
             pairs = zip(self.sources, split, strict=True)
-            accumulators = [Gradients(s, Needs.of(s, f)) for s, f in pairs if f is not None]
+            final = upstream is not None  # a backward pass: not scaled afterwards
+            accumulators = [
+                Gradients(s, Needs.of(s, f), final=final) for s, f in pairs if f is not None
+            ]
             into = [*accumulators]
         with p.products():
             buffers = [_buffers(s, self.plan) for s in self.sources]

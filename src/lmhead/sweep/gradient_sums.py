@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from lmhead.sweep.wide_gradients import numbers, typed
 
 
 class GradientSums:
@@ -27,7 +30,7 @@ class GradientSums:
         self._own: list[Tensor | None] = []
 
     def add(self, grads: Sequence[Tensor | None], continued: Collection[int] = ()) -> None:
-        """Add the gradients of all tensors; those that are `continued` contain the sum so far."""
+        """Add gradients, one per tensor; those that are `continued` contain the sum so far."""
         self._resize(len(grads))
         for i, grad in enumerate(grads):
             total, own = self.totals[i], self._own[i]
@@ -43,6 +46,14 @@ class GradientSums:
                 self.totals[i] = grad.add_(total)
             else:
                 self.totals[i] = self._own[i] = total + grad
+
+    def take(self, other: GradientSums) -> None:
+        """Add the sums of another, which has none afterwards."""
+        if self.totals:
+            self.add(other.totals)
+        else:
+            self.totals, self._own = other.totals, other._own
+        other.totals, other._own = [], []
 
     def buffer(self, i: int, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
         """Return where to add up the i-th gradient, and whether the sum so far is in it."""
@@ -115,6 +126,33 @@ def buffer(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
     if _STATE.adding is None:
         return _empty(t, dtype), False
     return _STATE.adding.buffer(t, dtype)
+
+
+def token_rows(weight: Tensor, ids: Tensor) -> Tensor:
+    """Return weight[ids]; its gradient goes to the sum, not to zeros of the size of the weight."""
+    if torch._C._are_functorch_transforms_active():
+        return weight[ids]
+    rows: Tensor = _TokenRows.apply(weight, ids)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _TokenRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, ids)
+        return weight[ids]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weight, ids = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward
+            return torch.zeros_like(weight).index_add(0, ids, grad), None
+        grad = numbers(grad)
+        total, held = buffer(weight, torch.promote_types(grad.dtype, torch.float32))
+        if not held:
+            total.zero_()
+        total.index_add_(0, ids, grad.to(total.dtype))
+        return typed(total, weight), None
 
 
 def _empty(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -240,7 +240,8 @@ class SweptScores(Scores):
         """Return the logits of token ids (K,), from K rows of the weight."""
         s = self.source
         bias = None if s.bias is None else s.bias[ids]
-        return replace(s, weights=tuple(w[ids] for w in s.weights), bias=bias).dense()
+        weights = tuple(gradient_sums.token_rows(w, ids) for w in s.weights)
+        return replace(s, weights=weights, bias=bias).dense()
 
     def dense(self) -> Tensor:
         """Return all logits (N, V), by plain differentiable operations."""

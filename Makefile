@@ -43,7 +43,10 @@ demo: $(READY)
 	@$(MAKE) --no-print-directory explorer >.venv/explorer.log 2>&1 || echo "(the page of lmhead explore could not be built: see .venv/explorer.log)"
 	@$(BIN)/lmhead demo
 
-test: lint types tests
+# Lint and types side by side, then the tests on two cores.
+test: $(READY) $(NODE_MODULES)
+	@$(MAKE) --no-print-directory -j 2 lint types
+	@$(MAKE) --no-print-directory tests
 
 lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .
@@ -55,8 +58,9 @@ lint: $(READY) $(NODE_MODULES)
 types: $(READY)
 	$(BIN)/mypy
 
+# Modules are compiled once, not in each process that a test starts.
 tests: $(READY) $(PAGE)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
 # The page is built by the machine's Node if it is 20 or newer, else by the one that PyPI has.
 explorer: $(PAGE)

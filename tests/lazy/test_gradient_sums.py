@@ -65,22 +65,24 @@ def test_the_sum_is_that_of_dense_logits(dtype: torch.dtype, retain: bool) -> No
     head, leaf = _head(weight), hidden.clone().requires_grad_()
     names = list(ANSWERS)
     total = _total(head(leaf), names)
-    total.backward(retain_graph=retain)
+    total.backward(retain_graph=retain)  # type: ignore[no-untyped-call]
     assert head.weight.grad is not None
     assert leaf.grad is not None
     if retain:
         first = head.weight.grad.clone()
         head.weight.grad = None
-        total.backward()
+        total.backward()  # type: ignore[no-untyped-call]
         torch.testing.assert_close(head.weight.grad, first, rtol=1e-6, atol=1e-7)
 
     h, w = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    _total(h @ w.T, names).backward()
+    _total(h @ w.T, names).backward()  # type: ignore[no-untyped-call]
     error = 2e-2 if dtype == torch.bfloat16 else 1e-5
-    close = {"rtol": error, "atol": error * float(w.grad.abs().max())}
-    torch.testing.assert_close(head.weight.grad.double(), w.grad, **close)
+    assert w.grad is not None
+    atol = error * float(w.grad.abs().max())
+    assert head.weight.grad is not None
+    torch.testing.assert_close(head.weight.grad.double(), w.grad, rtol=error, atol=atol)
     if not retain:
-        torch.testing.assert_close(leaf.grad.double(), h.grad, **close)
+        torch.testing.assert_close(leaf.grad.double(), h.grad, rtol=error, atol=atol)
 
 
 def test_one_gradient_of_the_weight_for_many_answers() -> None:
@@ -92,7 +94,7 @@ def test_one_gradient_of_the_weight_for_many_answers() -> None:
         head = _head(weight)
         total = _total(head(hidden), names)
         with _Gradients() as seen:
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
         made.append(seen.made)
     assert made == [1, 1]
 

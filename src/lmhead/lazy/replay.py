@@ -152,7 +152,7 @@ class _Job:
             self._backward_block(first, last, grads, inputs)
         inputs.finish()
         self.env.start()
-        # A tensor of several leaves, such as the weight, has one sum, given back where it is first.
+        # A tensor of several leaves, such as the weight, has one sum, returned where it is first.
         return [*(inputs.totals.pop(id(t), None) for t in self.leaf_tensors), *inputs.to_tensors]
 
     def _backward_block(

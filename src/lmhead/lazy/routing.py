@@ -251,14 +251,15 @@ class _Pending:
         sums, self._made = [], {}
         for place, root in enumerate(self._roots):
             found, waiting = (given or {}).get(place), _waiting(root)
-            if found is None and waiting is None:
+            if found is not None and waiting is not None:
+                found.take(waiting)
+            found = found or waiting
+            if found is None:
                 self._sums[place] = found = GradientSums()
                 root.waiting = weakref.ref(found)
             else:
                 self._made[place] = None
-            if found is not None and waiting is not None:
-                found.take(waiting)
-            sums.append(found or waiting)
+            sums.append(found)
         return self._run(sums)[1]
 
     def payloads(self, n: int) -> list[Callable[[GradientSums | None], Payload]]:
@@ -267,8 +268,10 @@ class _Pending:
 
     def _take(self, place: int, sums: GradientSums | None) -> Payload:
         """Return a payload; None if it was added to `sums` or to those of another answer."""
-        if self._made is None:
-            self.run_now(None if sums is None else {place: sums})
+        if self._made is None and sums is None and len(self._roots) == 1:
+            self._made = dict(enumerate(self._run(())[0]))  # the only answer
+        elif self._made is None:
+            self.run_now({place: sums} if sums is not None else None)
         if place in self._sums:
             own = self._sums.pop(place)
             if sums is None:
@@ -376,6 +379,8 @@ class LazyGradient(Tensor):
     @property
     def payload(self) -> Payload:
         """The gradients of all tensors behind the logits."""
+        if len(self.terms) == 1 and not self.terms[0][1]:
+            return self.terms[0][0](None)
         total: Payload = None
         sums = GradientSums()
         for take, factors in self.terms:
@@ -386,7 +391,7 @@ class LazyGradient(Tensor):
                 sums.add(made)
             elif made is not None:
                 total = made if total is None else _add(total, made)
-        return sums.totals if total is None else total
+        return (sums.totals or None) if total is None else total
 
     def materialize(self) -> Tensor:
         """Return the gradient as a tensor."""
@@ -481,7 +486,8 @@ class _Head(torch.autograd.Function):
                 payload = grad.payload[0][0] if user else grad.payload
             else:
                 payload = _dense_payload(ctx.scores, grad)
-            total = payload if total is None else _add(total, payload)
+            if payload is not None:
+                total = payload if total is None else _add(total, payload)
         return (None, None, *([None] * ctx.count if total is None else total))
 
 

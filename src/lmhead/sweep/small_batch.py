@@ -25,6 +25,7 @@ from torch import Tensor
 
 from lmhead.checks import is_plain
 from lmhead.scores.row_loss import CrossEntropy, RowSums
+from lmhead.sweep import gradient_sums
 from lmhead.sweep.kernels import FLOOR, readable
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES
 from lmhead.sweep.source import Source
@@ -178,8 +179,12 @@ def small_sums(
     (hidden,), (weight,), bias = source.hiddens, source.weights, source.bias
     if hidden.shape[0] * weight.shape[0] <= _FEW_FOR_SUMS:
         return _direct_sums(hidden, weight, bias, ids, entropy=entropy)
-    wanted = _wanted(hidden, weight, bias)
-    kept = _sums(hidden, weight, bias, ids, entropy=entropy, keep=any(wanted))
+    wanted, memory = _wanted(hidden, weight, bias), None
+    if any(wanted):
+        memory = _KeptMemory.reserve(4 * hidden.shape[0] * weight.shape[0], max_bytes)
+        if memory is None:
+            return None
+    kept = _sums(hidden, weight, bias, ids, entropy=entropy, memory=memory)
     if not math.isfinite(float(kept.sums[0].sum())):
         return None
     if not any(wanted):
@@ -232,6 +237,29 @@ class _Given(NamedTuple):
     dtype: torch.dtype
 
 
+class _KeptMemory:
+    """Memory of blocks that are kept for a gradient, as long as this object exists.
+
+    All of them together take at most a quarter of `max_bytes`: a loop may ask for the sums of many
+    parts of the logits before one backward pass.
+    """
+
+    total = 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        _KeptMemory.total += nbytes
+
+    def __del__(self) -> None:
+        _KeptMemory.total -= self.nbytes
+
+    @classmethod
+    def reserve(cls, nbytes: int, max_bytes: int | None) -> _KeptMemory | None:
+        """Return a reservation; None if there is no room."""
+        budget = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
+        return cls(nbytes) if cls.total + nbytes <= budget // 4 else None
+
+
 class _Kept(NamedTuple):
     """Sums that were computed, and what their gradients need."""
 
@@ -239,6 +267,7 @@ class _Kept(NamedTuple):
     blocks: list[_Block]
     largest: Tensor  # (N, blocks), float64: the largest logit of each block
     entropy: bool
+    memory: _KeptMemory | None
 
 
 def _wanted(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Flags:
@@ -347,15 +376,29 @@ def _combined(maxima: Tensor, masses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return scale, mass, m + mass.log()
 
 
-def _add(g: Tensor, lo: int, hi: int, hidden: Tensor, weight: Tensor, into: Gradients) -> None:
-    """Write or add what a block of dL/dz, (N, hi - lo), gives to the gradients."""
+def _add(
+    g: Tensor,
+    lo: int,
+    hi: int,
+    hidden: Tensor,
+    weight: Tensor,
+    into: Gradients,
+    *,
+    held: bool = False,
+) -> None:
+    """Write or add what a block of dL/dz, (N, hi - lo), gives to the gradients.
+
+    `held`: that of the weight holds a sum already.
+    """
     to_hidden, to_weight, to_bias = into
     if to_hidden is not None:
         if lo == 0:
             torch.mm(g, weight[lo:hi], out=to_hidden)
         else:
             to_hidden.addmm_(g, weight[lo:hi])
-    if to_weight is not None:
+    if to_weight is not None and held:
+        to_weight[lo:hi].addmm_(g.t(), hidden)
+    elif to_weight is not None:
         torch.mm(g.t(), hidden, out=to_weight[lo:hi])
     if to_bias is not None:
         torch.sum(g, 0, out=to_bias[lo:hi])
@@ -398,9 +441,9 @@ def _sums(
     ids: Tensor | None,
     *,
     entropy: bool,
-    keep: bool,
+    memory: _KeptMemory | None,
 ) -> _Kept:
-    """Return the sums of all rows, in float64."""
+    """Return the sums of all rows, in float64; with `memory`, keep the blocks for a gradient."""
     hidden, weight = hidden.detach(), weight.detach()
     bias = None if bias is None else bias.detach()
     n, vocab = hidden.shape[0], weight.shape[0]
@@ -428,7 +471,7 @@ def _sums(
         if entropy:  # 0 · -inf is 0 here
             weighted.append(e.mul_(z.clamp(min=FLOOR)).sum(1, keepdim=True, dtype=torch.float64))
         maxima.append(m)
-        if keep:
+        if memory is not None:
             blocks.append(_Block(lo, hi, z, index, picks))
     largest = torch.cat(maxima, 1).double()
     scale, mass, lse = _combined(largest, torch.cat(masses, 1))
@@ -439,7 +482,7 @@ def _sums(
         made.append(-(scale * below).sum(1) / mass[:, 0])
     if ids is not None:
         made.append(picked.view(ids.shape))
-    return _Kept(tuple(made), blocks, largest, entropy)
+    return _Kept(tuple(made), blocks, largest, entropy, memory)
 
 
 def _named(sums: tuple[Tensor, ...], ids: Tensor | None, *, entropy: bool) -> RowSums:
@@ -500,7 +543,7 @@ def _sums_gradients(
     share = above.exp()
     a_shares = (share * a[:, None]).to(dtype)
     to_hidden = torch.empty_like(hidden) if wanted[0] else None
-    to_weight = weight.new_empty(weight.shape) if wanted[1] else None
+    to_weight, held = gradient_sums.buffer(weight, dtype) if wanted[1] else (None, False)
     to_bias = weight.new_empty(vocab) if wanted[2] else None
     for number, (lo, hi, z, index, picks) in enumerate(kept.blocks):
         column = slice(number, number + 1)
@@ -517,7 +560,7 @@ def _sums_gradients(
         if index is not None and to_picked is not None:
             some = to_picked if len(picks) == len(to_picked) else to_picked[picks]
             g.put_(index, some, accumulate=True)
-        _add(g, lo, hi, hidden, weight, (to_hidden, to_weight, to_bias))
+        _add(g, lo, hi, hidden, weight, (to_hidden, to_weight, to_bias), held=held)
     return to_hidden, to_weight, to_bias
 
 

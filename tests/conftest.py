@@ -11,6 +11,8 @@ One thread per process, since several run side by side, and spinning threads wou
 the tests that are about threads set their own number.
 """
 
+import gc
+
 import pytest
 import torch
 
@@ -27,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "both_cores: run with and without the compiled core")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of garbage collections; trainers start many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -19,15 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class TooLargeError(AssertionError):
     """An operation allocated a tensor that must not exist."""
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors among arguments or results; faster than torch's pytree."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return []
+    return [tensor for item in tree for tensor in tensors_of(item)]
 
 
 def _elements(tensor: Tensor) -> int:
@@ -53,10 +59,10 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ig
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        had = {t.untyped_storage()._cdata: _elements(t) for t in _tensors((args, kwargs))}
+        had = {t.untyped_storage()._cdata: _elements(t) for t in tensors_of((args, kwargs))}
         result = func(*args, **kwargs)
         self.operations.append(str(func))
-        for tensor in _tensors(result):
+        for tensor in tensors_of(result):
             size = _elements(tensor)
             if size <= had.get(tensor.untyped_storage()._cdata, -1):
                 continue

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch_watch import tensors_of
 
 from lmhead import LazyLogits
 from zoo.catalogue import Sizes, Snippet, run
@@ -24,7 +24,7 @@ class Allocation(NamedTuple):
 
 def _plain(tree: Any) -> list[Tensor]:
     """Tensors with memory of their own; a lazy one must not be asked for its storage."""
-    return [leaf for leaf in tree_leaves(tree) if type(leaf) in (Tensor, Parameter)]
+    return [tensor for tensor in tensors_of(tree) if type(tensor) in (Tensor, Parameter)]
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
@@ -42,11 +42,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        had = {_storage(t)[0] for t in _plain((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for tensor in _plain(result):
             key, nbytes = _storage(tensor)
-            if key not in had and nbytes > self.largest.nbytes:
+            if nbytes > self.largest.nbytes and key not in {
+                _storage(argument)[0] for argument in _plain((args, kwargs))
+            }:
                 self.largest = Allocation(nbytes, f"{func} {tensor.dtype}", tuple(tensor.shape))
         return result
 

@@ -34,7 +34,7 @@ h2 { margin-top: 2.5rem; font-size: 1.25rem; }
 .about { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; }
 figure > svg { max-width: 100%; height: auto; }
-h1, h2 { text-wrap: balance; }
+h1:lang(en), h2:lang(en) { text-wrap: balance; }
 .wide { overflow-x: auto; }
 table { width: max-content; border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9375rem; }
 th, td { padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
@@ -49,7 +49,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; }
 .live-controls input { flex: 1; accent-color: var(--accent); }
 .live-controls output { min-width: 2.5rem; color: var(--ink); }
 .live-bars { width: 100%; margin-top: 0.8rem; }
-.live-bar { width: 60%; min-width: 8rem; vertical-align: middle; }
+.live-bar { width: 60%; min-width: 4rem; vertical-align: middle; }
 .live-bar i { display: block; min-width: 1px; height: 1rem; background: var(--accent); }
 .live-text { line-height: 2; white-space: pre-wrap; overflow-wrap: anywhere; }
 .live-cell { background: color-mix(in srgb, var(--accent) var(--share, 0%), var(--panel)); cursor: default; }

@@ -73,7 +73,7 @@ export function trainTables(sizes: Sizes, run: Run | null | undefined, { cost, w
       return point?.step === step ? point.value : null;
     };
     tables.push({
-      title: `${watch.curve}: ${run.about.name}`,
+      title: `${watch.curve} · ${run.about.name}`,
       columns: ["step", "train_loss", "valid_loss", "learning_rate", "tokens_per_second"],
       rows: steps.map((step) => [
         step,
@@ -86,7 +86,7 @@ export function trainTables(sizes: Sizes, run: Run | null | undefined, { cost, w
   }
   tables.push({
     title: fill(cost.summary, {
-      n: sizes.tokens,
+      n: grouped(sizes.tokens),
       dense: showBytes(total(dense)),
       streamed: showBytes(total(streamed)),
     }),

@@ -35,6 +35,8 @@ TRAIN = (
     "--no-curve --threads 1 --save-every 5"
 )
 
+LABELS = {"megabytes": "MB"}  # short, so that it does not touch the numbers
+
 
 class Sample(NamedTuple):
     """The resources of a process at a time."""
@@ -161,7 +163,7 @@ def draw(samples: dict[str, list[Sample]], path: Path) -> None:
     for place, field in enumerate(("megabytes", "handles", "threads")):
         top, height = 20 + 100 * place, 70
         most = 1.1 * max(getattr(s, field) for part in samples.values() for s in part)
-        lines.append(f'<text x="8" y="{top + 10}" fill="#555">{field}</text>')
+        lines.append(f'<text x="8" y="{top + 10}" fill="#555">{LABELS.get(field, field)}</text>')
         lines.append(f'<text x="95" y="{top + 10}" text-anchor="end" fill="#555">{most:.0f}</text>')
         lines.append(f'<text x="95" y="{top + height}" text-anchor="end" fill="#555">0</text>')
         lines.append(f'<path d="M100 {top}V{top + height}H700" fill="none" stroke="#999"/>')

@@ -21,6 +21,15 @@ def test_peak_memory(name: str) -> None:
     assert row["bound"] < 100 * MIB, "the bound must mean something"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("name", ["distillation-divergence_of_chunks", "metrics-splits"])
+def test_answers_about_many_parts(name: str) -> None:
+    """A gradient of the weight takes 16 MiB: one for every part would be far above the bound."""
+    row = in_fresh_process(name, 4, 16, 65536, 64, 8 * MIB)
+    assert row["peak"] <= row["bound"], {k: v / MIB for k, v in row.items() if k != "name"}
+    assert row["bound"] < 80 * MIB, "the bound must mean something"
+
+
 def test_the_ten_exist() -> None:
     assert len(set(TEN)) == 10
     assert all(SNIPPETS[name].builds is None for name in TEN)

@@ -3,7 +3,7 @@
 [:, -1]   [..., :-1, :]   [mask]   [rows]     lazy: rows are selected
 [..., :32000]                                 lazy: a range of the vocabulary
 [..., ids]   [..., 7]                         a tensor, of those tokens only
-[rows, ids]                                   a tensor, one token per row
+[rows, ids]   [:, positions, ids]             a tensor, of those entries only
 """
 
 from __future__ import annotations
@@ -43,12 +43,25 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
         found = columns(chosen, _from_the_end(ids, logits.shape[-1]).reshape(-1))
         found = found.reshape((*chosen.shape[:-1], *ids.shape))
         return Column.of(found, logits, full) if isinstance(token, int) else found
-    if _pairs(rows, token):
-        places = torch.broadcast_tensors(*map(torch.as_tensor, (*rows, token)))  # type: ignore[no-untyped-call]
-        chosen = lead_view(logits, lambda t: t[places[:-1]], copies=True)
-        ids = _from_the_end(places[-1], logits.shape[-1])
-        return gather(chosen, -1, ids[..., None])[..., 0]
-    raise NotRecorded
+    return _entries(logits, full)
+
+
+def _entries(logits: LazyLogits, index: tuple[Any, ...]) -> Tensor:
+    """Return logits[index] for an index of entries, whatever their rows and tokens."""
+    n, vocab = logits.lead.numel(), logits.shape[-1]
+    if isinstance(index[-1], Tensor | list) and _is_id(index[-1]):
+        _from_the_end(torch.as_tensor(index[-1]), vocab)  # raises in terms of the vocabulary
+    rows = torch.arange(n).view(*logits.lead, 1).expand(*logits.lead, vocab)[index]
+    tokens = torch.arange(vocab).expand(*logits.lead, vocab)[index].reshape(-1)
+    # One gather of (chosen rows, most entries of a row).
+    used, row, counts = rows.reshape(-1).unique(return_inverse=True, return_counts=True)
+    order = row.argsort(stable=True)
+    place = torch.empty_like(row)
+    place[order] = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row[order]]
+    ids = torch.zeros(len(used), int(counts.max()) if len(row) else 0, dtype=torch.int64)
+    ids[row, place] = tokens
+    chosen = lead_view(logits, lambda t: t.reshape(n, t.shape[-1])[used], copies=True)
+    return gather(chosen, -1, ids)[row, place].reshape(rows.shape)  # type: ignore[no-any-return]
 
 
 def _tokens(logits: LazyLogits, tokens: slice) -> LazyLogits:

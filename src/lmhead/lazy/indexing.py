@@ -54,7 +54,8 @@ def _entries(logits: LazyLogits, index: tuple[Any, ...]) -> Tensor:
     rows = torch.arange(n).view(*logits.lead, 1).expand(*logits.lead, vocab)[index]
     tokens = torch.arange(vocab).expand(*logits.lead, vocab)[index].reshape(-1)
     # One gather of (chosen rows, most entries of a row).
-    used, row, counts = rows.reshape(-1).unique(return_inverse=True, return_counts=True)
+    used, row, counts = torch.unique(rows, return_inverse=True, return_counts=True)
+    row = row.reshape(-1)
     order = row.argsort(stable=True)
     place = torch.empty_like(row)
     place[order] = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row[order]]

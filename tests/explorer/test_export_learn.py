@@ -136,6 +136,8 @@ def test_the_memory_of_the_loss(page: Page) -> None:
         assert exported["memory"][way]["bytes"] == sum(t["bytes"] for t in tensors)
     rows = table(page)
     assert [int(row["bytes"]) for row in rows] == [t["bytes"] for ts in both for t in ts]
+    picture = saved(page, "svg").read_text(encoding="utf-8")
+    assert "V = 50,000 · D = 512 · N = 4,096 · float32 · max_bytes = 128" in picture
 
 
 def test_the_run(page: Page, here: str, run: Path) -> None:

@@ -68,6 +68,8 @@ def test_a_text_can_be_coloured_and_pointed_at(
     tokens: list[float] = []
     score(models["tiny"], TEXT, on_token=lambda token: tokens.append(token.bits))
     expect(cells).to_have_count(len(tokens) + 1)
+    # A report has no alternatives to click for.
+    expect(reader.locator(".live-status")).to_have_text("Point at a token for its numbers.")
     cells.nth(2).hover()
     expect(reader.locator(".live-status")).to_contain_text(f"surprisal {tokens[1]:.2f}")
     shares = "cells => cells.map(cell => cell.style.getPropertyValue('--share'))"
@@ -81,6 +83,7 @@ def test_the_lens_keeps_its_measures(
 ) -> None:
     here.goto(f"{address}/lens?prompt=hello")
     read(reader, here, tmp_path)
+    expect(reader.locator(".live-status")).to_have_text("Point at a cell for its numbers.")
     reader.locator("select").select_option("entropy")
     cell = reader.locator(".live-grid .live-cell").last
     number = cell.locator("small").inner_text()

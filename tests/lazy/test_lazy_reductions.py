@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,3 +50,32 @@ def test_as_a_tensor_without_building_it(expression: str) -> None:
     theirs = value_and_gradients(expression, hidden @ head.weight.T, leaves)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+THRESHOLDS: dict[str, Callable[[Any, Any], Any]] = {
+    "softmax": lambda a, _: a.softmax(-1),
+    "log_softmax": lambda a, _: a.log_softmax(-1) * 1.5,
+    "sum": lambda a, b: a + b,
+    "contrast": lambda a, b: a.log_softmax(-1) - 0.5 * b.log_softmax(-1),
+    "cubes": lambda a, _: a.pow(3),
+}
+
+
+@pytest.mark.parametrize("program", THRESHOLDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_threshold_from_topk_keeps_k_tokens(program: str, dtype: torch.dtype) -> None:
+    """The k-th largest is not below itself, whatever the shape of the products behind each."""
+    torch.manual_seed(0)
+    n, vocab, size, k = 200, 3000, 64, 10
+    heads = [LMHead(size, vocab, bias=False, dtype=dtype) for _ in range(2)]
+    with torch.no_grad():
+        for head in heads:
+            head.max_bytes = 2**20
+        a, b = (head(4 * torch.randn(n, size, dtype=dtype)) for head in heads)
+        values = THRESHOLDS[program](a, b)
+        limit = values.topk(k).values[:, -1:]
+        assert (values >= limit).sum(-1).tolist() == [k] * n
+        assert (values == limit).sum(-1).tolist() == [1] * n
+        assert (limit > values).sum(-1).tolist() == [vocab - k] * n
+        kept = values.masked_fill(values < limit, 0.0)
+        assert kept.count_nonzero(-1).tolist() == [k] * n

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead.lazy.logits import LazyLogits, assign, derived, like_strided
-from lmhead.lazy.program import Call, Env, Leaf, Node, Operand
+from lmhead.lazy.program import Call, Dense, Env, Leaf, Node, Operand
 from lmhead.parallel.sharded_scores import ShardedScores
-from lmhead.sweep import SweptScores
+from lmhead.sweep import SweptScores, accumulation_dtype
 
 _NAMES = [
     "abs",
@@ -333,21 +333,45 @@ _COMPARE = {"lt", "le", "gt", "ge", "eq", "ne", "less", "greater", "less_equal",
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Call):
-    """A comparison of a head's logits with other values, decided by the float64 logits.
+    """A comparison of computed values with given ones, where rounding must not decide.
 
-    A threshold is often one of the logits itself, as `topk` returned it: the k-th largest must not
-    be below it because a product of other rows was rounded otherwise.
+    A threshold is often one of the values itself, as `topk` returned it: the k-th largest must not
+    be below it because a product of other rows was rounded otherwise. A head's logits are compared
+    in float64. Of other values the one that equals the threshold of its row up to rounding takes
+    its place, so that all comparisons of the row are among values that were computed together.
     """
 
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Compare rows [first, last)."""
         tiles = [a.dense(env, first, last) for a in self.args]
-        place = next(i for i, a in enumerate(self.args) if isinstance(a, Leaf))
-        leaf, z, other = self.args[place], tiles[place], tiles[1 - place]
-        scores = leaf.scores(env)
-        if isinstance(scores, SweptScores | ShardedScores) and z.device.type != "meta":
-            tiles[place] = scores.select(slice(first, last)).settled(z.detach(), other.detach())
+        place = next(i for i, a in enumerate(self.args) if isinstance(a, Node))
+        node, z, other = self.args[place], tiles[place].detach(), tiles[1 - place].detach()
+        scores = node.scores(env) if isinstance(node, Leaf) else None
+        if z.device.type == "meta":
+            pass
+        elif isinstance(scores, SweptScores | ShardedScores):
+            tiles[place] = scores.select(slice(first, last)).settled(z, other)
+        elif other.shape == (len(z), 1) and z.is_floating_point():
+            tiles[1 - place] = _among(z, other)
         return self.function(*tiles).expand(last - first, self.width)
+
+
+def _among(z: Tensor, threshold: Tensor) -> Tensor:
+    """Return thresholds (B, 1), each replaced by the value of its row (B, V) that it is.
+
+    That is the nearest one, if it differs by no more than products of other shapes would.
+    """
+    if z.shape[1] == 0 or not threshold.is_floating_point():
+        return threshold
+    apart = (z - threshold).abs().nan_to_num_(nan=math.inf)
+    distance, nearest = apart.min(1, keepdim=True)
+    size = threshold.abs()
+    largest = z.abs().masked_fill(z.isinf() | z.isnan(), 0.0).amax(1, keepdim=True)
+    unit = torch.finfo(accumulation_dtype(z.dtype)).eps
+    margin = torch.minimum(512 * unit * size, 8 * unit * (size + largest))
+    if z.dtype.itemsize == 2:
+        margin = margin + torch.finfo(z.dtype).eps * size  # a value rounded to its neighbour
+    return torch.where(distance <= margin, z.gather(1, nearest).to(threshold.dtype), threshold)
 
 
 def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype) -> Node | None:
@@ -370,10 +394,13 @@ def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype
 
 
 def _comparison(frame: Frame, func: Callable[..., Any], args: tuple[Any, ...]) -> Node | None:
-    """Return a comparison of a head's logits with a tensor; None for other comparisons."""
+    """Return a comparison of computed values with a tensor; None for other comparisons."""
     parts = [frame.place(a) for a in args]
-    kinds = [type(p) for p in parts]
-    if sorted(k.__name__ for k in kinds) != ["Leaf", "Operand"]:
+    nodes = [p for p in parts if isinstance(p, Node)]
+    given = [p for p in parts if isinstance(p, Operand)]
+    if len(nodes) != 1 or len(given) != 1 or isinstance(nodes[0], Dense):
+        return None
+    if not isinstance(nodes[0], Leaf) and (given[0].width > 1 or given[0].tensor.numel() == 1):
         return None
     return Comparison(func, tuple(parts), {}, frame.n_rows, frame.vocab)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,7 +113,14 @@ class FactoredScores(Scores):
     def _lse(self) -> Tensor:
         """Return the log of the sum of all probabilities: 0, or NaN for a NaN hidden state."""
         finite = self.hidden.detach().isfinite().all(-1)
-        return torch.where(finite, 0.0, math.nan).double()
+        lse = torch.where(finite, 0.0, math.nan).double()
+        tensors = self.tensors()
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+            return lse
+        if torch._C._are_functorch_transforms_active():
+            return lse + 0.0 * self.hidden.sum(-1)
+        constant: Tensor = _Constant.apply(lse, *tensors)  # type: ignore[no-untyped-call]
+        return constant
 
     def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss, from the factors of the targets alone."""
@@ -171,6 +179,18 @@ class FactoredScores(Scores):
         if bool(self._lse().isnan().any()):
             raise ValueError("hidden must be finite to draw a token; got NaN or inf")
         return self.factors.draw(self.hidden, uniform)
+
+
+class _Constant(torch.autograd.Function):
+    """A function of some tensors that is the same for all of them: its gradients are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *tensors: Tensor) -> Tensor:  # noqa: ARG004
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # noqa: ARG004
+        return (None,) * len(ctx.needs_input_grad)
 
 
 @torch.no_grad()

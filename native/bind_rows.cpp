@@ -124,19 +124,6 @@ void row_gumbel_argmax(Array<const float, 2> z, Array<const double, 1> beta, Key
                           threads);
 }
 
-void row_gumbel_above(Array<const float, 2> z, Array<const double, 1> beta, Keys keys,
-                      Array<const double, 1> least, Array<int64_t, 1> counts, Array<int64_t, 2> ids,
-                      int threads) {
-  const auto [rows, vocab] = shape(z);
-  require_threads(threads);
-  require_rows(z.shape(0), beta, least, counts);
-  require_keys(keys, z.shape(0));
-  require(ids.shape(0) == z.shape(0), "one row of ids per row");
-  const nb::gil_scoped_release release;
-  kernels().gumbel_above(z.data(), rows, vocab, beta.data(), to_keys(keys), least.data(),
-                         static_cast<int64_t>(ids.shape(1)), counts.data(), ids.data(), threads);
-}
-
 void row_draw(Array<const float, 2> z, Array<const double, 1> lse, Array<const int64_t, 2> ids,
               Array<const double, 2> logits, Keys keys, Array<int64_t, 1> token,
               Array<double, 1> log_prob, Array<double, 1> raw_log_prob, Array<double, 1> kept_mass,
@@ -191,8 +178,6 @@ void bind_rows(nb::module_& m) {
         tensor("kept_mass"), arg("threads"));
   m.def("row_gumbel_argmax", &row_gumbel_argmax, tensor("z"), tensor("beta"), tensor("keys"),
         tensor("winners"), arg("threads"));
-  m.def("row_gumbel_above", &row_gumbel_above, tensor("z"), tensor("beta"), tensor("keys"),
-        tensor("least"), tensor("counts"), tensor("ids"), arg("threads"));
   m.def("uniforms", &uniforms, tensor("keys"), arg("stream"), tensor("ids"), tensor("out"));
 }
 

@@ -12,24 +12,6 @@
 namespace LMHEAD_ISA {
 namespace {
 
-void gumbel_above(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
-                  const double* least, int64_t width, int64_t* counts, int64_t* ids, int threads) {
-  parallel_for(rows, threads, [&](int64_t row) {
-    const float* logits = z + row * vocab;
-    const double max = *std::max_element(logits, logits + vocab);
-    counts[row] = 0;
-    if (max == -kFar) return;
-    const double bound = least[row] - beta[row] * max;
-    each_contender(
-        logits, 0, vocab, beta[row], max, keys[row], [&] { return bound; },
-        [&](int64_t token, double score) {
-          if (!(score >= bound)) return;
-          if (counts[row] < width) ids[row * width + counts[row]] = token;
-          ++counts[row];
-        });
-  });
-}
-
 void gumbel_argmax(const float* z, int64_t rows, int64_t vocab, const double* beta, const Key* keys,
                    int64_t* winners, int threads) {
   const int64_t per_row = pieces(vocab);

@@ -205,10 +205,9 @@ namespace lmhead {
 
 extern const RowKernels LMHEAD_ROWS;
 const RowKernels LMHEAD_ROWS = {
-    LMHEAD_ISA::max_and_count, LMHEAD_ISA::softmax_sums, LMHEAD_ISA::moments,
-    LMHEAD_ISA::kth_largest,   LMHEAD_ISA::mass_radius,  LMHEAD_ISA::in_range,
-    LMHEAD_ISA::nucleus,       LMHEAD_ISA::gumbel_above, LMHEAD_ISA::gumbel_argmax,
-    LMHEAD_ISA::draw,
+    LMHEAD_ISA::max_and_count, LMHEAD_ISA::softmax_sums,  LMHEAD_ISA::moments,
+    LMHEAD_ISA::kth_largest,   LMHEAD_ISA::mass_radius,   LMHEAD_ISA::in_range,
+    LMHEAD_ISA::nucleus,       LMHEAD_ISA::gumbel_argmax, LMHEAD_ISA::draw,
 };
 
 }  // namespace lmhead

@@ -52,11 +52,6 @@ struct RowKernels {
                   const double* max, const double* centre, const double* limit, int64_t least,
                   int64_t width, int64_t* counts, int64_t* ids, double* values, int threads);
 
-  // The tokens with β z + noise >= least, in the order of ids: how many, and the first `width`.
-  void (*gumbel_above)(const float* z, int64_t rows, int64_t vocab, const double* beta,
-                       const Key* keys, const double* least, int64_t width, int64_t* counts,
-                       int64_t* ids, int threads);
-
   // The token with the largest β z + noise, ties to the lowest id; -1 if all are masked.
   void (*gumbel_argmax)(const float* z, int64_t rows, int64_t vocab, const double* beta,
                         const Key* keys, int64_t* winners, int threads);

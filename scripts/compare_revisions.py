@@ -76,11 +76,18 @@ def _task(name: str) -> Any:
         logits = torch.randn(1, 262144) * 3
         return lambda: float(sampler(logits).token.sum())
     screened = lmhead.ScreenedHead(head)
-    return lambda: float(screened.argmax(hidden).sum())
+    return lambda: float(getattr(found := screened.argmax(hidden), "token", found).sum())
 
 
-def _worker() -> None:
+def _worker(src: str) -> None:
     """Answer task names on standard input with a value and seconds per call."""
+    # The finder of an editable installation comes before the path.
+    sys.meta_path[:] = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
+    sys.path.insert(0, src)
+    import lmhead
+
+    if not Path(lmhead.__file__).is_relative_to(src):
+        raise RuntimeError(f"lmhead must come from {src}; got {lmhead.__file__}")
     tasks: dict[str, Any] = {}
     for line in sys.stdin:
         name = json.loads(line)
@@ -100,15 +107,14 @@ class _Tree:
 
     def __init__(self, place: Path, threads: int) -> None:
         src = str((place / "src").resolve())
-        start = "import sys; sys.path.insert(0, sys.argv[1]); import compare_revisions as c; "
         environment = {
             **os.environ,
             "PYTHONPATH": str(Path(__file__).parent),
             "OMP_NUM_THREADS": str(threads),
-            "LMHEAD_SRC": src,
         }
+        code = "import sys, compare_revisions as c; c._worker(sys.argv[1])"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", start + "c._worker()", src],
+            [sys.executable, "-c", code, src],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

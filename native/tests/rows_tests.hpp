@@ -284,35 +284,6 @@ inline void check_race(const Kernels& k, Shape shape, const Buffer<float>& z,
   }
 }
 
-inline void check_contenders(const Kernels& k, Shape shape, const Buffer<float>& z,
-                             const Buffer<double>& beta, Place place, Tally& tally) {
-  const auto rows = static_cast<size_t>(shape.rows);
-  const Buffer<Key> keys(rows, place, [](size_t i) { return Key{i, 5 * i}; });
-  const Buffer<double> least(rows, place,
-                             [](size_t i) { return 1.0 + static_cast<double>(i % 4); });
-  for (int64_t width : {shape.tokens, int64_t{3}}) {
-    const Buffer<int64_t> counts(rows, place), ids(rows * static_cast<size_t>(width), place);
-    k.rows->gumbel_above(z.data(), shape.rows, shape.tokens, beta.data(), keys.data(), least.data(),
-                         width, counts.data(), ids.data(), 2);
-    tally.expect(counts.intact() && ids.intact(), "contenders wrote outside a buffer");
-    for (size_t i = 0; i < rows; ++i) {
-      int64_t n = 0;
-      for (int64_t w = 0; w < shape.tokens; ++w) {
-        const double noise =
-            lmhead::to_gumbel(lmhead::philox(keys[i], 0, static_cast<uint64_t>(w)));
-        const double mine =
-            beta[i] * z[i * static_cast<size_t>(shape.tokens) + static_cast<size_t>(w)] + noise;
-        if (!(mine >= least[i])) continue;
-        if (n < width)
-          tally.expect(ids[i * static_cast<size_t>(width) + static_cast<size_t>(n)] == w,
-                       "another token contends");
-        ++n;
-      }
-      tally.expect(counts[i] == n, "the number of contenders is wrong");
-    }
-  }
-}
-
 // Every third token of a row, at twice its logit, some of them struck out.
 inline void check_settle(const Kernels& k, Shape shape, const Buffer<float>& z, Place place,
                          Tally& tally) {
@@ -386,7 +357,6 @@ inline void run(const Kernels& k, Tally& tally) {
           check_nucleus(k, shape, z, beta, place, tally);
           check_kth(k, shape, z, place, tally);
           check_race(k, shape, z, beta, place, tally);
-          check_contenders(k, shape, z, beta, place, tally);
           check_settle(k, shape, z, place, tally);
         }
         tally.expect(z.intact() && beta.intact(), "wrote outside a buffer");

@@ -104,7 +104,7 @@ def work(seed: int, rows: int) -> None:
     distribution.moments(z, largest)
     distribution.mass_radius(z, ones, largest, largest, ones / 2)
     keys = distribution.make_keys([5] * rows, torch.arange(rows))
-    distribution.gumbel_above(z, ones, keys, ones, 4)
+    distribution.gumbel_argmax(z, ones, keys)
     screen_kernels.best(torch.randn(rows, 300), torch.full((rows, 2), 9.0), 2)
     core, blocks = kernels.compiled(), torch.randint(0, 256, (3, 68), dtype=torch.uint8)
     core.dequantize(blocks, "Q8_0", torch.empty(3, 64), 1)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.sweep import kernels
-from lmhead.sweep.kernels import views
+from lmhead.sweep.kernels import arrays
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -75,7 +75,7 @@ def uniforms(keys: Tensor, ids: Tensor, stream: int = FOR_TOKENS) -> Tensor:
     """
     if kernels.core is not None and kernels.readable(keys, ids):
         out = torch.empty(ids.shape, dtype=torch.float64)
-        keys_, ids_, out_ = kernels.views(keys, ids, out)
+        keys_, ids_, out_ = arrays(keys, ids, out)
         kernels.core.uniforms(keys_, stream, ids_, out_)
         return out
     high, low = _philox(keys.to(ids.device), ids, stream)
@@ -121,7 +121,7 @@ def row_max(z: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         largest, n = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_max(*views(z, largest, n), kernels.threads())
+        core.row_max(*arrays(z, largest, n), kernels.threads())
         return largest, n
     return z.double().amax(1), (z > -math.inf).sum(1).double()
 
@@ -131,7 +131,7 @@ def softmax_sums(z: Tensor, betas: Tensor, largest: Tensor) -> Tensor:
     core = _core(z)
     if core is not None:
         out = torch.empty(2, *betas.shape, dtype=torch.float64)
-        core.row_softmax_sums(*views(z, betas, largest, out), kernels.threads())
+        core.row_softmax_sums(*arrays(z, betas, largest, out), kernels.threads())
         return out
     far = z.double() - largest[:, None]
     sums = []
@@ -147,7 +147,7 @@ def moments(z: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     core = _core(z)
     if core is not None:
         shift, square = torch.empty(2, z.shape[0], dtype=torch.float64)
-        core.row_moments(*views(z, largest, shift, square), kernels.threads())
+        core.row_moments(*arrays(z, largest, shift, square), kernels.threads())
         return shift, square
     far = torch.where(z == -math.inf, 0.0, z.double() - largest[:, None])
     return far.sum(1), (far * far).sum(1)
@@ -159,7 +159,7 @@ def kth_largest(z: Tensor, k: Tensor) -> Tensor:
     most = z.shape[1]
     if core is not None and bool((k <= _LARGEST_HEAP).all()):
         value = torch.empty(z.shape[0])
-        core.row_kth_largest(*views(z, k.long(), value), kernels.threads())
+        core.row_kth_largest(*arrays(z, k.long(), value), kernels.threads())
         return value.double()
     widest = int(k.clamp(max=most).max()) if len(k) else 1
     values = z.topk(widest, dim=1).values.double()
@@ -176,8 +176,8 @@ def mass_radius(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit:
     if core is not None:
         radius = torch.empty_like(beta)
         width = torch.full_like(beta, _BIN_WIDTH)
-        arrays = views(z, beta, largest, centre, width, limit)
-        core.row_mass_radius(*arrays, radius, kernels.threads())
+        given = arrays(z, beta, largest, centre, width, limit)
+        core.row_mass_radius(*given, radius, kernels.threads())
         return radius
     z = z.double()
     distance = (z - centre[:, None]).abs().masked_fill(z == -math.inf, math.inf)
@@ -199,7 +199,7 @@ def tokens_in_range(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Te
         # Rounded outwards, so that no token is missed.
         lo32 = torch.nextafter(lo.float(), _DOWN)
         hi32 = torch.nextafter(hi.float(), _UP)
-        _, ids, values = _selected(z, lambda *out: core.row_range(*views(z, lo32, hi32), *out))
+        _, ids, values = _selected(z, lambda *out: core.row_range(*arrays(z, lo32, hi32), *out))
         return ids, values * beta[:, None]
     inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
     counts = inside.sum(1)
@@ -223,8 +223,8 @@ def nucleus(
     core = _core(z)
     if core is None:
         return None
-    arrays = views(z, beta, largest, centre, limit)
-    counts, ids, values = _selected(z, lambda *out: core.row_nucleus(*arrays, least, *out))
+    given = arrays(z, beta, largest, centre, limit)
+    counts, ids, values = _selected(z, lambda *out: core.row_nucleus(*given, least, *out))
     return None if 0 in counts.tolist() else (ids, values)
 
 
@@ -233,7 +233,7 @@ def gumbel_argmax(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
     core = _core(z)
     if core is not None:
         best = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_gumbel_argmax(*views(z, beta, keys, best), kernels.threads())
+        core.row_gumbel_argmax(*arrays(z, beta, keys, best), kernels.threads())
         return best
     best = torch.empty(z.shape[0], dtype=torch.int64, device=z.device)
     ids = torch.arange(z.shape[1], device=z.device)[None]
@@ -264,31 +264,8 @@ def sample_candidates(
         return None
     token = torch.empty(z.shape[0], dtype=torch.int64)
     log_prob, raw, mass = torch.empty(3, z.shape[0], dtype=torch.float64)
-    core.row_draw(*views(z, lse, ids, logits, keys, token, log_prob, raw, mass), kernels.threads())
+    core.row_draw(*arrays(z, lse, ids, logits, keys, token, log_prob, raw, mass), kernels.threads())
     return token, log_prob, raw, mass
-
-
-def gumbel_above(
-    z: Tensor, beta: Tensor, keys: Tensor, least: Tensor, width: int
-) -> tuple[Tensor, Tensor]:
-    """Return the tokens with β z + noise >= least: their number per row, and the first `width`.
-
-    (B,) and (B, width); in the order of ids, token 0 where there are fewer.
-    """
-    core = _core(z)
-    ids = torch.zeros(z.shape[0], width, dtype=torch.int64, device=z.device)
-    if core is not None:
-        counts = torch.empty(z.shape[0], dtype=torch.int64)
-        core.row_gumbel_above(*views(z, beta, keys, least, counts, ids), kernels.threads())
-        return counts, ids
-    counts = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
-    token_ids = torch.arange(z.shape[1], device=z.device)[None]
-    for i in range(z.shape[0]):
-        score = z[i].double() * beta[i] + gumbel(keys[i : i + 1], token_ids)[0]
-        above = ((score >= least[i]) & (z[i] > -math.inf)).nonzero()[:, 0]
-        counts[i] = len(above)
-        ids[i, : len(above)] = above[:width]
-    return counts, ids
 
 
 def _selected(z: Tensor, fill: Callable[..., None]) -> tuple[Tensor, Tensor, Tensor]:
@@ -303,7 +280,7 @@ def _selected(z: Tensor, fill: Callable[..., None]) -> tuple[Tensor, Tensor, Ten
         width = capacity
         ids = torch.zeros(z.shape[0], width, dtype=torch.int64)
         values = torch.full(ids.shape, -math.inf, dtype=torch.float64)
-        fill(*views(counts, ids, values), kernels.threads())
+        fill(*arrays(counts, ids, values), kernels.threads())
         capacity = widest(counts)
     return counts, ids[:, :capacity], values[:, :capacity]
 

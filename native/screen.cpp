@@ -114,10 +114,9 @@ void tile(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kin
 // which are then read side by side, each in the order of memory.
 template <class Kind, int R, int T>
 void strip(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kind>& operands,
-           int64_t lo, int64_t hi, bool streams, int64_t b, float* approx, float* top,
-           int64_t top_stride) {
+           int64_t lo, int64_t hi, bool streams, int64_t b, float* approx, float* top) {
   float best[T];
-  for (int t = 0; t < T; ++t) best[t] = top[t * top_stride];
+  for (int t = 0; t < T; ++t) best[t] = top[t];
   const int64_t part = (hi - lo) / R;
   if (streams)
     for (int64_t v = lo; v < lo + part; ++v)
@@ -127,7 +126,7 @@ void strip(const ScreenCopy& copy, const ScreenStates& states, const Operands<Ki
       tile<Kind, R, T>(copy, states, operands, v, Neighbours(), b, approx, best);
   for (int64_t v = lo + part * R; v < hi; ++v)
     tile<Kind, 1, T>(copy, states, operands, v, Neighbours(), b, approx, best);
-  for (int t = 0; t < T; ++t) top[t * top_stride] = best[t];
+  for (int t = 0; t < T; ++t) top[t] = best[t];
 }
 
 // Which of the 32 tokens from 32 · group on some state may have: a bit each.
@@ -177,11 +176,12 @@ int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* a
   const auto one = copy.streams == 4   ? strip<Kind, 4, 1>
                    : copy.streams == 2 ? strip<Kind, 2, 1>
                                        : strip<Kind, 1, 1>;
-  // The tokens from `lo` to `hi`; nothing is prefetched from `stop` on.
-  const auto tokens = [&](const ScreenCopy& from, int64_t lo, int64_t hi, int64_t stop) {
-    float* top = block_max + lo / kScreenBlock;
+  // The tokens from `lo` to `hi`, and the largest product of each state; nothing is prefetched from
+  // `stop` on.
+  const auto tokens = [&](const ScreenCopy& from, int64_t lo, int64_t hi, int64_t stop,
+                          float* top) {
     if (rows == 1) {
-      one(from, states, operands, lo, hi, true, 0, approx, top, blocks);
+      one(from, states, operands, lo, hi, true, 0, approx, top);
       return;
     }
     for (int64_t v = lo; v < hi; v += kNear) {
@@ -195,7 +195,7 @@ int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* a
           __builtin_prefetch(codes + next);
         const auto some =
             b + kStates <= rows ? strip<Kind, kTokens, kStates> : strip<Kind, kTokens, 1>;
-        some(from, states, operands, v, end, false, b, approx, top + b * blocks, blocks);
+        some(from, states, operands, v, end, false, b, approx, top + b);
       }
     }
   };
@@ -205,18 +205,20 @@ int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* a
   std::atomic<int64_t> read{0};
   parallel_for(blocks, threads, [&](int64_t block) {
     const int64_t lo = block * kScreenBlock, hi = std::min(copy.vocab, lo + kScreenBlock);
-    for (int64_t b = 0; b < rows; ++b) block_max[b * blocks + block] = -__builtin_inff();
+    // Not in `block_max`, where another thread writes to the same lines of the cache.
+    std::vector<float> top(static_cast<size_t>(rows), -__builtin_inff());
     int64_t count = hi - lo;
     if (!all) count = each_run(copy, states, block, [](int64_t, int64_t) {});
     read += count;
     if (count == hi - lo) {
-      tokens(copy, lo, hi, copy.vocab);
-      return;
+      tokens(copy, lo, hi, copy.vocab, top.data());
+    } else {
+      for (int64_t b = 0; b < rows; ++b)
+        std::fill_n(approx + b * copy.vocab + lo, hi - lo, -__builtin_inff());
+      each_run(copy, states, block,
+               [&](int64_t from, int64_t to) { tokens(unhurried, from, to, to, top.data()); });
     }
-    for (int64_t b = 0; b < rows; ++b)
-      std::fill_n(approx + b * copy.vocab + lo, hi - lo, -__builtin_inff());
-    each_run(copy, states, block,
-             [&](int64_t from, int64_t to) { tokens(unhurried, from, to, to); });
+    for (int64_t b = 0; b < rows; ++b) block_max[b * blocks + block] = top[static_cast<size_t>(b)];
   });
   return read;
 }

@@ -16,7 +16,7 @@ namespace lmhead {
 
 namespace nb = nanobind;
 
-// The kernels that Python has chosen; bind.cpp.
+// The kernels chosen from Python; defined in bind.cpp.
 const Kernels* chosen_kernels();
 
 // A view of a tensor, never a copy, that has memory of its own: see the caster below.
@@ -94,7 +94,7 @@ void require_size(const std::optional<A>& array, size_t size, const char* what) 
 
 inline void require_threads(int threads) { require(threads >= 1, "threads must be at least 1"); }
 
-// Every one of `numbers` from 0 to `limit`, without the limit.
+// Requires every number to be in [0, limit).
 inline void require_below(const Array<const int64_t, 1>& numbers, size_t limit, const char* what) {
   for (size_t i = 0; i < numbers.size(); ++i)
     require(numbers.data()[i] >= 0 && numbers.data()[i] < static_cast<int64_t>(limit), what);

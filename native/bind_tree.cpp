@@ -18,7 +18,7 @@ void sums(Array<const double, 1> factors, FloatArray<2> from, Array<const int64_
                                to.data(), length(to), threads);
 }
 
-// The sizes of a tree; its nodes are checked where the search comes across them.
+// The sizes of a tree; its nodes are checked when the search visits them.
 TokenTree to_tree(const Array<const int64_t, 1>& start, const Array<const int64_t, 1>& child,
                   int64_t vocab) {
   const auto forks = static_cast<int64_t>(start.size()) - 1;

@@ -299,7 +299,7 @@ void rotate(float* x, int64_t d, const float* cos, const float* sin, bool interl
   }
 }
 
-// What one query (d,) attends to among n keys and values (n, d): out (d,). weights: room for n.
+// Attention of one query (d,) over n keys and values (n, d): out (d,). weights: scratch of n.
 void attend(const float* query, const float* keys, const float* values, int64_t n, int64_t d,
             float* weights, float* out) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));

@@ -143,12 +143,12 @@ constexpr int tokens_with(int) { return 1; }
 constexpr int kStates = 2;
 constexpr int tokens_with(int) { return 1; }
 #endif
-// Tokens that a thread takes at a time, and that several blocks of states meet in turn while they
+// Tokens per task of a thread; several blocks of states are multiplied with them in turn while they
 // stay in the nearest caches: multiples of all of these.
 constexpr int64_t kPiece = 240, kGroup = 12;
-// While states are loaded beside it, a machine does not see the weight's stream coming. Measured on
-// Zen 4: asking for the second-level cache, at least 8 KiB ahead, hides all of it; asking for the
-// first-level cache, or for the next tile, hides nearly nothing.
+// The hardware does not prefetch the weight while states are loaded beside it. Measured on
+// Zen 4: prefetching to the second-level cache, at least 8 KiB ahead, hides all latency; to the
+// first-level cache, or of the next tile, hides almost none.
 constexpr int64_t kAhead = 16384;
 
 // Up to kStates hidden states, 16 entries of each in turn. Zeros pad the entries, and the number of
@@ -319,7 +319,7 @@ void float_pairs(const float* hidden, const Floats& weight, int64_t d, const int
   double largest = 0.0;
   lmhead::with_type(weight, [&](auto* w) {
     for (int64_t i = 0; i < n; ++i) {
-      // The next row: which it is no machine can guess.
+      // Prefetch the next row: the hardware cannot predict it.
       if (i + 1 < n)
         for (int64_t at = 0; at < d; at += 64 / static_cast<int64_t>(sizeof *w))
           __builtin_prefetch(w + ids[i + 1] * d + at);

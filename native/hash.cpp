@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
 
-// Numbers without a pattern (splitmix64).
+// Pseudorandom numbers (splitmix64).
 uint64_t mixed(uint64_t i) {
   uint64_t z = i * 0x9e3779b97f4a7c15;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;

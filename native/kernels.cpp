@@ -76,7 +76,7 @@ vf slope(const Map& map, vf z) {
   return (d > 0.0f ? d : splat(0.0f)) * (map.scale * map.outer);
 }
 
-// Put (value, id) into a row's heap, in place of its smallest entry once it is full.
+// Push (value, id) on a row's heap, replacing its smallest entry if it is full.
 void push(const Heaps& heaps, int64_t row, float value, int64_t id) {
   float* values = heaps.values + row * heaps.kept;
   int64_t* ids = heaps.ids + row * heaps.kept;
@@ -105,7 +105,7 @@ float threshold(const Heaps& heaps, int64_t row) {
   return heaps.sizes[row] < heaps.kept ? -kInf : heaps.values[row * heaps.kept];
 }
 
-// One block of tokens for one vector of rows, in all the ways it is looked at.
+// One block of tokens for one vector of rows: everything that is computed from it.
 struct Block {
   const float* z;
   int64_t tokens, rows, token, row;
@@ -135,7 +135,7 @@ struct Block {
     for (int64_t n = 0; n < ranks.n; ++n) {
       const int64_t at = n * rows + row;
       const vf mine = lanes.get(ranks.mine + at, kInf), slack = lanes.get(ranks.slack + at);
-      // Far below, as nearly all tokens are: nothing to count. A NaN is not far below.
+      // Nearly all tokens are far below and contribute nothing. A NaN is not far below.
       if (!any(~(largest - mine < -(per_norm * widest + slack)))) continue;
       vi above{};
       for (int64_t w = 0; w < tokens; ++w) {
@@ -272,7 +272,7 @@ void gradient(float* z, int64_t tokens, int64_t rows, const float* high, const f
     z[picks[i].token * rows + picks[i].row] += picks[i].value * steep[i];
 }
 
-// A vector's worth of rows on their way through `loss`, what is known of each in a lane.
+// The state of `loss` for a vector of rows, one row per lane.
 struct Losses {
   double s[kLanes] = {}, mixed[kLanes] = {};
   float picked[kLanes] = {};

@@ -29,7 +29,7 @@ constexpr int kStates = 2;
 using State = double;
 constexpr int tokens_with(int) { return 1; }
 #endif
-// Tokens that a thread takes at a time, and that several blocks of states meet in turn while they
+// Tokens per task of a thread; several blocks of states are multiplied with them in turn while they
 // stay in the first-level cache: multiples of all of these.
 constexpr int64_t kPiece = 240, kGroup = 12;
 
@@ -61,7 +61,7 @@ Block pack(const float* hidden, int64_t first, int64_t rows, int64_t d) {
 template <int R, int T, class W>
 void tile(const W* weight, int64_t d, const Eight* states, double (*out)[T]) {
   DotLanes sums[R][T];
-  // Several tokens at a time are several streams, which a machine does not see coming: ask for the
+  // The hardware does not prefetch several streams at a time, one per token: prefetch the
   // next tile, in the order of its bytes.
   const char* next = reinterpret_cast<const char*>(weight + R * d);
   constexpr int64_t kStep = R * kDotLanes * sizeof(W);

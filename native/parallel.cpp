@@ -24,7 +24,7 @@ GompParallel find_gomp() {
 }
 
 // More threads than cores gain nothing, and libgomp ends the process if one cannot be made. Eight
-// on any machine, so that tests on a small one meet several.
+// on any machine, so that tests on a small one run several.
 int most_threads() {
   static const int most = std::max(8, static_cast<int>(std::thread::hardware_concurrency()));
   return most;
@@ -56,7 +56,7 @@ void run_on_own_threads(Work& work, int threads) {
   try {
     for (int i = 1; i < threads; ++i) helpers.emplace_back(run, &work);
   } catch (const std::system_error&) {
-    // Those that could be made share the work.
+    // The threads that could be started share the work.
   }
   run(&work);
   for (auto& helper : helpers) helper.join();

@@ -11,7 +11,7 @@
 namespace LMHEAD_ISA {
 namespace {
 
-// Histogram bins; the last takes everything that is further off.
+// Histogram bins; the last one counts everything beyond.
 constexpr int64_t kBins = 4096;
 // Histograms at a time: as many as fit in a cache, however many rows there are.
 constexpr int64_t kHistograms = 64;
@@ -60,7 +60,7 @@ void max_and_count(const float* z, int64_t rows, int64_t vocab, double* max_out,
     }
     return {any(odd) ? std::numeric_limits<double>::quiet_NaN() : largest, count};
   };
-  // A NaN comes through, and stays.
+  // A NaN is kept.
   const auto join = [](TwoSums a, TwoSums b) -> TwoSums {
     return {b.first <= a.first ? a.first : (a.first != a.first ? a.first : b.first),
             a.second + b.second};
@@ -74,7 +74,7 @@ TwoSums mass_of(const float* z, double b, double m, int64_t lo, int64_t hi) {
   for (int64_t i = lo; i < hi; i += kLanes) {
     const Two two = widen(z + i, static_cast<int>(std::min<int64_t>(kLanes, hi - i)));
     for (int k = 0; k < 2; ++k) {
-      // A masked token is as far off as one that adds nothing: 1e-308.
+      // A masked token counts as one of negligible mass: 1e-308.
       vd far = ((k ? two.high : two.low) - m) * b;
       far = far < -708.0 ? vd{} - 708.0 : far;
       const vd e = exp_within(far);

@@ -129,7 +129,7 @@ void strip(const ScreenCopy& copy, const ScreenStates& states, const Operands<Ki
   for (int t = 0; t < T; ++t) top[t] = best[t];
 }
 
-// Which of the 32 tokens from 32 · group on some state may have: a bit each.
+// Which of the 32 tokens from 32 · group on at least one state allows: a bit each.
 uint32_t needed(const ScreenCopy& copy, const ScreenStates& states, int64_t group) {
   const int64_t n_uint32 = (copy.vocab + 31) / 32, lo = 32 * group;
   const int64_t n = std::min<int64_t>(32, copy.vocab - lo);
@@ -162,7 +162,7 @@ int64_t each_run(const ScreenCopy& copy, const ScreenStates& states, int64_t blo
   return count;
 }
 
-// Tokens that stay in the nearest cache while all states pass over them.
+// Tokens that stay in the first-level cache while all states are multiplied with them.
 constexpr int64_t kNear = 8;
 
 template <class Kind>
@@ -186,7 +186,7 @@ int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* a
     }
     for (int64_t v = lo; v < hi; v += kNear) {
       const int64_t end = std::min(hi, v + kNear);
-      // While some states pass over these tokens, ask for a part of the next ones.
+      // Prefetch a part of the next tokens while some states are multiplied with these.
       int64_t next = end * bytes;
       const int64_t far = std::min(stop * bytes, next + kNear * bytes);
       const int64_t part = (kNear * bytes * kStates / rows + 63) / 64 * 64;
@@ -200,8 +200,8 @@ int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* a
     }
   };
   const bool all = !states.allowed && !copy.bias;
-  ScreenCopy unhurried = copy;
-  unhurried.ahead = 0;
+  ScreenCopy without_prefetch = copy;
+  without_prefetch.ahead = 0;
   std::atomic<int64_t> read{0};
   parallel_for(blocks, threads, [&](int64_t block) {
     const int64_t lo = block * kScreenBlock, hi = std::min(copy.vocab, lo + kScreenBlock);
@@ -215,8 +215,9 @@ int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* a
     } else {
       for (int64_t b = 0; b < rows; ++b)
         std::fill_n(approx + b * copy.vocab + lo, hi - lo, -__builtin_inff());
-      each_run(copy, states, block,
-               [&](int64_t from, int64_t to) { tokens(unhurried, from, to, to, top.data()); });
+      each_run(copy, states, block, [&](int64_t from, int64_t to) {
+        tokens(without_prefetch, from, to, to, top.data());
+      });
     }
     for (int64_t b = 0; b < rows; ++b) block_max[b * blocks + block] = top[static_cast<size_t>(b)];
   });
@@ -246,7 +247,7 @@ void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBound
       double both = first;
       int32_t sum[1][1];
       if (low.nibbles) {
-        // The row after the next: which it is no machine can guess.
+        // Prefetch the row after the next: the hardware cannot predict it.
         if (i + 2 < n)
           for (int64_t line = 0; line < low.width / 2; line += 64)
             __builtin_prefetch(low.nibbles + ids[i + 2] * (low.width / 2) + line, 0, 0);
@@ -261,7 +262,7 @@ void refine(const ScreenCopy& low, const ScreenStates& states, const ScreenBound
   });
 }
 
-// Written so that a NaN stays. A masked token, at -inf, has no slack.
+// Keeps a NaN. A masked token, at -inf, has no slack.
 inline bool out_of_reach(float a, double e, float entry_e, double n, float entry_n, double limit) {
   const double x = a, slack = a == -__builtin_inff() ? 0.0 : std::fabs(x) * 0x1p-22;
   return x + e * entry_e + n * entry_n + slack + 0x1p-120 < limit;
@@ -289,7 +290,7 @@ __attribute__((noinline)) int32_t keep(const ScreenBounds& s, int64_t b, int64_t
 // body(row, block) for all, many blocks at a time.
 template <class Body>
 void each_block(const ScreenBounds& s, int threads, const Body& body) {
-  // Enough work to start a thread for: most blocks are skipped by one comparison.
+  // Enough work for a thread: most blocks are skipped by one comparison.
   constexpr int64_t kTogether = 128;
   const int64_t all = s.rows * screen_blocks(s.vocab);
   parallel_for((all + kTogether - 1) / kTogether, threads, [&](int64_t piece) {

@@ -258,7 +258,7 @@ class Planes {
     return Dot::load(bytes_.data() + (b * Kind::kParts + p) * 2 * padded_ + i);
   }
   Dot::Bytes low(int64_t b, int p, int64_t i) const { return high(b, p, padded_ + i); }
-  // What the unsigned bytes add too much.
+  // The excess that the offset of the unsigned bytes causes.
   uint32_t offset(int64_t b) const { return offsets_[static_cast<size_t>(b)]; }
 
   int64_t row_bytes;
@@ -293,7 +293,7 @@ template <class Kind, int R, int T>
 void dot(const typename Kind::Entry* w, int64_t stride, const Planes<Kind>& y, int64_t b,
          int64_t ahead, int32_t (*out)[R]) {
   Dot::Sums high[R][T] = {}, low[R][T] = {};
-  // With few sums other ones for the second part of a byte: they need not wait for each other.
+  // With few sums, separate ones for the second part of a byte: shorter dependency chains.
   constexpr bool kMore = R * T <= 2 && Kind::kParts == 2;
   Dot::Sums more_high[R][T] = {}, more_low[R][T] = {};
   for (int64_t i = 0; i < y.row_bytes; i += kVector) {

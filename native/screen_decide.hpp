@@ -17,7 +17,7 @@
 namespace LMHEAD_ISA {
 namespace {
 
-// At least k tokens reach the k-th largest of the blocks' maxima: only these are looked at.
+// At least k tokens reach the k-th largest block maximum: only those are compared.
 void best_of(const lmhead::ScreenBounds& bounds, int64_t row, int64_t k, int64_t* ids) {
   const int64_t blocks = lmhead::screen_blocks(bounds.vocab);
   const float* top = bounds.block_max + row * blocks;
@@ -63,7 +63,7 @@ std::vector<double> scores(const lmhead::ScreenExact& exact, const std::vector<i
   return x;
 }
 
-// Whether an exact value lies where the bounds have it. An infinity lies within itself.
+// Whether an exact value is within its bounds. An infinity is within itself.
 bool lies_within(const lmhead::ScreenBounds& s, double base, int64_t v, double x) {
   const double approx = s.approx[v];
   const double slack = approx < -3.4e38 ? 0.0 : std::fabs(approx) * 0x1p-21;
@@ -82,7 +82,7 @@ lmhead::ScreenDecided decide(const lmhead::ScreenBounds& bounds, const lmhead::S
   best_of(bounds, 0, k, pivots.data());
   const std::vector<double> known = scores(exact, pivots, threads);
   const double least = *std::min_element(known.begin(), known.end());
-  // Where masked tokens come among the best k, nothing can be passed over.
+  // If masked tokens are among the best k, no block can be skipped.
   if (!(least > -__builtin_inf())) return {k, false, true};
   const double limit =
       (least - exact.base) - 4 * kUnit * (std::fabs(least) + std::fabs(exact.base));

@@ -188,7 +188,7 @@ constexpr int kTokens = 4, kStates = 2;
 #endif
 
 // out[t][r] = Σ w · y for R rows of the copy, `stride` entries apart, and T states from `b` on.
-// Several sums side by side where there are few, so that they need not wait for each other.
+// Where there are few sums, several chains of each, so that additions overlap.
 //
 // `ahead`: how far ahead of its use memory is prefetched, in bytes; 0 for not at all.
 template <class Kind, int R, int T>

@@ -1,4 +1,4 @@
-// Hidden states as integers, and how far those are off: docs/certified.md. For screen.cpp
+// Hidden states as integers, and their error: docs/certified.md. For screen.cpp
 // alone, compiled with it.
 #pragma once
 
@@ -34,7 +34,7 @@ double product(const double* x, const double* y, int64_t n) {
 
 double norm(const double* x, int64_t n) { return std::sqrt(product(x, x, n)); }
 
-// x as 16-bit numbers times a scale; x becomes what is left.
+// x as 16-bit numbers times a scale; x becomes the remainder.
 double round_to(double* x, int64_t n, double room, int16_t* codes) {
   double largest = 0.0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));

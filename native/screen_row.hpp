@@ -124,7 +124,7 @@ class BoundedRow {
     }
     const Range all = masses(factor);
     for (size_t i = 0; i < but.size(); ++i) mid_[but[i].id] = left_out[i];
-    // More than the errors of float32 in exponents, exp and sums; exp below 2.2e-38 is 0.
+    // Exceeds the float32 errors of exponents, exp and sums; exp below 2.2e-38 is 0.
     const double lo = all.lo * (1.0 - 0x1p-14);
     const double hi = all.hi * (1.0 + 0x1p-14) + static_cast<double>(vocab_) * 2.2e-38;
     const double from = factor * top_ + beta * shift_;
@@ -166,7 +166,7 @@ class BoundedRow {
     return ids;
   }
 
-  // Appends these tokens with their logits; false if one lies outside its bounds.
+  // Appends these tokens with their logits; false if a logit is outside its bounds.
   bool score(const std::vector<int64_t>& ids, std::vector<Token>* tokens) const {
     const auto n = static_cast<int64_t>(ids.size());
     std::vector<float> sums(ids.size());
@@ -301,7 +301,7 @@ class BoundedRow {
       const double fixed = radii_.empty() ? most - factor * e_ * stretch_ * block_e(block) : 0.0;
       const double unit = radii_.empty() ? factor * e_ * stretch_ : factor;
       const double offset = unit * sum(offsets) * (1.0 + 0x1p-16) + sum_of * fixed;
-      // What exp lost may lie at the end of its bounds.
+      // What exp rounded to 0 may be as large as its bound.
       all.hi += static_cast<double>(hi - lo) * 2.2e-38 * std::exp(most);
       if (!(sum_of > 0.0)) continue;
       all.lo += sum_of * std::exp(-std::min(most, offset / sum_of));
@@ -310,7 +310,7 @@ class BoundedRow {
     return all;
   }
 
-  // A token that counts is no larger than the top, and what it lacks to it: for roundings.
+  // A counted token is at most the top; the difference bounds its rounding error.
   double near_top() const { return std::fabs(top_) * 0x1p-20; }
   double block_e(size_t block) const { return screen_.bounds.block_e[block]; }
   double tops_radius(size_t block) const { return radii_of_blocks_[block]; }

@@ -15,9 +15,9 @@ namespace {
 
 using lmhead::SampleChain;
 
-// Relative to what is compared: more than float64 roundings of other ways to compute the same.
+// Relative; exceeds the float64 rounding errors of any other order of computation.
 constexpr double kRounding = 1e-12;
-// Of the best tokens that top_h looks at.
+// top_h looks at this many of the best tokens.
 constexpr int64_t kTopHMost = 100;
 
 struct Step {
@@ -57,7 +57,7 @@ class RowSampler {
       for (const Step& step : steps_) beta_ *= step.value;
       steps_.clear();
     }
-    // A distribution so flat or so steep is left to others.
+    // The caller handles a distribution this flat or this steep.
     if (!(beta_ > 1e-30 && beta_ < 1e30)) throw Undecided();
   }
 
@@ -96,7 +96,7 @@ class RowSampler {
     if (!row_.score(ids, &tokens_)) throw Unsound();
   }
 
-  // Of these tokens those that were not scored before.
+  // Scores those of these tokens that were not scored before.
   void score_others(std::vector<int64_t> ids) {
     std::vector<int64_t> known, others;
     for (const Token& t : tokens_) known.push_back(t.id);
@@ -135,7 +135,7 @@ class RowSampler {
     return lmhead::to_gumbel(lmhead::philox(key_, 0, static_cast<uint64_t>(id)));
   }
 
-  // The best of some tokens by β z + noise, with the others out of the reach of roundings.
+  // The best of some tokens by β z + noise; no other may be within rounding error of it.
   size_t winner(const std::vector<Token>& tokens, size_t n, double beta) const {
     size_t best = 0;
     double first = kNone, second = kNone, off = 0.0;
@@ -192,7 +192,7 @@ class RowSampler {
     if (ids->size() > most()) throw Undecided();
   }
 
-  // Tokens that are scored at most: more take as long as all logits.
+  // The most tokens to score: more would take as long as all logits.
   size_t most() const {
     return std::max<size_t>(1024, static_cast<size_t>(vocab_ / (row_.coarse() ? 16 : 4)));
   }
@@ -329,7 +329,7 @@ class RowSampler {
       const Counts kept{kept_by(step, best, n.lo, total.lo, total.hi, 1.0 + slack),
                         kept_by(step, best, n.hi, total.hi, total.lo, 1.0 - slack)};
       if (step.kind == lmhead::kTopH && n.lo != n.hi) throw Undecided();
-      // Of other cuts the limit was such that they cannot keep a token below it.
+      // Other cuts cannot keep a token below the limit, by its choice.
       if (i == 0 && !all && step.kind == lmhead::kTopP && kept.hi == best.size()) throw Undecided();
       n = {std::max<size_t>(1, std::min(kept.lo, kept.hi)), std::max(kept.lo, kept.hi)};
     }
@@ -366,7 +366,7 @@ class RowSampler {
                          double strict) const {
     if (share >= 1.0) return n;
     const double log_mass = std::log(mass(best, n));
-    // Of one likely token and others that hardly count roundings are not small any more.
+    // With one likely token and negligible others, rounding errors are no longer small.
     if (log_mass < 1e-6 && n > 1) throw Undecided();
     const auto term = [&](size_t i) {
       const double x = beta_ * (best[i].z - best[0].z) - log_mass;

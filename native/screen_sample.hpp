@@ -55,8 +55,8 @@ struct SampleSource {
   int64_t size;
 };
 
-// What the copy tells. Of "4+4", bounds.token_e is that of the first pass, and `low`, `states` and
-// `low_e` make the second; else low.nibbles is null.
+// The bounds from the copy. With "4+4", bounds.token_e is that of the first pass, and `low`,
+// `states` and `low_e` make the second; else low.nibbles is null.
 struct SampleScreen {
   const ScreenKernels* kernels;
   ScreenBounds bounds;  // limits are not used

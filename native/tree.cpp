@@ -17,11 +17,11 @@ using lmhead::Floats;
 using lmhead::parallel_for;
 using lmhead::TokenTree;
 
-// Terms that are added in float32 before the sum so far takes them in: long sums lose less.
+// Terms added in float32 before they are added to the total: less error in long sums.
 constexpr int64_t kTerms = 64;
 // Vectors of a row that are summed side by side.
 constexpr int kSide = 4;
-// Rows of `to` that a thread takes at a time.
+// Rows of `to` per task of a thread.
 constexpr int64_t kGroups = 16;
 
 inline vf load_row(const float* p) { return load(p); }
@@ -110,7 +110,7 @@ class Search {
          int64_t k)
       : hidden_(hidden), weight_(weight), bias_(bias), d_(d), tree_(tree), k_(k) {}
 
-  // Whether all probabilities were numbers, and all nodes in their place.
+  // Whether no probability was a NaN, and all nodes were valid.
   bool run() {
     if (tree_.forks == 0) {
       best_.push_back({0.0, 0});
@@ -121,7 +121,7 @@ class Search {
       std::pop_heap(open_.begin(), open_.end(), lighter);
       const Node fork = open_.back();
       open_.pop_back();
-      // One that ties with the last token may hold a token with a lower id.
+      // A fork that ties with the last token may hold a token with a lower id.
       if (full() && fork.mass < best_.front().mass) break;
       if (!expand(fork)) return false;
     }
@@ -138,7 +138,7 @@ class Search {
 
   // Two branches or more, each a token or a fork further down; the rows before the last are there.
   bool is_fork(int64_t id, int64_t begin, int64_t end) const {
-    // Compared before anything is subtracted: the numbers may be any.
+    // Compare before subtracting: the numbers may be arbitrary.
     if (begin < id || end <= begin || end > tree_.vocab + tree_.forks - 1) return false;
     if (end - begin < 2) return false;
     if (end - id - 1 > tree_.vocab - 1) return false;

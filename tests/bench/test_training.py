@@ -40,7 +40,7 @@ def test_wikitext_filter(tmp_path: Path) -> None:
     for name in ("train", "valid"):
         (tmp_path / f"{name}.txt").write_text(words * 20, encoding="utf-8")
     tiny = "--steps 4 --every 2 --batch 2 --window 8 --width 32 --layers 1 --valid-tokens 64"
-    document = document_of("wikitext_filter", "--data", tmp_path, *tiny.split(), out=tmp_path)
+    document = document_of("wikitext-filter", "--data", tmp_path, *tiny.split(), out=tmp_path)
     assert list(document["curves"]) == ["exact", "filter", "threshold", "dropped"]
     assert [point["step"] for point in document["curves"]["exact"]] == [2, 4]
     written = json.loads((tmp_path / "wikitext-filter.json").read_text(encoding="utf-8"))

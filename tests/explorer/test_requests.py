@@ -26,8 +26,19 @@ PLACES = {
 def responding(page: Page, pattern: str, respond: Callable[[Route], None]) -> Iterator[None]:
     """Inside, the test responds to these requests."""
     page.route(re.compile(pattern), respond)
-    yield
-    page.unroute(re.compile(pattern), respond)
+    try:
+        yield
+    finally:
+        page.unroute(re.compile(pattern), respond)
+
+
+def first(held: list[Route], page: Page) -> Route:
+    """The first request that is held, once it has arrived."""
+    for _ in range(100):
+        if held:
+            break
+        page.wait_for_timeout(50)
+    return held[0]
 
 
 @contextmanager
@@ -107,7 +118,7 @@ def test_a_row_keeps_the_tokens_of_its_model_until_the_next_is_there(
         here.wait_for_timeout(300)
         assert tokens.all_inner_texts() == before
         expect(here.locator(".exports")).to_have_count(0)
-        held[0].continue_()
+        first(held, here).continue_()
         settled(here)
         expect(here.locator(".exports")).to_have_count(1)
     assert tokens.all_inner_texts() != before
@@ -120,7 +131,7 @@ def test_a_token_is_not_shown_with_the_tokens_of_another_place(here: Page, addre
     with responding(here, "/api/next", lambda route: held.append(route)):
         here.locator('[data-chart="heat"] .tok').nth(2).click()
         expect(here.locator('[data-chart="distribution"]')).to_have_count(0)
-        held[0].abort()
+        first(held, here).abort()
         expect(here.locator('[data-chart="drawer"] .alarm')).to_contain_text("does not respond")
     here.locator('[data-chart="drawer"] [data-do="again"]').click()
     here.wait_for_selector('[data-chart="distribution"]')

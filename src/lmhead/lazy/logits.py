@@ -265,7 +265,7 @@ class LazyLogits(Tensor):
             (rows,) = replay([node], lambda tiles, *_: (tiles[0],), env, max_bytes=self.max_bytes)
         return DenseScores(rows, self.max_bytes)
 
-    # What it says of itself ----------------------------------------------------------------------
+    # Description ---------------------------------------------------------------------------------
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         state = "dense" if isinstance(self._shared.node, Dense) else "not computed"
@@ -282,7 +282,7 @@ class LazyLogits(Tensor):
         return html_table("LazyLogits", ["", ""], rows)
 
     def explain(self) -> str:
-        """Say what a question will cost, before it is asked: products, tiles, bytes."""
+        """Describe the cost of a question before it is computed: products, tiles, bytes."""
         size = self.numel() * self.element_size()
         node = self.node
         lines = [f"  recorded operations     {_recorded(node)}"] if _recorded(node) else []

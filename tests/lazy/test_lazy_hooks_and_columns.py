@@ -6,11 +6,14 @@ Each function is called on lazy logits (2, 3, 13) and on dense ones; values and 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from lazy_and_dense import Twins, assert_same, gradients, ids, twins
 from torch import Tensor
+
+from lmhead import LMHead
 
 pytestmark = pytest.mark.filterwarnings("ignore::lmhead.PerformanceWarning")
 
@@ -353,3 +356,23 @@ def test_a_metric_that_builds_does_not_cost_the_gradient() -> None:
         _loss_and_metric(case, case.lazy), _loss_and_metric(case, case.dense), strict=True
     ):
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_the_memory_of_a_column_cannot_be_written_to() -> None:
+    """A write to it would not reach the logits: NumPy refuses, and there is no pointer."""
+    head = LMHead(8, 37, bias=False)
+    with torch.no_grad():
+        z = head(torch.randn(5, 8))
+        array = z[:, 7].numpy()
+        assert array.shape == (5,)
+        with pytest.raises(ValueError, match="read-only"):
+            array += 1
+        copy = array.copy()
+        copy += 1
+        z[:, 7].add_(1)
+        assert abs(z[:, 7].numpy() - copy).max() < 1e-6
+        for column in (z[:, 7], z[2:, 7].view(-1), z[0, 7]):
+            for expose in (lambda c: c.data_ptr(), np.from_dlpack, lambda c: c.untyped_storage()):
+                with pytest.raises(RuntimeError, match="copy it"):
+                    expose(column)
+            assert column.clone().data_ptr() != 0

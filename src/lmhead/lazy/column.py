@@ -20,7 +20,8 @@ class Column(Tensor):
     """The values of one token, computed; in-place changes are made to the logits as well.
 
     A view of a column is one too: a change through it is a change of the column. After another
-    change to the logits both raise: their values would be old. As a NumPy array it is read-only.
+    change to the logits both raise: their values would be old. Its memory is not that of the
+    logits: a NumPy array of it is read-only, and there is no pointer to it.
     """
 
     _logits: LazyLogits
@@ -81,6 +82,12 @@ class Column(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function on the values; write in-place changes to the logits."""
+        name = getattr(func, "__name__", "")
+        if name in _POINTERS:
+            raise RuntimeError(
+                f"{name} of logits[..., id] is not available, since a write to its memory would "
+                "not reach the lazy logits; copy it (.clone()), or index logits.materialize()"
+            )
         columns: dict[int, tuple[Column, Column, Tensor, int | None]] = {}
 
         def plain(x: Any) -> Any:
@@ -147,4 +154,5 @@ def _writes(func: Callable[..., Any], args: tuple[Any, ...], column: Column) -> 
     )
 
 
+_POINTERS = ("data_ptr", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
 _OPERATORS = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")

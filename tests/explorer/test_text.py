@@ -308,7 +308,7 @@ def test_a_file_is_read_unchanged(here: Page, address: str, model: LanguageModel
     [
         ("latin.txt", "café".encode("latin-1"), "latin.txt is not UTF-8 text"),
         ("picture.png", b"\x89PNG\0\0", "picture.png is not UTF-8 text"),
-        ("book.txt", b"a" * (513 << 10), "book.txt has 513 KB; this page takes 512 KB"),
+        ("book.txt", b"a" * (513 << 10), "book.txt is 513 KB; this page accepts at most 512 KB"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_an_error(

@@ -47,7 +47,7 @@ class Column(Tensor):
         """Return this column with values that are those of the logits now."""
         whole = self if self._whole is None else self._whole
         now = _state(whole._logits)
-        if whole._seen == now:
+        if whole._seen == now and not whole._logits._shared.exposed:
             return self
         if whole is self and whole._seen[1] == now[1]:
             # The logits were built since then, and perhaps written to through their memory.
@@ -62,8 +62,9 @@ class Column(Tensor):
 
     def plain(self) -> Tensor:
         """Return the values as a tensor that shares memory with them."""
+        now = self._now()
         with torch._C.DisableTorchFunctionSubclass():
-            return self._now().as_subclass(Tensor)
+            return now.as_subclass(Tensor)
 
     def _written(self, values: Tensor) -> None:
         """Give the logits the values of this column, after it or a view of it was changed."""

@@ -25,6 +25,7 @@ from lmhead.errors import PerformanceWarning
 from lmhead.html_table import html_table
 from lmhead.lazy import routing
 from lmhead.lazy.asking import ask
+from lmhead.lazy.memory import Memory, values_of
 from lmhead.lazy.program import (
     Call,
     Dense,
@@ -36,6 +37,7 @@ from lmhead.lazy.program import (
     check_unchanged,
     current,
     index_of,
+    stamped,
     version,
 )
 from lmhead.lazy.replay import replay
@@ -66,6 +68,10 @@ class View:
             node = node.take(self.rows)
         return node if self.tokens is None else token_range(node, self.tokens)
 
+    def beyond_rows(self, node: Node) -> Node:
+        """Return the view of a program that has its rows already."""
+        return node if self.tokens is None else token_range(node, self.tokens)
+
     def put(self, node: Node, part: Node) -> Node:
         """Return the program with the view replaced by `part`."""
         whole = node.take(self.rows) if self.rows is not None else node
@@ -75,7 +81,7 @@ class View:
 
 
 class Detached(View):
-    """The step to constants: changes are seen through it, and cannot be made through it."""
+    """The step to constants: a change through it changes values, not gradients."""
 
     def __init__(self) -> None:
         super().__init__(Tensor.detach)
@@ -84,34 +90,58 @@ class Detached(View):
         """Return the program as constants."""
         return node.frozen()
 
-    def put(self, node: Node, part: Node) -> Node:  # noqa: ARG002
-        """Refuse: autograd would not know of the change."""
-        raise RuntimeError(
-            "an in-place operation on lazy logits that were detached, or viewed under "
-            "torch.no_grad(), from logits that require a gradient; clone() them first"
-        )
+    def beyond_rows(self, node: Node) -> Node:
+        """Return the program as constants."""
+        return node.frozen()
 
-    def replaced(self, node: Node, part: Node) -> Node:
-        """Return the program with the values of `part` and its own gradients.
+    def put(self, node: Node, part: Node) -> Node:
+        """Return the program with the values of `part` and its own gradients."""
+        return _with_values(node, part)
 
-        For a tensor that was built and may be written to through its memory.
-        """
-        return Call(_values_of, (part, node), {}, node.n_rows, node.width)
+
+def _with_values(node: Node, part: Node) -> Node:
+    """Return a program after a change of its values of which autograd does not know."""
+    return Call(values_of, (part.frozen(), node), {}, node.n_rows, node.width)
 
 
 class Base:
-    """A program that views share.
+    """A program that views share, and the memory of its rows that were built.
 
     `version` counts the programs it has had, `writes` those with other values: one that was built
     has the same.
     """
 
-    def __init__(self, node: Node, lead: torch.Size, parent: Base | None = None) -> None:
-        self.node, self.lead, self.version, self.writes = node, lead, 0, 0
-        self.exposed = False  # whether others may have written to memory of it
-        self.built: list[tuple[Tensor, int | None]] = []  # tensors, and their versions
+    def __init__(self, program: Node, lead: torch.Size, parent: Base | None = None) -> None:
+        self.program, self.lead, self.version, self.writes = program, lead, 0, 0
+        self.memory: Memory | None = None
+        self.built: list[tuple[Tensor, int | None]] = []  # tensors with a graph, their versions
+        self.recorded = False  # whether programs read what was built
+        # Whether tensors outside share memory with a tensor with a graph that was built: from this
+        # base, or from a view of it.
+        self.shared = self.parts_shared = False
         self.parent = parent
         self.parent_version = 0 if parent is None else parent.version
+
+    @property
+    def node(self) -> Node:
+        """The program, with the rows that were built read from memory."""
+        return self.read(None)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the program has no gradient."""
+        return not routing.differentiable([self.program])
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others may have written to memory of it."""
+        return self.memory is not None and self.memory.outside
+
+    def read(self, index: Tensor | None, *, copy: bool = False) -> Node:
+        """Return some rows (None for all); `copy`: with the values of now."""
+        if self.memory is None:
+            return self.program if index is None else self.program.take(index)
+        return self.memory.read(self.program, index, constant=self.constant, copy=copy)
 
     def untouched(self, writes: int) -> bool:
         """Whether it was only built since it had this number of writes: its values are the same."""
@@ -208,15 +238,19 @@ class LazyLogits(Tensor):
     @property
     def part(self) -> Node:
         """The program as part of another: through this object, if autograd must pass through it."""
-        node = self.node
+        base, node = self._shared, self.node
+        recorded = torch.is_grad_enabled() and _plain(self, "requires_grad")
+        if recorded and node is not self._own and not routing.passes_by(self):
+            return self.through()
+        self._passed |= recorded and node is not self._own
+        if base.exposed:
+            return self._now()
         if not torch.is_grad_enabled():
-            return self._live_node()
-        if not _plain(self, "requires_grad") or node is self._own:
+            node = self._live_node()
+        if base.memory is None and not base.built:
             return node
-        if routing.passes_by(self):
-            self._passed = True
-            return node
-        return self.through()
+        base.recorded = True
+        return stamped(node)
 
     def through(self) -> Node:
         """Return the program as part of another, with its gradient through this object."""
@@ -227,11 +261,7 @@ class LazyLogits(Tensor):
             return self.node
         if live is not self._position:
             if not self._shared.untouched(self._writes):
-                raise RuntimeError(
-                    "hooks, retain_grad() or an autograd function are attached to these lazy "
-                    "logits, which were written to through another object afterwards; use "
-                    "logits.materialize() before that"
-                )
+                raise _written_elsewhere()
             live = self._position
         made = None if self._through is None else self._through()
         if made is None or made.root.node is not live:
@@ -241,6 +271,24 @@ class LazyLogits(Tensor):
             made = Leaf(Root(node=live, handle=handle), _plain(self, "dtype"))
             self._through = weakref.ref(made)  # one root for all parts of a question
         return made
+
+    def behind(self) -> Node:
+        """Return what a tensor that is built from this object is computed from."""
+        written = self._shared.writes != self._writes
+        return self.node if written and routing.passes_by(self) else self.through()
+
+    def check_position(self) -> None:
+        """Raise if autograd has these logits in its graph as they were before a write."""
+        written = self._shared.writes != self._writes
+        if written and torch.is_grad_enabled() and _plain(self, "requires_grad"):
+            raise _written_elsewhere()
+
+    def _now(self) -> Node:
+        """Return the program with a copy of the rows in memory, which others may write to."""
+        node = self._shared.read(seen_rows(self), copy=True)
+        for view in self._chain:
+            node = view.beyond_rows(node)
+        return node
 
     def _live_node(self) -> Node:
         if self._live is not None and self._live[0] == self._shared.version:
@@ -321,7 +369,8 @@ class LazyLogits(Tensor):
     def materialize(self) -> Tensor:
         """Build the tensor (..., V), with memory of its own; warns once, with its size."""
         built, now = self._built, self._shared.version
-        if built is None or built[0] != now or version(built[1]) != built[2]:
+        stale = built is None or built[0] != now or version(built[1]) != built[2]
+        if built is None or stale or self._shared.exposed:
             node, lead, dtype = self.part, self.lead, _plain(self, "dtype")
             tensor = _build(node, self, "materialize()", lead, dtype).movedim(-1, self._vdim)
             built = self._built = (now, tensor, version(tensor))
@@ -348,6 +397,13 @@ class LazyLogits(Tensor):
     ) -> Any:
         """Answer a call that did not come through Python, on the tensor."""
         return DISPATCHER[0](func, args, kwargs or {})
+
+
+def _written_elsewhere() -> RuntimeError:
+    return RuntimeError(
+        "hooks, retain_grad() or an autograd function are attached to these lazy logits, which "
+        "were written to through another object afterwards; use logits.materialize() before that"
+    )
 
 
 # Set by `torch_function`, which needs this class: what answers torch's functions.
@@ -383,7 +439,9 @@ def wrap(
     made._chain, made.max_bytes = chain, max_bytes
     made._vdim = len(shape) - 1 if vdim is None else vdim
     made._shared = Base(node, made.lead) if base is None else base
-    made._seen, made._live = (made._shared.version, node), None
+    # A program with a copy of memory is not that of later.
+    made._seen = (-1 if made._shared.exposed else made._shared.version, node)
+    made._live = None
     made._built = made._through = made._own = None
     _place(made, node)
     return made
@@ -430,7 +488,7 @@ def derived(
 
     made = routing.record(node, make) if dtype.is_floating_point else make()
     assert isinstance(made, LazyLogits)
-    if live is not None:
+    if live is not None and not made._shared.exposed:
         made._live, made._position = (made._shared.version, live), live
     return made
 
@@ -456,23 +514,6 @@ def like_strided(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
         return tuple(made.stride())
 
 
-def _values_of(values: Tensor, tile: Tensor) -> Tensor:
-    made: Tensor = _Values.apply(values, tile)  # type: ignore[no-untyped-call]
-    return made
-
-
-class _Values(torch.autograd.Function):
-    """Values of one tensor, with the gradient of another."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, tile: Tensor) -> Tensor:  # noqa: ARG004
-        return values.to(tile.dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # noqa: ARG004
-        return None, grad
-
-
 def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits:
     """Make `node` the value of these logits, and of all that share their memory.
 
@@ -480,20 +521,50 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
     """
     base = logits._shared
     base.check()
+    if base.parts_shared:
+        raise RuntimeError(
+            "an in-place operation on lazy logits, of which a part was given out as a tensor that "
+            "shares memory with it; clone() the part, or materialize() the logits before"
+        )
     before = [base.node]
     for view in logits._chain:
         before.append(view.of(before[-1]))
+    silent = not built and unknown_to_autograd(logits)
+    if silent and _plain(logits, "requires_grad"):
+        node = _with_values(logits.node, node)
     whole = node
     for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
-        detached = built and isinstance(view, Detached)
-        whole = view.replaced(outer, whole) if detached else view.put(outer, whole)  # type: ignore[attr-defined]
-    base.node, base.version = whole, base.version + 1
+        whole = view.put(outer, whole)
+    if base.exposed and not built:
+        _write(logits, whole)
+    elif not built:
+        base.memory = None  # no one else has it
+    base.program, base.version = whole, base.version + 1
     base.writes += not built
-    logits._seen, logits._live = (base.version, node), None
-    if not built:
+    logits._seen, logits._live = (-1 if base.exposed else base.version, node), None
+    if not built and not silent:
         routing.record(node, lambda: logits, itself=logits)
         _place(logits, node)
     return logits
+
+
+def unknown_to_autograd(logits: LazyLogits) -> bool:
+    """Whether a write to these logits changes values and no gradients."""
+    if _plain(logits, "requires_grad"):
+        return not torch.is_grad_enabled()
+    detached = any(isinstance(view, Detached) for view in logits._chain)
+    return detached and not logits._shared.constant
+
+
+def _write(logits: LazyLogits, whole: Node) -> None:
+    """Write rows of a new program to the memory that others share."""
+    base = logits._shared
+    memory, rows = base.memory, seen_rows(logits)
+    assert memory is not None
+    rows = torch.arange(whole.n_rows) if rows is None else rows.unique()  # type: ignore[no-untyped-call]
+    rows = rows[memory.filled[rows]]
+    if len(rows):
+        memory.fill(rows, _values(whole.take(rows), memory.rows.dtype, logits.max_bytes))
 
 
 def become_view(logits: LazyLogits, view: LazyLogits) -> None:
@@ -543,44 +614,119 @@ def put_rows(node: Node, rows: Rows, part: Node, *, twice: bool = False) -> Node
     return Overlay(node, part, lookup)
 
 
-def become_dense(logits: LazyLogits, what: str, *, exposed: bool = False) -> Tensor:
+def seen_rows(logits: LazyLogits) -> Tensor | None:
+    """Return the rows of the base that the logits show; None for all, in their order."""
+    rows = None
+    for view in logits._chain:
+        if view.rows is not None:
+            rows = torch.arange(logits._shared.program.n_rows) if rows is None else rows
+            rows = rows[view.rows]
+    return rows
+
+
+def is_tensor_now(logits: LazyLogits) -> bool:
+    """Whether all that is asked of the logits is asked of a tensor, which others share."""
+    base = logits._shared
+    if base.shared:
+        return True
+    memory = base.memory
+    if memory is None or not memory.outside or not base.constant:
+        return False
+    rows = seen_rows(logits)
+    return bool((memory.filled if rows is None else memory.filled[rows]).all())
+
+
+def become_dense(logits: LazyLogits, what: str, *, outside: bool = False) -> Tensor:
     """Build these logits, which are a view of the tensor from then on, and return it.
 
-    The tensor is built with its gradient, also under `torch.no_grad()`: the logits are used later.
-    `exposed`: its memory is handed out, and may be written to without torch's knowledge.
+    `outside`: its memory is handed out, and may be written to without torch's knowledge. The tensor
+    is a constant then. Otherwise it has its gradient, also under `torch.no_grad()`, since the
+    logits are used later.
     """
-    if not torch.is_grad_enabled() and _plain(logits, "requires_grad"):
+    base = logits._shared
+    base.check()
+    if torch._C._are_functorch_transforms_active():
+        return _build_with_graph(logits, what)
+    if outside or not _plain(logits, "requires_grad") or base.constant:
+        return _in_memory(logits, what, outside=outside)
+    if not torch.is_grad_enabled():
         with torch.inference_mode(False), torch.enable_grad():
-            return become_dense(logits, what, exposed=exposed)
-    logits._shared.check()
+            return become_dense(logits, what)
+    if base.memory is not None:
+        tensor = _build(logits.part, logits, what, logits.lead, _plain(logits, "dtype"))
+        return tensor.movedim(-1, logits._vdim)
+    return _build_with_graph(logits, what)
+
+
+def _in_memory(logits: LazyLogits, what: str, *, outside: bool) -> Tensor:
+    """Return the logits as a view of the memory that all views share."""
+    base, rows = logits._shared, seen_rows(logits)
+    dtype = _plain(logits, "dtype")
+    program = base.program
+    memory = base.memory
+    if memory is None:
+        if isinstance(program, Dense) and program.operand.index is None:
+            stored = program.operand.tensor.detach().reshape(-1, program.width)
+            filled = torch.ones(program.n_rows, dtype=torch.bool)
+            memory = Memory(stored, filled)
+            if base.recorded:
+                # Programs that read the tensor raise if they are used after this.
+                torch.autograd.graph.increment_version(program.operand.tensor)
+        else:
+            memory = Memory.empty(program.n_rows, program.width, dtype, _plain(logits, "device"))
+    if outside and base.recorded and not memory.outside:
+        memory, base.recorded = memory.copied(), False
+    missing = torch.arange(program.n_rows) if rows is None else rows.unique()  # type: ignore[no-untyped-call]
+    missing = missing[~memory.filled[missing]]
+    if len(missing) == program.n_rows:
+        _warn(logits, what, logits.lead, program.width)
+        values = _values(program, dtype, logits.max_bytes)
+        memory = Memory(values, torch.ones(program.n_rows, dtype=torch.bool))
+    elif len(missing):
+        _warn(logits, what, logits.lead, program.width)
+        memory.fill(missing, _values(program.take(missing), dtype, logits.max_bytes))
+    if memory is not base.memory or len(missing) or outside > memory.outside:
+        base.memory, base.version = memory, base.version + 1
+    memory.outside |= outside
+    tensor = memory.rows.view(*base.lead, program.width)
+    for view in logits._chain:
+        tensor = view.dense(tensor)
+    return tensor.movedim(-1, logits._vdim)
+
+
+def _build_with_graph(logits: LazyLogits, what: str) -> Tensor:
+    """Return the logits as a tensor, with its gradient, of which they are a view from then on."""
     base, chain = logits._shared, logits._chain
     dtype = _plain(logits, "dtype")
+    program = base.program
+    built = isinstance(program, Dense) and program.operand.index is None
     if chain and not any(view.tokens is not None for view in chain):
         # A view of some rows: build these alone, and let the base read them from the tensor.
-        if not isinstance(base.node, Dense) or base.node.operand.index is not None:
+        if not built:
             lead = logits.lead
-            tensor = _build(logits.through(), logits, what, lead, dtype)
+            tensor = _build(logits.behind(), logits, what, lead, dtype)
             dense = Dense.of(tensor)
             parent = base if _distinct(logits) else None  # torch refuses to write to shared entries
             if parent is not None:
                 shared: Node = dense
                 if _plain(logits, "requires_grad") and not routing.passes_by(logits):
                     # The gradients of the base do not pass through the hooks of this view.
-                    shared = Call(_values_of, (dense, logits.node), {}, dense.n_rows, dense.width)
+                    shared = Call(values_of, (dense, logits.node), {}, dense.n_rows, dense.width)
                 assign(logits, shared, built=True)
                 base.built.append((tensor, version(tensor)))
-                base.exposed |= exposed
             logits._shared, logits._chain = Base(dense, lead, parent=parent), ()
+            logits._shared.built.append((tensor, version(tensor)))
             logits._seen, logits._own = (0, dense), dense
             return tensor.movedim(-1, logits._vdim)
-    elif not isinstance(base.node, Dense) or base.node.operand.index is not None:
-        whole = logits.through() if not chain else base.node
+    elif not built:
+        whole = logits.behind() if not chain else program
         tensor = _build(whole, logits, what, base.lead, dtype)
-        base.node, base.version = Dense.of(tensor), base.version + 1
-        logits._own = None if chain else base.node
+        program = base.program = Dense.of(tensor)
+        base.version += 1
+        logits._own = None if chain else program
         base.built.append((tensor, version(tensor)))
-    base.exposed |= exposed
-    tensor = base.node.operand.tensor
+    assert isinstance(program, Dense)
+    tensor = program.operand.tensor
     if tensor.shape[:-1] != base.lead:  # built as a view of all rows
         tensor = tensor.view(*base.lead, tensor.shape[-1])
     for view in chain:
@@ -588,20 +734,49 @@ def become_dense(logits: LazyLogits, what: str, *, exposed: bool = False) -> Ten
     return tensor.movedim(-1, logits._vdim)
 
 
+def note_sharing(logits: LazyLogits) -> bool:
+    """Note that tensors outside share memory with logits that were built; False: ask again.
+
+    False if programs read that memory, which is replaced by a copy then.
+    """
+    base = logits._shared
+    memory = base.memory
+    if memory is None:
+        base.shared = True
+        if base.parent is not None:
+            base.parent.parts_shared = True
+        return True
+    if _plain(logits, "requires_grad") and not base.constant:
+        raise RuntimeError(
+            "a view of lazy logits that require a gradient cannot share their memory, since it was "
+            "given out (data_ptr, numpy, .data); clone() them first"
+        )
+    if base.recorded and not memory.outside:
+        base.memory, base.version = memory.copied(), base.version + 1
+        base.recorded = False
+        return False
+    base.version += not memory.outside
+    memory.outside = True
+    return True
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same memory, or parts of it."""
+    for t in (a, b):
+        if t.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
+            return False
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
 def _distinct(logits: LazyLogits) -> bool:
     """Whether no row of the base is seen twice."""
-    rows = torch.arange(logits._shared.node.n_rows)
-    for view in logits._chain:
-        rows = rows if view.rows is None else rows[view.rows]
-    return len(rows.unique()) == len(rows)  # type: ignore[no-untyped-call]
+    rows = seen_rows(logits)
+    return rows is None or len(rows.unique()) == len(rows)  # type: ignore[no-untyped-call]
 
 
-def _build(
-    node: Node, logits: LazyLogits, what: str, lead: torch.Size, dtype: torch.dtype
-) -> Tensor:
-    """Compute all rows of a program: (*lead, V)."""
-    shape = (*lead, node.width)
-    size = node.n_rows * node.width * dtype.itemsize
+def _warn(logits: LazyLogits, what: str, lead: torch.Size, width: int) -> None:
+    shape, dtype = (*lead, width), _plain(logits, "dtype")
+    size = math.prod(shape) * dtype.itemsize
     if size > QUIET_BYTES or what == "materialize()" or _plain(logits, "requires_grad"):
         warnings.warn(
             f"{what} builds all logits: {shape} {dtype}, {size / 2**20:,.1f} MiB",
@@ -609,16 +784,35 @@ def _build(
             stacklevel=caller_depth(),
         )
 
+
+def _rows_of(node: Node, dtype: torch.dtype, max_bytes: int | None, env: Env) -> Tensor:
+    """Compute all rows of a program, in memory of their own."""
+    found = node.scores(env)
+    if found is not None:
+        return found.dense().to(dtype)
+    return replay([node], lambda t, *_: (t[0].to(dtype),), env, max_bytes=max_bytes)[0]
+
+
+def _values(node: Node, dtype: torch.dtype, max_bytes: int | None) -> Tensor:
+    """Compute all rows of a program as constants, in memory of their own."""
+    node = node.frozen()
+    check_unchanged([node])
+    with torch.inference_mode(False), torch.no_grad():
+        rows = _rows_of(node, dtype, max_bytes, current([node]))
+        return rows.clone() if isinstance(node, Dense) else rows
+
+
+def _build(
+    node: Node, logits: LazyLogits, what: str, lead: torch.Size, dtype: torch.dtype
+) -> Tensor:
+    """Compute all rows of a program: (*lead, V)."""
+    _warn(logits, what, lead, node.width)
+
     def build(env: Env) -> tuple[Tensor, ...]:
-        found = node.scores(env)
-        if found is not None:
-            return (found.dense().to(dtype),)
-        return (
-            replay([node], lambda t, *_: (t[0].to(dtype),), env, max_bytes=logits.max_bytes)[0],
-        )
+        return (_rows_of(node, dtype, logits.max_bytes, env),)
 
     (rows,) = routing.answer(build, [node])
-    return rows.reshape(shape)
+    return rows.reshape((*lead, node.width))
 
 
 def caller_depth() -> int:

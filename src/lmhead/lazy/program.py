@@ -761,6 +761,18 @@ def _rows_of(node: Node, rows: Tensor, env: Env) -> Tensor:
     return node.take(rows).dense(env, 0, len(rows))
 
 
+def stamped(node: Node) -> Node:
+    """Return a program that raises if it is used after tensors it was built as are modified."""
+    if isinstance(node, Dense) and node.operand.version is None:
+        then = version(node.operand.tensor)
+        return replace(node, operand=replace(node.operand, version=then))
+    if isinstance(node, Overlay):
+        return replace(node, base=stamped(node.base), new=stamped(node.new))
+    if isinstance(node, Call):
+        return node._map(lambda a: stamped(a) if isinstance(a, Node) else a, node.n_rows)
+    return node
+
+
 def count(rows: Rows, n: int) -> int:
     """Return how many of n rows are chosen."""
     return len(range(n)[rows]) if isinstance(rows, slice) else len(rows)

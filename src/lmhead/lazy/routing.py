@@ -107,6 +107,11 @@ def form(node: Node) -> Form | None:
     return None
 
 
+def differentiable(nodes: Sequence[Node]) -> bool:
+    """Whether programs have a gradient."""
+    return _differentiable(*sources(nodes))
+
+
 def _differentiable(roots: Sequence[Root], tensors: Sequence[Tensor]) -> bool:
     if any(t.requires_grad for t in tensors):
         return True

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_any, tree_map
+from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from lmhead.checks import eager
 from lmhead.lazy import (
@@ -30,7 +30,16 @@ from lmhead.lazy import (
 )
 from lmhead.lazy import logits as lazy_logits
 from lmhead.lazy.column import Column
-from lmhead.lazy.logits import LazyLogits, assign, become_dense, derived
+from lmhead.lazy.logits import (
+    LazyLogits,
+    assign,
+    become_dense,
+    derived,
+    is_tensor_now,
+    note_sharing,
+    share_memory,
+    unknown_to_autograd,
+)
 from lmhead.lazy.program import Call, Constant, Dense, Node, Operand
 from lmhead.lazy.recording import NotRecorded, call, sign
 
@@ -141,6 +150,8 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         return _into(func, args, kwargs)
     kwargs.pop("out", None)
     try:
+        if any(_is_tensor_now(a) for a in args) and func not in OF_THE_OBJECT:
+            return _on_tensors(func, args, kwargs)
         if handler is not None:
             return handler(*args, **kwargs)
         if func in recording.POINTWISE:
@@ -153,22 +164,69 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     return _on_tensors(func, args, kwargs)
 
 
+def _is_tensor_now(x: Any) -> bool:
+    return isinstance(x, LazyLogits) and is_tensor_now(x)
+
+
 # What hands out memory, which may be written to without torch's knowledge.
-_EXPOSES = ("numpy", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage",
-            "_typed_storage", "__reduce_ex__")  # fmt: skip
-_EXPOSING_GETTERS = (Tensor.data.__get__,)  # type: ignore[attr-defined]
+_OUTSIDE = ("numpy", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage",
+            "_typed_storage")  # fmt: skip
+_OUTSIDE_GETTERS = (Tensor.data.__get__,)  # type: ignore[attr-defined]
 
 
 def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Build the tensors and run the function on them."""
+    name = getattr(func, "__name__", "")
+    in_place = bool(args) and (_is_in_place(name) or name == "__setitem__")
+    outside = name in _OUTSIDE or func in _OUTSIDE_GETTERS
+    lazy: dict[int, tuple[LazyLogits, Tensor]] = {}
 
     def built(x: Any) -> Any:
-        return become_dense(x, sign(func), exposed=exposed) if isinstance(x, LazyLogits) else x
+        if not isinstance(x, LazyLogits):
+            return x
+        written = in_place and x is args[0]
+        if outside:
+            _check_export(name, x, kwargs)
+        if written:
+            _check_write(name, x)
+        no_graph = written and unknown_to_autograd(x)
+        lazy[id(x)] = x, become_dense(x, sign(func), outside=outside or no_graph)
+        return lazy[id(x)][1]
 
-    name = getattr(func, "__name__", "")
-    exposed = name in _EXPOSES or func in _EXPOSING_GETTERS
-    args, kwargs = tree_map(built, args), tree_map(built, kwargs)
-    return func(*args, **kwargs)
+    for _ in range(2):
+        tensors = tree_map(built, args), tree_map(built, kwargs)
+        made = func(*tensors[0], **tensors[1])
+        if in_place and isinstance(args[0], LazyLogits):
+            return args[0] if isinstance(made, Tensor) else made
+        if outside:
+            break
+        results = [t for t in tree_leaves(made) if type(t) is Tensor]
+        shared = [x for x, t in lazy.values() if any(share_memory(r, t) for r in results)]
+        again = [x for x in shared if not note_sharing(x)]
+        if not again:
+            break
+    return made
+
+
+def _check_export(name: str, logits: LazyLogits, kwargs: dict[str, Any]) -> None:
+    """Refuse what torch refuses for tensors that require a gradient."""
+    if not logits.requires_grad or kwargs.get("force"):
+        return
+    if name in ("numpy", "__array__") and torch.is_grad_enabled():
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
+    if name == "__dlpack__":
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+
+
+def _check_write(name: str, logits: LazyLogits) -> None:
+    base = logits._shared
+    if base.memory is not None and not base.constant and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{name} on lazy logits that require a gradient, whose memory was given out "
+            "(data_ptr, numpy, .data); clone() them first"
+        )
 
 
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +273,7 @@ def _is_in_place(name: str) -> bool:
 def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Change the logits as the function would change a tensor."""
     logits, *rest = args
-    _check_gradients(logits)
+    _check_recordable(logits)
     functional = getattr(torch, _OPERATORS.get(name, name[:-1]), None)
     if functional is None or functional not in recording.POINTWISE:
         raise NotRecorded
@@ -228,16 +286,15 @@ def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return assign(logits, _typed(made, logits))
 
 
-def _check_gradients(logits: LazyLogits) -> None:
-    """Build the tensor before an in-place change under no_grad, which autograd must not see."""
+def _check_recordable(logits: LazyLogits) -> None:
+    """Raise if an in-place operation on these logits cannot be recorded."""
     if logits._chain and logits.requires_grad and not routing.passes_by(logits):
         raise RuntimeError(
             "an in-place operation on a view of lazy logits that has hooks or retain_grad(); "
             "clone() it first, or attach them after the change"
         )
-    if logits.requires_grad and not torch.is_grad_enabled():
-        become_dense(logits, "an in-place operation under no_grad")
-        raise NotRecorded
+    if logits._shared.parent is not None:
+        raise NotRecorded  # a view that was built: the logits it belongs to read its tensor
 
 
 def _typed(made: LazyLogits, like: LazyLogits) -> Node:
@@ -251,7 +308,7 @@ def _typed(made: LazyLogits, like: LazyLogits) -> Node:
 
 
 def _fill(logits: LazyLogits, value: Any) -> Any:
-    _check_gradients(logits)
+    _check_recordable(logits)
     node = logits.part
     given = Operand.of(value, torch.Size()) if isinstance(value, Tensor) else value
     return assign(logits, Constant(given, logits.dtype, node, node.n_rows, node.width))
@@ -260,7 +317,7 @@ def _fill(logits: LazyLogits, value: Any) -> Any:
 def _copy(logits: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
     if not isinstance(logits, LazyLogits):
         return logits.copy_(become_dense(source, "copy_()"))
-    _check_gradients(logits)
+    _check_recordable(logits)
     if isinstance(source, LazyLogits):
         made = views.expand(source, *logits.shape) if source.shape != logits.shape else source
         if made._vdim != logits._vdim:
@@ -331,7 +388,7 @@ def _by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     def in_place(logits: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(logits, LazyLogits):
             raise NotRecorded
-        _check_gradients(logits)
+        _check_recordable(logits)
         return assign(logits, function(logits, *args, **kwargs).part)
 
     return in_place
@@ -340,7 +397,7 @@ def _by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
 def _masked_fill_in_place(logits: Any, mask: Any, value: Any) -> Any:
     if not isinstance(logits, LazyLogits):
         raise NotRecorded
-    _check_gradients(logits)
+    _check_recordable(logits)
     return assign(logits, recording.record(torch.masked_fill, (logits, mask, value), {}).part)
 
 
@@ -382,13 +439,13 @@ def _set_data(logits: LazyLogits, value: Any) -> None:
             f"the data of lazy logits must keep shape {tuple(logits.shape)} and dtype "
             f"{logits.dtype}; got {tuple(value.shape)} and {value.dtype}"
         )
-    become_dense(logits, "setting .data", exposed=True).data.copy_(value)
+    become_dense(logits, "setting .data", outside=True).copy_(value)
 
 
 def _setitem(logits: Any, index: Any, value: Any) -> None:
     if not isinstance(logits, LazyLogits):
         raise NotRecorded
-    _check_gradients(logits)
+    _check_recordable(logits)
     indexing.setitem(logits, index, value)
 
 
@@ -762,6 +819,14 @@ FIRST_LAZY = {
     and handler not in (views.cat, views.stack)
 }
 
+# Functions of the object itself, not of its values.
+OF_THE_OBJECT = {
+    LazyLogits.mask_tokens, Tensor.requires_grad_, Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+    Tensor.data.__set__, Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad,  # type: ignore[attr-defined]
+    *(getattr(Tensor, name) for name in (*_REFUSED, "squeeze_", "unsqueeze_", "transpose_",
+                                         "swapaxes_", "swapdims_", "t_")),
+}  # fmt: skip
+
 # Calls that did not come through Python ----------------------------------------------------------
 
 _ALIASES = ("detach", "alias", "clone", "view_as", "lift_fresh")
@@ -792,8 +857,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def built(x: Any) -> Any:
         if not isinstance(x, LazyLogits):
             return x
+        x.check_position()
         with torch._C._DisableFuncTorch(), routing.autograd():
-            return become_dense(x, f"{name}()", exposed=True).detach()
+            return become_dense(x, f"{name}()", outside=True).detach()
 
     if not tree_any(lambda x: isinstance(x, LazyLogits), (args, kwargs)):
         return func(*args, **kwargs)

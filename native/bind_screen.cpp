@@ -35,7 +35,7 @@ lmhead::ScreenStates to_states(const Array<const int16_t, 2>& main,
 void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
              Array<const int8_t, 1> signs, Array<const double, 1> factors,
              const std::vector<int64_t>& sizes,
-             const std::tuple<double, double, double, double, double>& constants,
+             const std::tuple<double, double, double, double, double, double>& constants,
              Array<const double, 2> hidden, Array<int16_t, 2> main, Array<int16_t, 2> lead,
              Array<double, 2> numbers, int threads) {
   const size_t rows = hidden.shape(0), size = mean.size(), width = signs.size();
@@ -46,7 +46,7 @@ void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
               has_shape(numbers, 5, rows),
           "main, lead and numbers must have room for all states");
   lmhead::require_factors(sizes, factors.size(), width);
-  const auto [room, lead_room, per_lead, small_e, small_n] = constants;
+  const auto [unit, room, lead_room, per_lead, small_e, small_n] = constants;
   const lmhead::ScreenBasis given{mean.data(),
                                   basis.data(),
                                   signs.data(),
@@ -56,6 +56,7 @@ void prepare(Array<const double, 1> mean, Array<const double, 2> basis,
                                   static_cast<int64_t>(size),
                                   static_cast<int64_t>(width),
                                   length(basis),
+                                  unit,
                                   room,
                                   lead_room,
                                   per_lead,

@@ -12,6 +12,7 @@
 #include "screen_decide.hpp"
 #include "screen_dot.hpp"
 #include "screen_prepare.hpp"
+#include "screen_tile512.hpp"
 
 namespace LMHEAD_ISA {
 namespace {
@@ -165,6 +166,30 @@ int64_t each_run(const ScreenCopy& copy, const ScreenStates& states, int64_t blo
 // Tokens that stay in the first-level cache while all states are multiplied with them.
 constexpr int64_t kNear = 8;
 
+// Multiplies these tokens with as many states as there are fours of; returns how many. Meanwhile
+// memory from `next` on is prefetched, as much as these tokens take; null for none.
+template <class Kind>
+int64_t by_fours(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kind>& operands,
+                 int64_t lo, int64_t hi, const char* next, float* approx, float* top) {
+  int64_t b = 0;
+#if defined(LMHEAD_TILE512)
+  if constexpr (std::is_same_v<Kind, Whole>) {
+    if (!operands.main.high_only || (hi - lo) % kSide != 0) return 0;
+    const int64_t fours = states.rows / kSide;
+    // Each of the first fours prefetches a part.
+    const int64_t parts = !next ? 0 : fours < 2 ? 1 : fours < 4 ? 2 : 4;
+    const auto first = parts == 1 ? strip512<4> : parts == 2 ? strip512<2> : strip512<1>;
+    const int64_t part = parts ? (hi - lo) * copy.width / parts : 0;
+    for (; b < fours * kSide; b += kSide) {
+      const int64_t i = b / kSide;
+      const auto run = i < parts ? first : strip512<0>;
+      run(copy, states, operands.main, lo, hi, b, next + i * part, approx, top + b);
+    }
+  }
+#endif
+  return b;
+}
+
 template <class Kind>
 int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* approx,
                     float* block_max, int threads) {
@@ -186,11 +211,14 @@ int64_t products_of(const ScreenCopy& copy, const ScreenStates& states, float* a
     }
     for (int64_t v = lo; v < hi; v += kNear) {
       const int64_t end = std::min(hi, v + kNear);
-      // Prefetch a part of the next tokens while some states are multiplied with these.
       int64_t next = end * bytes;
       const int64_t far = std::min(stop * bytes, next + kNear * bytes);
+      int64_t b = by_fours(from, states, operands, v, end, next < far ? codes + next : nullptr,
+                           approx, top);
+      if (b > 0) next = far;
+      // Prefetch a part of the next tokens while some states are multiplied with these.
       const int64_t part = (kNear * bytes * kStates / rows + 63) / 64 * 64;
-      for (int64_t b = 0; b < rows; b += kStates) {
+      for (; b < rows; b += kStates) {
         for (const int64_t last = std::min(far, next + part); next < last; next += 64)
           __builtin_prefetch(codes + next);
         const auto some =

@@ -42,7 +42,8 @@ struct ScreenStates {
 };
 
 // What hidden states are prepared with: see docs/certified.md. `factors` are square matrices of the
-// sizes in `sizes`, one after the other; `room`: the largest norm that integers may have.
+// sizes in `sizes`, one after the other; `room`: the largest norm that integers may have. With a
+// `unit` of 256 the integers have eight bits, and products of bytes need half the instructions.
 struct ScreenBasis {
   const double* mean;   // (size,)
   const double* basis;  // (leading, size)
@@ -50,6 +51,7 @@ struct ScreenBasis {
   const double* factors;
   const int64_t* sizes;  // (n_factors,)
   int64_t n_factors, size, width, leading;
+  double unit;  // what the integers are multiples of
   double room, lead_room;
   double per_lead;          // of n, for each unit of the norm of lead · scale
   double small_e, small_n;  // of e and n, for each unit of the norm of the state

@@ -239,6 +239,7 @@ class Planes {
         padded_((row_bytes + kVector - 1) / kVector * kVector),
         bytes_(static_cast<size_t>(rows * Kind::kParts * 2 * padded_)),
         offsets_(static_cast<size_t>(rows)) {
+    uint8_t any_low = 0;
     for (int64_t b = 0; b < rows; ++b) {
       uint32_t high_sum = 0, low_sum = 0;
       for (int p = 0; p < Kind::kParts; ++p) {
@@ -246,22 +247,27 @@ class Planes {
         for (int64_t i = 0; i < row_bytes; ++i) {
           const auto bits = static_cast<uint16_t>(y[b * width + Kind::entry(i, p)]);
           to[i] = static_cast<uint8_t>(bits >> 8), to[padded_ + i] = static_cast<uint8_t>(bits);
+          any_low |= to[padded_ + i];
           high_sum += static_cast<uint32_t>(static_cast<int8_t>(to[i])), low_sum += to[padded_ + i];
         }
       }
       offsets_[static_cast<size_t>(b)] =
           Kind::kOffset * (Dot::kOffsetHigh ? high_sum << 8 : low_sum);
     }
+    high_only = any_low == 0;
   }
 
   Dot::Bytes high(int64_t b, int p, int64_t i) const {
     return Dot::load(bytes_.data() + (b * Kind::kParts + p) * 2 * padded_ + i);
   }
   Dot::Bytes low(int64_t b, int p, int64_t i) const { return high(b, p, padded_ + i); }
+  const uint8_t* bytes(int64_t b) const { return bytes_.data() + b * Kind::kParts * 2 * padded_; }
   // The excess that the offset of the unsigned bytes causes.
+  int32_t offset32(int64_t b) const { return static_cast<int32_t>(offset(b)); }
   uint32_t offset(int64_t b) const { return offsets_[static_cast<size_t>(b)]; }
 
   int64_t row_bytes;
+  bool high_only;  // whether all low bytes are 0: states of eight bits
 
  private:
   int64_t padded_;
@@ -270,7 +276,7 @@ class Planes {
 };
 
 // sums += one vector of R rows from byte i on, times T states from `b` on; part P of each byte.
-template <class Kind, int P, int R, int T>
+template <class Kind, bool Low, int P, int R, int T>
 void add_part(const Dot::Bytes (&rows)[R], const Planes<Kind>& y, int64_t b, int64_t i,
               Dot::Sums (&high)[R][T], Dot::Sums (&low)[R][T]) {
   Dot::Bytes w[R], u[R];
@@ -278,39 +284,40 @@ void add_part(const Dot::Bytes (&rows)[R], const Planes<Kind>& y, int64_t b, int
   for (int r = 0; r < R; ++r) Kind::template part<P>(rows[r], w[r], u[r]);
 #pragma GCC unroll 2
   for (int t = 0; t < T; ++t) {
-    const Dot::Bytes y_high = y.high(b + t, P, i), y_low = y.low(b + t, P, i);
+    const Dot::Bytes y_high = y.high(b + t, P, i);
+    const Dot::Bytes y_low = Low ? y.low(b + t, P, i) : y_high;
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       Dot::add_high(high[r][t], w[r], u[r], y_high);
-      Dot::add_low(low[r][t], w[r], u[r], y_low);
+      if constexpr (Low) Dot::add_low(low[r][t], w[r], u[r], y_low);
     }
   }
 }
 
 // out[t][r] = Σ w · y for R rows of the copy, `stride` bytes apart, and T states from `b` on.
 // `ahead`: how far ahead of its use memory is prefetched, in bytes; 0 for not at all.
-template <class Kind, int R, int T>
-void dot(const typename Kind::Entry* w, int64_t stride, const Planes<Kind>& y, int64_t b,
-         int64_t ahead, int32_t (*out)[R]) {
+template <class Kind, bool Low, int R, int T>
+void dot_planes(const typename Kind::Entry* w, int64_t stride, const Planes<Kind>& y, int64_t b,
+                int64_t ahead, int32_t (*out)[R]) {
   Dot::Sums high[R][T] = {}, low[R][T] = {};
   // With few sums, separate ones for the second part of a byte: shorter dependency chains.
   constexpr bool kMore = R * T <= 2 && Kind::kParts == 2;
   Dot::Sums more_high[R][T] = {}, more_low[R][T] = {};
   for (int64_t i = 0; i < y.row_bytes; i += kVector) {
     // Rows of nibbles are multiples of 32 bytes.
-    const bool half = kVector > 32 && i + kVector > y.row_bytes;
+    const bool half = Kind::kParts == 2 && kVector > 32 && i + kVector > y.row_bytes;
     Dot::Bytes rows[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const auto* at = w + r * stride + i;
-      if (ahead > 0 && i % 64 == 0) __builtin_prefetch(at + ahead, 0, 0);
+      if (T == 1 && ahead > 0 && i % 64 == 0) __builtin_prefetch(at + ahead, 0, 0);
       rows[r] = half ? Dot::load_half(at) : Dot::load(at);
     }
-    add_part<Kind, 0>(rows, y, b, i, high, low);
+    add_part<Kind, Low, 0>(rows, y, b, i, high, low);
     if constexpr (kMore)
-      add_part<Kind, 1>(rows, y, b, i, more_high, more_low);
+      add_part<Kind, Low, 1>(rows, y, b, i, more_high, more_low);
     else if constexpr (Kind::kParts == 2)
-      add_part<Kind, 1>(rows, y, b, i, high, low);
+      add_part<Kind, Low, 1>(rows, y, b, i, high, low);
   }
 #pragma GCC unroll 2
   for (int t = 0; t < T; ++t) {
@@ -333,6 +340,13 @@ void dot(const typename Kind::Entry* w, int64_t stride, const Planes<Kind>& y, i
       for (int r = 0; r < R; ++r) out[t][r] = static_cast<int32_t>(total[r] - offset);
     }
   }
+}
+
+template <class Kind, int R, int T>
+void dot(const typename Kind::Entry* w, int64_t stride, const Planes<Kind>& y, int64_t b,
+         int64_t ahead, int32_t (*out)[R]) {
+  const auto run = y.high_only ? dot_planes<Kind, false, R, T> : dot_planes<Kind, true, R, T>;
+  run(w, stride, y, b, ahead, out);
 }
 
 }  // namespace

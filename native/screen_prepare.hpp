@@ -34,14 +34,15 @@ double product(const double* x, const double* y, int64_t n) {
 
 double norm(const double* x, int64_t n) { return std::sqrt(product(x, x, n)); }
 
-// x as 16-bit numbers times a scale; x becomes the remainder.
-double round_to(double* x, int64_t n, double room, int16_t* codes) {
+// x as 16-bit numbers, multiples of `unit`, times a scale; x becomes the remainder.
+double round_to(double* x, int64_t n, double room, double unit, int16_t* codes) {
+  const double most = std::floor(32767.0 / unit) * unit;
   double largest = 0.0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
-  const double scale = std::max(largest / 32767.0, norm(x, n) / room * (1.0 + 0x1p-30));
+  const double scale = std::max(largest / most, norm(x, n) / room * (1.0 + 0x1p-30));
   for (int64_t i = 0; i < n; ++i) {
-    const double code =
-        scale > 0.0 ? std::min(32767.0, std::max(-32767.0, std::nearbyint(x[i] / scale))) : 0.0;
+    const double whole = scale > 0.0 ? unit * std::nearbyint(x[i] / (scale * unit)) : 0.0;
+    const double code = std::min(most, std::max(-most, whole));
     codes[i] = static_cast<int16_t>(code);
     x[i] -= code * scale;
   }
@@ -86,7 +87,7 @@ void prepare(const lmhead::ScreenBasis& s, const double* hidden, int64_t rows,
       double* g = coefficients.data();
       for (int64_t k = 0; k < s.leading; ++k) g[k] = product(s.basis + k * s.size, h, s.size);
       int16_t* codes = out.lead + b * s.leading;
-      const double scale = round_to(g, s.leading, s.lead_room, codes);
+      const double scale = round_to(g, s.leading, s.lead_room, 1.0, codes);
       out.lead_scales[b] = scale;
       for (int64_t k = 0; k < s.leading; ++k) {
         const double value = codes[k] * scale;
@@ -105,7 +106,7 @@ void prepare(const lmhead::ScreenBasis& s, const double* hidden, int64_t rows,
       factor += s.sizes[i] * s.sizes[i];
     }
     const double y = norm(rest, s.width);
-    out.scales[b] = round_to(rest, s.width, s.room, out.main + b * s.width);
+    out.scales[b] = round_to(rest, s.width, s.room, s.unit, out.main + b * s.width);
     const double delta = norm(rest, s.width);
     constexpr double kUp = 1.0 + 0x1p-30;
     out.e[b] = (y + s.small_e * size) * kUp;

@@ -31,11 +31,15 @@ struct Case {
   int64_t vocab, width, leading, rows, streams;
   Place place;
   bool nibbles, bias;
+  bool high_only = false;  // states of eight bits
 };
 
 inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
   tally.begin(label(k, c.nibbles ? "screen nibbles" : "screen products", {c.vocab, c.rows},
-                    c.bias ? "bias" : "", c.place));
+                    c.high_only ? "8 bits"
+                    : c.bias    ? "bias"
+                                : "",
+                    c.place));
   Random random(static_cast<uint32_t>(c.vocab * 1000 + c.rows));
   const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
   const Buffer<int8_t> whole(c.nibbles ? 0 : size(c.vocab, c.width), c.place,
@@ -47,7 +51,8 @@ inline void run_products(const Kernels& k, const Case& c, Tally& tally) {
   // All 16 bits, the ends among them.
   const Buffer<int16_t> main(size(c.rows, c.width), c.place, [&](size_t i) {
     const int64_t ends[] = {-32768, 32767, -1, 255, -256};
-    return static_cast<int16_t>(i % 3 ? random.below(65536) - 32768 : ends[i / 3 % 5]);
+    const auto y = static_cast<int16_t>(i % 3 ? random.below(65536) - 32768 : ends[i / 3 % 5]);
+    return c.high_only ? static_cast<int16_t>(y & ~255) : y;
   });
   const Buffer<int16_t> lead_states(size(c.rows, c.leading), c.place, sixteen);
   const auto positive = [&](size_t) { return random.uniform(0.1, 2.0); };
@@ -317,8 +322,8 @@ inline void run_decide(const Kernels& k, int64_t vocab, int64_t tokens, Place pl
 
 // A prepared state equals the state: its integers are those of a naive rotation.
 inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_t>& sizes,
-                        int64_t leading, Place place, Tally& tally) {
-  tally.begin(label(k, "screen prepare", {size, leading}, "", place));
+                        int64_t leading, double unit, Place place, Tally& tally) {
+  tally.begin(label(k, "screen prepare", {size, leading}, unit > 1.0 ? "8 bits" : "", place));
   Random random(static_cast<uint32_t>(size + leading));
   const auto count = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
   const auto some = [&](size_t) { return random.uniform(-1.0, 1.0); };
@@ -333,9 +338,10 @@ inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_
                                   signs.data(), factors.data(),
                                   sizes.data(), static_cast<int64_t>(sizes.size()),
                                   size,         width,
-                                  leading,      1e6,
-                                  1e5,          0.5,
-                                  0.25,         0.125};
+                                  leading,      unit,
+                                  1e6,          1e5,
+                                  0.5,          0.25,
+                                  0.125};
   for (int threads : thread_counts()) {
     const Buffer<int16_t> main(count(rows, width), place), lead(count(rows, leading), place);
     const Buffer<double> numbers(count(5, rows), place);
@@ -374,19 +380,20 @@ inline void run_prepare(const Kernels& k, int64_t size, const std::vector<int64_
       tally.expect_near(to[2 * rows + b], base, 1e-12 * static_cast<double>(size), "base", b);
       for (int64_t i = 0; i < width; ++i)
         tally.expect_near(main[count(b, width) + static_cast<size_t>(i)] * scale,
-                          x[static_cast<size_t>(i)], 0.5001 * scale, "state", i);
+                          x[static_cast<size_t>(i)], 0.5001 * unit * scale, "state", i);
     }
   }
 }
 
 inline void run(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
-    for (int64_t leading : {0, 16}) {
-      run_prepare(k, 1, {64}, leading, place, tally);
-      run_prepare(k, 64, {64}, leading, place, tally);
-      run_prepare(k, 150, {64, 3}, leading, place, tally);
-      run_prepare(k, 577, {64, 2, 5}, leading, place, tally);
-    }
+    for (int64_t leading : {0, 16})
+      for (double unit : {1.0, 256.0}) {
+        run_prepare(k, 1, {64}, leading, unit, place, tally);
+        run_prepare(k, 64, {64}, leading, unit, place, tally);
+        run_prepare(k, 150, {64, 3}, leading, unit, place, tally);
+        run_prepare(k, 577, {64, 2, 5}, leading, unit, place, tally);
+      }
   for (Place place : {Place::tight, Place::padded}) {
     for (int64_t vocab : sizes({1, 7, 256, 270}))
       for (int64_t rows : sizes({1, 2, 5}))
@@ -396,6 +403,14 @@ inline void run(const Kernels& k, Tally& tally) {
             run_products(k, {vocab, width, leading, rows, streams, place, nibbles, leading == 16},
                          tally);
           }
+    for (int64_t vocab : sizes({1, 7, 256, 270}))
+      for (int64_t rows : sizes({1, 3, 4, 10, 17}))
+        for (bool nibbles : {false, true})
+          for (int64_t leading : {0, 16, 48})
+            run_products(
+                k,
+                {vocab, 192, leading, rows, 2, place, nibbles, leading == 16, /*high_only=*/true},
+                tally);
     for (int64_t vocab : sizes({1, 255, 257, 1000}))
       for (int64_t rows : sizes({1, 5})) {
         run_selection(k, vocab, rows, place, tally);

@@ -164,7 +164,7 @@ def screen_prepare(
     signs: Tensor,
     factors: Tensor,
     sizes: list[int],
-    constants: tuple[float, float, float, float, float],
+    constants: tuple[float, float, float, float, float, float],
     hidden: Tensor,
     main: Tensor,
     lead: Tensor,

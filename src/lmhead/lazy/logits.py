@@ -250,7 +250,7 @@ class LazyLogits(Tensor):
         if base.memory is None and not base.built:
             return node
         base.recorded = True
-        return stamped(node)
+        return stamped(node, copy=base.shared or base.parts_shared)
 
     def through(self) -> Node:
         """Return the program as part of another, with its gradient through this object."""
@@ -688,6 +688,8 @@ def _in_memory(logits: LazyLogits, what: str, *, outside: bool) -> Tensor:
     if memory is not base.memory or len(missing) or outside > memory.outside:
         base.memory, base.version = memory, base.version + 1
     memory.outside |= outside
+    if outside and base.parent is not None:
+        base.parent.parts_shared = True
     tensor = memory.rows.view(*base.lead, program.width)
     for view in logits._chain:
         tensor = view.dense(tensor)

@@ -761,15 +761,20 @@ def _rows_of(node: Node, rows: Tensor, env: Env) -> Tensor:
     return node.take(rows).dense(env, 0, len(rows))
 
 
-def stamped(node: Node) -> Node:
-    """Return a program that raises if it is used after tensors it was built as are modified."""
+def stamped(node: Node, *, copy: bool = False) -> Node:
+    """Return a program that raises if it is used after tensors it was built as are modified.
+
+    `copy`: copy these tensors instead, since others may write to them without torch's knowledge.
+    """
+    if isinstance(node, Dense) and copy:
+        return Dense.of(node.operand.dense(Env(), 0, node.n_rows).clone())
     if isinstance(node, Dense) and node.operand.version is None:
         then = version(node.operand.tensor)
         return replace(node, operand=replace(node.operand, version=then))
     if isinstance(node, Overlay):
-        return replace(node, base=stamped(node.base), new=stamped(node.new))
+        return replace(node, base=stamped(node.base, copy=copy), new=stamped(node.new, copy=copy))
     if isinstance(node, Call):
-        return node._map(lambda a: stamped(a) if isinstance(a, Node) else a, node.n_rows)
+        return node._map(lambda a: stamped(a, copy=copy) if isinstance(a, Node) else a, node.n_rows)
     return node
 
 

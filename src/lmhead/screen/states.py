@@ -1,7 +1,7 @@
 """Hidden states as integers, for products with the copy, and how far those are off.
 
     h = Pᵀ g + h⊥        g = lead_scale · lead, 16 bits along the leading directions
-    R h⊥ = scale · main + δ       16 bits each; ‖δ‖ is known
+    R h⊥ = scale · main + δ       16 bits each, of a batch the higher 8; ‖δ‖ is known
 
 Scales are such that every partial sum of a product with the copy fits into 32 bits: by
 Cauchy-Schwarz it is at most ‖q‖ ‖main‖, and the largest ‖q‖ is known. So integer products are
@@ -20,6 +20,9 @@ from lmhead.screen.copy import DEFECT, KAPPA, SHARE, Copy
 from lmhead.sweep import kernels
 
 TOGETHER = 64  # hidden states that one pass over the copy serves
+# Of a batch the high bytes alone: half the products, and an error about that of the copy itself. One
+# state waits for memory, so its products cost nothing.
+_UNIT_OF_BATCH = 256
 _UP = 1 + 2.0**-30
 _INT32 = 2.0**31 - 1
 _SMALL_E = 2.0**-36
@@ -40,11 +43,12 @@ class States:
     @classmethod
     def of(cls, copy: Copy, hidden: Tensor) -> States:
         """Convert hidden states (B, D), all of them `usable`."""
+        unit = 1 if len(hidden) == 1 else _UNIT_OF_BATCH
         h = hidden.double().resolve_neg()
         # Rounding of float64 in sums of D terms, relative to (‖w‖ + ‖μ‖) ‖h‖.
         tau = 4 * (copy.width + len(copy.basis) + 64) * 2.0**-53
         small_n = 2.0**-36 + DEFECT + tau / SHARE
-        room = _INT32 / copy.norm - math.sqrt(copy.width)
+        room = _INT32 / copy.norm - unit * math.sqrt(copy.width)
         lead_room = _INT32 / copy.lead_norm - math.sqrt(len(copy.basis))
         if kernels.core is not None:
             rows = len(h)
@@ -54,16 +58,16 @@ class States:
             kernels.core.screen_prepare(
                 *(copy.mean, copy.basis, copy.rotation.signs, copy.rotation.joined),
                 [len(f) for f in copy.rotation.factors],
-                (room, lead_room, 1 / KAPPA, _SMALL_E, small_n),
+                (unit, room, lead_room, 1 / KAPPA, _SMALL_E, small_n),
                 *(h, main, lead, numbers),
                 kernels.threads() if rows > 1 else 1,
             )
             return cls(main, lead, *numbers.unbind())
-        codes, lead_scales = _round(h @ copy.basis.T, lead_room)
+        codes, lead_scales = _round(h @ copy.basis.T, lead_room, 1)
         g = codes * lead_scales[:, None]
         rest = h - g @ copy.basis
         y = copy.rotation(rest)
-        whole, scales = _round(y, room)
+        whole, scales = _round(y, room, unit)
         delta, along = sizes(y - whole * scales[:, None]), sizes(rest @ copy.basis.T)
         return cls(
             main=whole.to(torch.int16),
@@ -91,11 +95,12 @@ def usable(copy: Copy, hidden: Tensor) -> Tensor:
     return sizes(hidden) * max(copy.n_max, 1.0) < 1e30
 
 
-def _round(x: Tensor, room: float) -> tuple[Tensor, Tensor]:
-    """Return 16-bit numbers (as float64) of a limited norm, and one scale per row."""
+def _round(x: Tensor, room: float, unit: int) -> tuple[Tensor, Tensor]:
+    """Return 16-bit numbers (as float64), multiples of `unit`, and one scale per row."""
     if x.shape[1] == 0:
         return x, x.new_zeros(len(x))
-    scales = torch.maximum(x.abs().amax(1) / 32767, sizes(x) / room * _UP)
-    step = scales[:, None]
-    codes = torch.where(step > 0, x / step, 0.0).round_().clamp_(-32767, 32767)
-    return codes, scales
+    most = 32767 // unit
+    scales = torch.maximum(x.abs().amax(1) / (most * unit), sizes(x) / room * _UP)
+    step = scales[:, None] * unit
+    codes = torch.where(step > 0, x / step, 0.0).round_().clamp_(-most, most)
+    return codes * unit, scales

@@ -62,7 +62,7 @@ def test_every_token_is_that_of_float64(real: Real, bits: object, calibrated: bo
     top = screened.topk(real.hidden[some], 50)
     assert int((first.token != real.best[some, 0]).sum()) == 0
     assert int((top.indices != real.best[some]).any(1).sum()) == 0
-    for answer, most in ((first, 5), (top, 150)):
+    for answer, most in ((first, 5), (top, 150 if calibrated else 170)):
         assert not bool(answer.certificate.fell_back.any())
         assert float(answer.certificate.rows_rescored.double().mean()) <= most
 

@@ -148,28 +148,28 @@ class Sampled:
 
 
 class ScreenedSampled(Sampled):
-    """Result for a screened head: the token; exact log-probabilities are computed when read.
-
-    Attributes:
-        estimate: log-probabilities in the middle of certified intervals, from the copy alone:
-            (log_prob, raw_log_prob).
-        estimate_error: error bound of the estimates.
-    """
+    """Result for a screened head: the token; exact log-probabilities are computed when read."""
 
     def __init__(
         self,
         token: Tensor,
-        estimate: tuple[Tensor, Tensor],
-        estimate_error: float,
+        ranges: Sequence[tuple[Tensor, Tensor]],
         exact: Callable[[], Sampled],
     ) -> None:
-        for name, value in (
-            ("token", token),
-            ("estimate", estimate),
-            ("estimate_error", estimate_error),
-            ("_exact", exact),
-        ):
+        for name, value in (("token", token), ("_ranges", ranges), ("_exact", exact)):
             object.__setattr__(self, name, value)
+
+    @property
+    def estimate(self) -> tuple[Tensor, Tensor]:
+        """log_prob and raw_log_prob in the middle of certified intervals, from the copy alone."""
+        log_prob, raw_log_prob = ((low + high) / 2 for low, high in self._ranges)
+        return log_prob, raw_log_prob
+
+    @property
+    def estimate_error(self) -> float:
+        """Error bound of the estimates."""
+        widths = (float((high - low).max()) for low, high in self._ranges if low.numel())
+        return max(widths, default=0.0) / 2
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("log_prob", "raw_log_prob", "log_kept_mass", "kept"):

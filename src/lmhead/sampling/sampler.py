@@ -214,12 +214,7 @@ class Sampler:
         bits = None if allowed is None else padded_bitmask(allowed, shape)
         sample = sample_rows(head, source, self.stages, call, greedy, exact, allowed=bits)
         sample = sample.reshape(lead)
-        ranges = (sample.log_prob, sample.raw_log_prob)
-        log_prob, raw_log_prob = ((low + high) / 2 for low, high in ranges)
-        error = max(
-            (float((high - low).max()) / 2 for low, high in ranges if low.numel()), default=0.0
-        )
-        return ScreenedSampled(sample.token, (log_prob, raw_log_prob), error, exact)
+        return ScreenedSampled(sample.token, (sample.log_prob, sample.raw_log_prob), exact)
 
     def sample_screened(
         self,

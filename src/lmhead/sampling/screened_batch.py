@@ -63,8 +63,11 @@ def sample_rows(
             if edits is None:
                 break
             drawn = _sample(found, chain if full else chain.select(some), edits, mask)
-            whole[:, some], numbers[:, some] = drawn
             read += found.bytes_read + int(drawn[0][1].sum()) * source.weights[0][0].nbytes
+            if full:
+                whole, numbers = drawn
+            else:
+                whole[:, some], numbers[:, some] = drawn
     token, rescored, state = whole
     check_sound(not bool((state == _UNSOUND).any()))
     z, log_prob, raw = numbers[0], numbers[1:3], numbers[3:5]

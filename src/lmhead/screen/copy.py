@@ -22,10 +22,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from lmhead.sweep import kernels
 
 PAD = 64
 DEFECT = 2.0**-36
@@ -139,6 +141,22 @@ SHARE = 2.0**-12
 """n bounds ‖w‖ + ‖μ‖ times this: the rounding of float64 steps."""
 
 
+class CopyArrays(NamedTuple):
+    """NumPy arrays on the memory of a copy's tensors."""
+
+    whole: Any
+    high: Any
+    low: Any
+    lead: Any
+    scales: Any
+    lead_scales: Any
+    first_e: Any
+    e: Any
+    n: Any
+    block_e: Any
+    block_n: Any
+
+
 @dataclass(frozen=True)
 class Copy:
     """The copy. V tokens, D entries, padded to D' by the rotation; K leading directions."""
@@ -208,6 +226,17 @@ class Copy:
         """What one pass over all tokens reads."""
         codes = next(c for c in (self.whole, self.high) if c is not None)
         return codes.nbytes + self.lead.nbytes + self.scales.nbytes + self.lead_scales.nbytes
+
+    @cached_property
+    def arrays(self) -> CopyArrays:
+        """The tensors as the compiled core takes them, checked once."""
+        given = (self.whole, self.high, self.low)
+        codes = (None if t is None else kernels.views(t)[0] for t in given)
+        rest = (self.lead, self.scales, self.lead_scales, self.first_e, self.e, self.n)
+        return CopyArrays(*codes, *kernels.views(*rest, self.block_e, self.block_n))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "arrays"}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of a file, by name."""

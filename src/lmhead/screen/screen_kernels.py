@@ -52,17 +52,13 @@ def products(
         if rows == 1 and copy.pass_bytes > memory_reading.LARGE:
             memory_reading.choose()
         top = torch.empty(rows, -(-copy.vocab // BLOCK))
+        given = copy.arrays
         read = kernels.core.screen_products(
-            copy.whole,
-            copy.high,
-            copy.lead,
-            copy.scales,
-            copy.lead_scales,
+            *(given.whole, given.high, given.lead, given.scales, given.lead_scales),
             bias,
-            *(states.main, states.lead, states.scales, states.lead_scales),
+            *kernels.views(states.main, states.lead, states.scales, states.lead_scales),
             allowed,
-            approx,
-            top,
+            *kernels.views(approx, top),
             kernels.threads(),
         )
         return Approximation(approx, top, read)
@@ -265,12 +261,13 @@ def sample(
         out: (3, B) and (5, B).
     """
     hidden, weight, bias, pointwise = source
-    views = kernels.views
+    views, given = kernels.views, copy.arrays
     kernels.compiled().screen_sample(
-        *views(*approx, copy.first_e, copy.n, copy.block_e, copy.block_n),
+        *views(*approx),
+        *(given.first_e, given.n, given.block_e, given.block_n),
         *views(states.e, states.n, states.base),
-        copy.low,
-        *views(copy.e, copy.scales, states.main, states.scales),
+        *(given.low, given.e, given.scales),
+        *views(states.main, states.scales),
         allowed,
         *views(hidden.float()),
         *(weight, bias, kernels.map_tuple(pointwise), copy.mean_norm),

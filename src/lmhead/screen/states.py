@@ -20,7 +20,7 @@ from lmhead.screen.copy import DEFECT, KAPPA, SHARE, Copy
 from lmhead.sweep import kernels
 
 TOGETHER = 64  # hidden states that one pass over the copy serves
-# Of a batch the high bytes alone: half the products, and an error about that of the copy itself. One
+# Of a batch the high bytes alone: half the products, and an error about that of the copy. One
 # state waits for memory, so its products cost nothing.
 _UNIT_OF_BATCH = 256
 _UP = 1 + 2.0**-30

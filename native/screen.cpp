@@ -166,8 +166,8 @@ int64_t each_run(const ScreenCopy& copy, const ScreenStates& states, int64_t blo
 // Tokens that stay in the first-level cache while all states are multiplied with them.
 constexpr int64_t kNear = 8;
 
-// Multiplies these tokens with as many states as there are fours of; returns how many. Meanwhile
-// memory from `next` on is prefetched, as much as these tokens take; null for none.
+// Multiplies these tokens with the states in groups of four; returns the number of states.
+// Meanwhile memory from `next` on is prefetched, as much as these tokens take; null for none.
 template <class Kind>
 int64_t by_fours(const ScreenCopy& copy, const ScreenStates& states, const Operands<Kind>& operands,
                  int64_t lo, int64_t hi, const char* next, float* approx, float* top) {

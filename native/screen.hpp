@@ -85,7 +85,7 @@ struct ScreenExact {
   Floats hidden;       // (size,)
   Floats weight;       // (vocab, size)
   const double* bias;  // (vocab,) or null
-  double base;         // what approx lacks
+  double base;         // mean · hidden, not part of approx
   int64_t size;
 };
 
@@ -96,7 +96,7 @@ struct ScreenDecided {
 };
 
 struct ScreenKernels {
-  // From hidden states (rows, size).
+  // Quantizes hidden states (rows, size).
   void (*prepare)(const ScreenBasis& basis, const double* hidden, int64_t rows,
                   const ScreenPrepared& out, int threads);
 

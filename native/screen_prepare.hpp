@@ -50,20 +50,21 @@ double round_to(double* x, int64_t n, double room, double unit, int16_t* codes) 
 }
 
 // One factor of the rotation: x as (count, f) becomes factor · xᵀ, (f, count).
-void turn(const double* factor, int64_t f, int64_t count, double* x, std::vector<double>* room) {
+void apply_factor(const double* factor, int64_t f, int64_t count, double* x,
+                  std::vector<double>* room) {
   constexpr int64_t kColumns = 8;
   const int64_t padded = (count + kColumns - 1) / kColumns * kColumns;
   room->assign(static_cast<size_t>(f * padded), 0.0);
-  double* turned = room->data();
+  double* transposed = room->data();
   for (int64_t i = 0; i < count; ++i)
-    for (int64_t l = 0; l < f; ++l) turned[l * padded + i] = x[i * f + l];
+    for (int64_t l = 0; l < f; ++l) transposed[l * padded + i] = x[i * f + l];
   for (int64_t j = 0; j < f; ++j)
     for (int64_t i = 0; i < count; i += kColumns) {
       vd sums[2] = {};
       for (int64_t l = 0; l < f; ++l)
         for (int c = 0; c < 2; ++c) {
           vd column;
-          std::memcpy(&column, turned + l * padded + i + 4 * c, sizeof column);
+          std::memcpy(&column, transposed + l * padded + i + 4 * c, sizeof column);
           sums[c] += factor[j * f + l] * column;
         }
       std::memcpy(x + j * count + i, sums,
@@ -102,7 +103,7 @@ void prepare(const lmhead::ScreenBasis& s, const double* hidden, int64_t rows,
     for (int64_t i = 0; i < s.width; ++i) rest[i] *= s.signs[i];
     const double* factor = s.factors;
     for (int64_t i = 0; i < s.n_factors; ++i) {
-      turn(factor, s.sizes[i], s.width / s.sizes[i], rest, &room);
+      apply_factor(factor, s.sizes[i], s.width / s.sizes[i], rest, &room);
       factor += s.sizes[i] * s.sizes[i];
     }
     const double y = norm(rest, s.width);

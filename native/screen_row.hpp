@@ -57,14 +57,14 @@ class BoundedRow {
     const double lost = 4.0 * static_cast<double>(source.size + 4) * FLT_MIN;
     const double float_slack = 1.01 * 0x1p-17 * source.mean_norm * size + lost;
     n_ += float_n_;
-    if (screen.allowed) forbid(screen.allowed + row * screen.n_uint32);
+    if (screen.allowed) mask_disallowed(screen.allowed + row * screen.n_uint32);
     for (int64_t i = 0; i < n_edited; ++i) mid_[edited[i]] = -__builtin_inff();
     if (screen.low.nibbles) refine(row);
     if (map.bounded) {
       stretch_ = map.scale * map.outer;
       const double parts = 1.0 + std::fabs(map.shift) + std::fabs(map.scale * base);
       slack_ = stretch_ * float_slack + 0x1p-19 * (map.outer * parts + std::fabs(map.outer_shift));
-      bend(base);
+      apply_tanh(base);
     } else {
       scale_ = map.scale;
       shift_ = map.scale * base + map.shift;
@@ -74,7 +74,7 @@ class BoundedRow {
     slack_ += 0x1p-140;
     const float* known = screen.bounds.block_max + row * screen_blocks(vocab_);
     const bool stale = screen.allowed || n_edited || map.bounded || screen.low.nibbles;
-    sum_up(stale ? nullptr : known);
+    find_block_maxima(stale ? nullptr : known);
   }
 
   float top() const { return top_; }
@@ -186,7 +186,7 @@ class BoundedRow {
 
  private:
   // Masks the tokens without a bit.
-  void forbid(const uint32_t* allowed) {
+  void mask_disallowed(const uint32_t* allowed) {
     for (int64_t v = 0; v < vocab_; ++v)
       if (!(allowed[v / 32] >> v % 32 & 1)) mid_[v] = -__builtin_inff();
   }
@@ -245,7 +245,7 @@ class BoundedRow {
   }
 
   // mid through tanh: its slope is at most 1, and what rounding adds is in the slack.
-  void bend(double base) {
+  void apply_tanh(double base) {
     const lmhead::SampleMap& map = source_.map;
     const auto from = static_cast<float>(base), outer = static_cast<float>(map.outer);
     const auto scale = static_cast<float>(map.scale), shift = static_cast<float>(map.shift);
@@ -261,7 +261,7 @@ class BoundedRow {
   }
 
   // The largest of each block.
-  void sum_up(const float* known) {
+  void find_block_maxima(const float* known) {
     const lmhead::ScreenBounds& bounds = screen_.bounds;
     const int64_t blocks = screen_blocks(vocab_);
     tops_.resize(static_cast<size_t>(blocks));

@@ -1,4 +1,4 @@
-// One instruction set's draws from the bounds of a copy; compiled as kernels.cpp is.
+// Sampling from the bounds of a copy; compiled once per instruction set, as kernels.cpp is.
 #include "screen_sample.hpp"
 
 #include <algorithm>
@@ -229,8 +229,7 @@ class RowSampler {
     return limit - 2.0 * row_.score_error(limit);
   }
 
-  // About the least logit of a nucleus, by what the tokens near the top weigh in the middle of
-  // their bounds.
+  // An estimate of the smallest logit in the nucleus, from the midpoints of the bounds.
   double nucleus_limit(double p) const {
     if (row_.empty()) return kNone;
     const double factor = beta_ * row_.scale();

@@ -50,7 +50,7 @@ struct SampleSource {
   Floats weight;        // (vocab, size)
   const double* bias;   // (vocab,) or null
   SampleMap map;
-  const double* base;  // (rows,), what approx lacks
+  const double* base;  // (rows,), mean · hidden, not part of approx
   double mean_norm;    // of the mean that the copy leaves out, or more
   int64_t size;
 };

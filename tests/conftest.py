@@ -55,5 +55,5 @@ def served_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     elif hasattr(request, "param") and kernels.core is None:
         pytest.skip("the compiled core is not installed; see `lmhead doctor`")
     elif choice == "tiny":
-        monkeypatch.setattr(kernels, "MIN_TOKENS", 1)
+        monkeypatch.setattr(kernels, "MIN_ROWS", 1)
     return choice

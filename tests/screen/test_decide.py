@@ -42,7 +42,7 @@ def test_one_call_and_many_steps(
         found = candidates(weight, hidden[None], bias)
         ours = decide(found, k)
         with monkeypatch.context() as patch:
-            patch.setattr(Candidates, "at_once", lambda *_: None)
+            patch.setattr(Candidates, "decide_in_core", lambda *_: None)
             steps = decide(candidates(weight, hidden[None], bias), k)
         assert bool(ours.decided) == bool(steps.decided)
         if bool(ours.decided):
@@ -86,4 +86,4 @@ def test_both_ways_are_there() -> None:
     """The one call is what serves a plain head, if there is a core."""
     weight = heads.plain(BLOCK * 2, 8, torch.Generator().manual_seed(4))
     found = candidates(weight, weight[:1], None)
-    assert (found.at_once(1, 256) is not None) == (kernels.core is not None)
+    assert (found.decide_in_core(1, 256) is not None) == (kernels.core is not None)

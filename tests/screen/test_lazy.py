@@ -36,8 +36,8 @@ class Asked:
         self.answered += found is not None
         return found
 
-    def serves(self, source: Any) -> Any:
-        return self.inside.serves(source)
+    def compatible_source(self, source: Any) -> Any:
+        return self.inside.compatible_source(source)
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ export function ComparePage(): JSX.Element {
   const question = samplers
     ? { a, sampler_a: libraryOptions(one), sampler_b: libraryOptions(two), text: field.text }
     : { a, b, text: field.text };
-  const walked = useTextComparison(onText && field.text !== undefined ? question : undefined);
-  const request = onText ? walked : rows;
+  const textComparison = useTextComparison(onText && field.text !== undefined ? question : undefined);
+  const request = onText ? textComparison : rows;
   const found = (request.error && !request.current) || field.text === undefined ? undefined : request.data;
   const [modelA, modelB] = [a, other].map((name) => models.find((model) => model.name === name));
   const sides: Sides | undefined = modelA &&

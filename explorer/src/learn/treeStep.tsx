@@ -101,8 +101,8 @@ function Drawing({ path, learn, words, p, label }: DrawingProps): JSX.Element {
   const points: Point = layout<Node>().size([WIDTH - 40, HEIGHT - 90])(
     hierarchy<Node>(ROOT, (node) => ("fork" in node ? [node.left, node.right] : null)),
   );
-  const walked = new Set(path.map((turn) => turn.fork));
-  const onPath = (node: Node): boolean => ("fork" in node ? walked.has(node.fork) : node.leaf === learn.leaf);
+  const forksOnPath = new Set(path.map((turn) => turn.fork));
+  const onPath = (node: Node): boolean => ("fork" in node ? forksOnPath.has(node.fork) : node.leaf === learn.leaf);
   const x = (point: Point): number => point.x + 20;
   const y = (point: Point): number => point.y + 24;
   return (

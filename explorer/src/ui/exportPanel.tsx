@@ -1,6 +1,6 @@
 // The export panel at the end of every page:
 //
-//   <Exports
+//   <ExportPanel
 //     name="next"                            // the command with the same JSON; also the file name
 //     title={s.title}                        // of the report and the pictures
 //     document={() => ({ model: modelJson(model), tokens })}  // after command, schema, lmhead: docs/json.md
@@ -35,7 +35,7 @@ export interface CodeLines {
   readonly note?: string | undefined;
 }
 
-export interface ExportsProps {
+export interface ExportPanelProps {
   readonly name: string;
   readonly title: string;
   document(): object | Promise<object>;
@@ -61,7 +61,7 @@ export interface About {
 
 const COLOURS = ["--ground", "--panel", "--ink", "--soft", "--line", "--accent"];
 
-export function ExportPanel(props: ExportsProps): JSX.Element {
+export function ExportPanel(props: ExportPanelProps): JSX.Element {
   const { name, title, charts } = props;
   const { exports: s, common } = useStrings();
   const { tag } = LANGUAGES[useContext(Language)];

@@ -10,7 +10,8 @@ Out: answers, each computed a few rows at a time; the tensor where nothing else 
     torch_function   the table from torch's functions to what they do here
     recording        pointwise operations
     views, indexing  shapes, selections, assignments
-    reductions, losses, bitmask
+    reductions, row_functions, torch_losses, written_divergences, bitmask
+    lazy_query, column, memory
 """
 
 from lmhead.lazy import torch_function

@@ -24,7 +24,7 @@ from lmhead.checks import eager
 from lmhead.errors import PerformanceWarning
 from lmhead.html_table import html_table
 from lmhead.lazy import routing
-from lmhead.lazy.asking import ask
+from lmhead.lazy.lazy_query import ask
 from lmhead.lazy.memory import Memory, values_of
 from lmhead.lazy.program import (
     Call,
@@ -107,8 +107,8 @@ def _with_values(node: Node, part: Node) -> Node:
 class Base:
     """A program that views share, and the memory of its rows that were built.
 
-    `version` counts the programs it has had, `writes` those with other values: one that was built
-    has the same.
+    `version` increases whenever the program is replaced, `writes` only if that changed its values
+    (building the tensor does not).
     """
 
     def __init__(self, program: Node, lead: torch.Size, parent: Base | None = None) -> None:
@@ -138,13 +138,13 @@ class Base:
         return self.memory is not None and self.memory.outside
 
     def read(self, index: Tensor | None, *, copy: bool = False) -> Node:
-        """Return some rows (None for all); `copy`: with the values of now."""
+        """Return some rows (None for all); `copy`: a snapshot of the values."""
         if self.memory is None:
             return self.program if index is None else self.program.take(index)
         return self.memory.read(self.program, index, constant=self.constant, copy=copy)
 
     def untouched(self, writes: int) -> bool:
-        """Whether it was only built since it had this number of writes: its values are the same."""
+        """Return whether the values are unchanged since `writes` writes; building is no change."""
         same = all(version(t) == then for t, then in self.built)
         return same and self.writes == writes and not self.exposed
 
@@ -240,7 +240,7 @@ class LazyLogits(Tensor):
         """The program as part of another: through this object, if autograd must pass through it."""
         base, node = self._shared, self.node
         recorded = torch.is_grad_enabled() and _plain(self, "requires_grad")
-        if recorded and node is not self._own and not routing.passes_by(self):
+        if recorded and node is not self._own and not routing.can_bypass(self):
             return self.through()
         self._passed |= recorded and node is not self._own
         if base.exposed:
@@ -275,7 +275,7 @@ class LazyLogits(Tensor):
     def behind(self) -> Node:
         """Return what a tensor that is built from this object is computed from."""
         written = self._shared.writes != self._writes
-        return self.node if written and routing.passes_by(self) else self.through()
+        return self.node if written and routing.can_bypass(self) else self.through()
 
     def check_position(self) -> None:
         """Raise if autograd has these logits in its graph as they were before a write."""
@@ -439,7 +439,7 @@ def wrap(
     made._chain, made.max_bytes = chain, max_bytes
     made._vdim = len(shape) - 1 if vdim is None else vdim
     made._shared = Base(node, made.lead) if base is None else base
-    # A program with a copy of memory is not that of later.
+    # A program with a snapshot of memory must not be cached.
     made._seen = (-1 if made._shared.exposed else made._shared.version, node)
     made._live = None
     made._built = made._through = made._own = None
@@ -523,8 +523,9 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
     base.check()
     if base.parts_shared:
         raise RuntimeError(
-            "an in-place operation on lazy logits, of which a part was given out as a tensor that "
-            "shares memory with it; clone() the part, or materialize() the logits before"
+            "in-place operations on lazy logits are not supported after a part of them was "
+            "returned as a tensor that shares their memory; clone() the part, or materialize() "
+            "the logits"
         )
     before = [base.node]
     for view in logits._chain:
@@ -625,7 +626,7 @@ def seen_rows(logits: LazyLogits) -> Tensor | None:
 
 
 def is_tensor_now(logits: LazyLogits) -> bool:
-    """Whether all that is asked of the logits is asked of a tensor, which others share."""
+    """Return whether the logits were built and share their memory with tensors outside."""
     base = logits._shared
     if base.shared:
         return True
@@ -711,7 +712,7 @@ def _build_with_graph(logits: LazyLogits, what: str) -> Tensor:
             parent = base if _distinct(logits) else None  # torch refuses to write to shared entries
             if parent is not None:
                 shared: Node = dense
-                if _plain(logits, "requires_grad") and not routing.passes_by(logits):
+                if _plain(logits, "requires_grad") and not routing.can_bypass(logits):
                     # The gradients of the base do not pass through the hooks of this view.
                     shared = Call(values_of, (dense, logits.node), {}, dense.n_rows, dense.width)
                 assign(logits, shared, built=True)
@@ -750,8 +751,8 @@ def note_sharing(logits: LazyLogits) -> bool:
         return True
     if _plain(logits, "requires_grad") and not base.constant:
         raise RuntimeError(
-            "a view of lazy logits that require a gradient cannot share their memory, since it was "
-            "given out (data_ptr, numpy, .data); clone() them first"
+            "a view of lazy logits that require a gradient cannot share their memory, which was "
+            "exported (data_ptr, numpy, .data); clone() them first"
         )
     if base.recorded and not memory.outside:
         base.memory, base.version = memory.copied(), base.version + 1

@@ -52,7 +52,7 @@ class Memory:
             program: all rows; its gradients stay those of the values.
             index: the rows to return; None for all.
             constant: whether the program has no gradient.
-            copy: return the values of now, not those of a later time.
+            copy: return a snapshot, which later writes do not change.
         """
         filled = self.filled if index is None else self.filled[index]
         if index is not None:

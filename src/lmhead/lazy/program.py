@@ -311,7 +311,7 @@ class Node(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Leaf(Node):
-    """Scores of a head, with the operations that scores take in themselves.
+    """Scores of a head, with the operations that were folded into them.
 
     `steps` are calls of `Scores` methods, (name, argument), in order.
     """
@@ -762,7 +762,7 @@ def _rows_of(node: Node, rows: Tensor, env: Env) -> Tensor:
 
 
 def stamped(node: Node, *, copy: bool = False) -> Node:
-    """Return a program that raises if it is used after tensors it was built as are modified.
+    """Return a program that raises if a tensor it was built as is modified before its use.
 
     `copy`: copy these tensors instead, since others may write to them without torch's knowledge.
     """

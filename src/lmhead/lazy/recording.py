@@ -1,7 +1,7 @@
 """Recording pointwise operations: which torch functions, and how their arguments are stored.
 
 A number, a vector over the vocabulary or a factor per row goes into the head's own scores where
-these have room for it (`Scores.times` and the like), so that the compiled sweep still applies.
+these can represent it (`Scores.times` and the like), so that the compiled sweep still applies.
 Everything else becomes a `Call` of the same torch function, made later on a few rows at a time.
 """
 
@@ -204,8 +204,8 @@ POINTWISE: set[Any] = {
 }
 POINTWISE |= {getattr(F, name) for name in _IN_F}
 
-# Operators by their sign, for messages.
-SIGNS = {
+# Operator symbols, for messages.
+OPERATOR_SYMBOLS = {
     "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__eq__": "==", "__ne__": "!=",
     "__add__": "+", "__radd__": "+", "__sub__": "-", "__rsub__": "-", "__mul__": "*",
     "__rmul__": "*", "__truediv__": "/", "__rtruediv__": "/", "__pow__": "**", "__rpow__": "**",
@@ -217,7 +217,7 @@ SIGNS = {
 def sign(func: Callable[..., Any]) -> str:
     """Return a function's name as a user writes it."""
     name = getattr(func, "__name__", str(func))
-    return SIGNS.get(name, f"{name}()")
+    return OPERATOR_SYMBOLS.get(name, f"{name}()")
 
 
 class NotRecorded(Exception):  # noqa: N818
@@ -357,7 +357,7 @@ class Comparison(Call):
 
 
 def _among(z: Tensor, threshold: Tensor) -> Tensor:
-    """Return thresholds (B, 1), each replaced by the value of its row (B, V) that it is.
+    """Return thresholds (B, 1), each replaced by the equal value of its row (B, V).
 
     That is the nearest one, if it differs by no more than products of other shapes would.
     """
@@ -375,7 +375,7 @@ def _among(z: Tensor, threshold: Tensor) -> Tensor:
 
 
 def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype) -> Node | None:
-    """Return the result as scores of the head itself, if these have room for the operation.
+    """Return the result as scores of the head itself, if these can represent the operation.
 
     Tensors are copied: one that is rewritten later, such as a sampler's mask, does not change it.
     """

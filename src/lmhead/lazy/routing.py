@@ -586,7 +586,7 @@ class Handle(Tensor):
         raise RuntimeError(f"{func} was called on the handle of lazy logits")
 
 
-def passes_by(logits: Tensor) -> bool:
+def can_bypass(logits: Tensor) -> bool:
     """Whether answers may join the graph behind these logits, not at the object itself.
 
     Not if it has hooks, or if another autograd function (of DDP, of a module hook) made it.

@@ -224,7 +224,7 @@ def _check_write(name: str, logits: LazyLogits) -> None:
     base = logits._shared
     if base.memory is not None and not base.constant and torch.is_grad_enabled():
         raise RuntimeError(
-            f"{name} on lazy logits that require a gradient, whose memory was given out "
+            f"{name} is not supported on lazy logits that require a gradient and were exported "
             "(data_ptr, numpy, .data); clone() them first"
         )
 
@@ -232,7 +232,7 @@ def _check_write(name: str, logits: LazyLogits) -> None:
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """Run `torch.autograd.grad`; answers must pass through lazy inputs, not by them."""
     for z in [inputs] if isinstance(inputs, Tensor) else inputs:
-        if isinstance(z, LazyLogits) and routing.passes_by(z):
+        if isinstance(z, LazyLogits) and routing.can_bypass(z):
             raise RuntimeError(
                 "torch.autograd.grad with respect to lazy logits needs logits.retain_grad() before "
                 "the loss is computed, or dense logits: logits.materialize()"
@@ -288,9 +288,9 @@ def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _check_recordable(logits: LazyLogits) -> None:
     """Raise if an in-place operation on these logits cannot be recorded."""
-    if logits._chain and logits.requires_grad and not routing.passes_by(logits):
+    if logits._chain and logits.requires_grad and not routing.can_bypass(logits):
         raise RuntimeError(
-            "an in-place operation on a view of lazy logits that has hooks or retain_grad(); "
+            "in-place operations on a view of lazy logits with hooks or retain_grad() fail; "
             "clone() it first, or attach them after the change"
         )
     if logits._shared.parent is not None:
@@ -503,7 +503,7 @@ def _attached(name: str) -> Callable[..., Any]:
     function = getattr(Tensor, name)
 
     def attach(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-        if logits._passed and routing.passes_by(logits):
+        if logits._passed and routing.can_bypass(logits):
             raise RuntimeError(
                 f"{name}() must be called before lazy logits are used: gradients of results "
                 "computed before do not pass through them"

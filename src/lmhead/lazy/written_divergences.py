@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from lmhead.lazy.logits import LazyLogits
 
 
-class Kl(NamedTuple):
-    """factor · (KL(p ‖ m) + shift) with m = weights[0] p + weights[1] q, normalised."""
+class DivergenceTerm(NamedTuple):
+    """factor · (D + shift): D is KL(p ‖ m), or TVD(p, q) for "tvd".
+
+    m = weights[0] p + weights[1] q, normalised.
+    """
 
     p: Leaf
     q: Leaf
@@ -62,14 +65,14 @@ def rows(logits: LazyLogits) -> Tensor | None:
     return None if total is None else total.to(logits.dtype)
 
 
-def _swept(term: Kl) -> bool:
+def _swept(term: DivergenceTerm) -> bool:
     with torch.no_grad():
         p, q = term.p.scores(Env()), term.q.scores(Env())
     alike = isinstance(p, SweptScores) and isinstance(q, SweptScores) and p.dtype == q.dtype
     return alike and p is not None and q is not None and p.n_rows == q.n_rows
 
 
-def _plain(term: Kl) -> Tensor:
+def _plain(term: DivergenceTerm) -> Tensor:
     def of(env: Env) -> tuple[Tensor, ...]:
         return (term.p.bound(env).divergence(term.q.bound(env), term.kind),)
 
@@ -94,7 +97,7 @@ class _Waiting(threading.local):
 _WAITING = _Waiting()
 
 
-def _mixture(term: Kl, logits: LazyLogits) -> Tensor:
+def _mixture(term: DivergenceTerm, logits: LazyLogits) -> Tensor:
     """Return KL(p ‖ m) of each row."""
     first, second, swapped = term.p, term.q, _identity(term.p) > _identity(term.q)
     weights = term.weights
@@ -134,7 +137,7 @@ def _name(node: Any) -> str:
     return node.name.strip("_") if isinstance(node, Call) and not node.kwargs else ""
 
 
-def _terms(node: Node) -> list[Kl] | None:
+def _terms(node: Node) -> list[DivergenceTerm] | None:
     """Return what a program is a sum of; None if one of it is no divergence."""
     name = _name(node)
     if not isinstance(node, Call):
@@ -156,13 +159,13 @@ def _terms(node: Node) -> list[Kl] | None:
     return None if one is None else [one]
 
 
-def _scaled(terms: list[Kl] | None, factor: float) -> list[Kl] | None:
+def _scaled(terms: list[DivergenceTerm] | None, factor: float) -> list[DivergenceTerm] | None:
     if terms is None or not math.isfinite(factor):
         return None
     return [t._replace(factor=t.factor * factor) for t in terms]
 
 
-def _kl(node: Call) -> Kl | None:
+def _kl(node: Call) -> DivergenceTerm | None:
     """Recognise p (log p - log q), and F.kl_div without a reduction."""
     name = _name(node)
     if name == "kl_terms":
@@ -186,11 +189,11 @@ def _kl(node: Call) -> Kl | None:
     return None
 
 
-def _against(p: Leaf, log_q: Node) -> Kl | None:
+def _against(p: Leaf, log_q: Node) -> DivergenceTerm | None:
     """Return KL(p ‖ ·) for the log-probabilities of another head, or of a mixture with it."""
     q = _leaf(log_q, "log_probs")
     if q is not None:
-        return Kl(p, q)
+        return DivergenceTerm(p, q)
     found = _log_mixture(log_q)
     if found is None:
         return None
@@ -201,14 +204,14 @@ def _against(p: Leaf, log_q: Node) -> Kl | None:
     weights = (found[mine], found[theirs])
     if not all(w > 0 and math.isfinite(w) for w in weights):
         return None
-    return Kl(mine, theirs, weights, shift=-math.log(sum(weights)))
+    return DivergenceTerm(mine, theirs, weights, shift=-math.log(sum(weights)))
 
 
-def _total_variation(node: Call) -> Kl | None:
+def _total_variation(node: Call) -> DivergenceTerm | None:
     if _name(node) not in ("abs", "absolute") or _name(node.args[0]) not in ("sub", "subtract"):
         return None
     p, q = (_leaf(a, "probs") if isinstance(a, Node) else None for a in node.args[0].args)
-    return None if p is None or q is None else Kl(p, q, factor=2.0, kind="tvd")
+    return None if p is None or q is None else DivergenceTerm(p, q, factor=2.0, kind="tvd")
 
 
 def _log_mixture(node: Node) -> dict[Leaf, float] | None:

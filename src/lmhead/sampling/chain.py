@@ -19,11 +19,11 @@ def check_chain(stages: Sequence[Stage], options: Options) -> None:
     last: Stage | None = None
     for number, stage in enumerate(stages):
         if not isinstance(stage, Stage):
-            raise TypeError(f"stages must be stages; got {type(stage).__name__} at {number}")
-        if last is not None and last.gives == "ids":
-            raise ValueError(
-                f"{stage.name} comes after {last.name}, which must be the last stage; put it before"
+            raise TypeError(
+                f"stages must hold Stage objects; got {type(stage).__name__} at index {number}"
             )
+        if last is not None and last.gives == "ids":
+            raise ValueError(f"{last.name} must be the last stage; move {stage.name} before it")
         if cut is not None and isinstance(stage, AllowedIds | ForcedTokens):
             raise ValueError(
                 f"{stage.name} comes after {cut.name}: its tokens may have been removed "

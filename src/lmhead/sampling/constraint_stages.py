@@ -42,7 +42,7 @@ class Guidance(Edit):
         c = z.log_softmax(1)
         u = call.unconditional.to(z).log_softmax(1)
         mixed = scale * (c - u) + u
-        # A token masked on both sides, -inf - -inf, remains masked.
+        # A token masked in c or in u stays masked: -inf - -inf would be NaN.
         z.copy_(mixed.masked_fill((c == -math.inf) | (u == -math.inf), -math.inf))
 
 

@@ -69,7 +69,7 @@ _LAST_N = {"llama.cpp": 64}
 # Which ids frequency and presence penalties count.
 _COUNTED: dict[str, Counted] = {"hf": "output", "vllm": "output", "llama.cpp": "context"}
 # Minimum of top_k by program, where it is not min_tokens_to_keep.
-_LEAST_K = {"llama.cpp": 1}
+_MIN_K = {"llama.cpp": 1}
 
 
 def stages_of(options: Options, order: str, ties: str) -> list[Stage]:
@@ -189,7 +189,7 @@ class _Makers:
 
     def top_k(self) -> Iterator[Stage]:
         if self.o.top_k is not None and (any_row(self.o.top_k, 0) and any_row(self.o.top_k, -1)):
-            least = _LEAST_K.get(self.order, self.o.min_tokens_to_keep)
+            least = _MIN_K.get(self.order, self.o.min_tokens_to_keep)
             yield TopK(_at_least(self.o.top_k, least), ties=self.ties)
 
     def top_p(self) -> Iterator[Stage]:

@@ -372,7 +372,7 @@ class FullDistribution:
     Attributes:
         z: (B, V), float32 or float64.
         beta: (B,), float64; the logits are beta · z.
-        extent: largest entry of z, and number of unmasked tokens, (B,) each.
+        max_and_count: largest entry of z, and number of unmasked tokens, (B,) each.
         is_raw: whether these are the model's logits, at temperature 1.
         raw: the model's distribution, if this one is the same at another temperature; the
             masses of both are computed in one pass.
@@ -380,7 +380,7 @@ class FullDistribution:
 
     z: Tensor
     beta: Tensor
-    extent: tuple[Tensor, Tensor]
+    max_and_count: tuple[Tensor, Tensor]
     is_raw: bool = False
     raw: FullDistribution | None = None
 
@@ -393,7 +393,7 @@ class FullDistribution:
     @property
     def largest(self) -> Tensor:
         """The largest z, (B,)."""
-        return self.extent[0]
+        return self.max_and_count[0]
 
     @property
     def top(self) -> Tensor:
@@ -403,7 +403,7 @@ class FullDistribution:
     @property
     def n(self) -> Tensor:
         """Number of unmasked tokens, (B,), float64."""
-        return self.extent[1]
+        return self.max_and_count[1]
 
     @cached_property
     def mass(self) -> tuple[Tensor, Tensor]:
@@ -435,7 +435,7 @@ class FullDistribution:
     def scaled(self, beta: Tensor) -> FullDistribution:
         """Return this at another temperature; beta (B,) is its inverse."""
         raw = self if self.is_raw else self.raw
-        return FullDistribution(self.z, self.beta * beta, self.extent, raw=raw)
+        return FullDistribution(self.z, self.beta * beta, self.max_and_count, raw=raw)
 
     def scaled_logits(self) -> Tensor:
         """Return a copy of the logits with the temperature applied, (B, V)."""

@@ -19,9 +19,10 @@ class TokenEvent:
             a possible stop string; the texts of all events form the whole text.
         log_prob: the model's log-probability of the token.
         top: the k most probable (id, log-probability), best first; empty unless asked for.
-        sampler_log_prob: its log-probability after the sampler's cuts; None for greedy.
+        sampler_log_prob: its log-probability after all stages; None without a sampler.
         finish_reason: None while the row continues; "eos" for one of the model's end-of-text
-            tokens, "stop" for a stop string or id, "length" for the maximum length.
+            tokens, "stop" for a stop string, a stop id or a completed grammar, "length" for the
+            maximum length.
         stopped_by: the stop string or id; None for other reasons.
         log_prob_error: error bound of `log_prob` (unless `top` is asked for) and
             `sampler_log_prob`; above 0 only for a screened head.
@@ -82,7 +83,7 @@ class Generation:
         for event in self.events:
             if event.kept is None:
                 raise ValueError(
-                    "there are no kept sets: generate with return_kept=True and a sampler that cuts"
+                    "no kept ids: use return_kept=True and a sampler that truncates (top_k, top_p)"
                 )
             token_ids += event.kept
             offsets.append(len(token_ids))

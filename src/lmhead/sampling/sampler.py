@@ -208,7 +208,7 @@ class Sampler:
         ):
             return exact()
         head: Any = screened.screen
-        source = head.serves(screened.source)
+        source = head.compatible_source(screened.source)
         if source is None:
             return exact()
         bits = None if allowed is None else padded_bitmask(allowed, shape)

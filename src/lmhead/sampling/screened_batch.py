@@ -20,7 +20,7 @@ from lmhead.sampling.truncation_stages import Epsilon, MinP, TopH, TopK, TopP
 from lmhead.screen import screen_kernels
 from lmhead.screen.candidates import Candidates, check_sound
 from lmhead.screen.screened_head import Certificate, Interval, ScreenedHead, ScreenedSample
-from lmhead.screen.states import TOGETHER, usable
+from lmhead.screen.states import STATES_PER_PASS, usable
 from lmhead.sweep import Source, kernels
 
 # In the order of SampleStep in native/screen_sample.hpp.
@@ -54,7 +54,7 @@ def sample_rows(
     chain = Chain.of(stages, call, greedy)
     if chain is not None and screened.fits(source) and _supports(source):
         good = usable(screened.copy, source.hiddens[0]).nonzero()[:, 0]
-        for some in torch.split(good, TOGETHER) if len(good) else ():
+        for some in torch.split(good, STATES_PER_PASS) if len(good) else ():
             full = len(some) == n
             part = source if full else source.select(some)
             mask = None if allowed is None else allowed.expand(n, -1)[some].contiguous()

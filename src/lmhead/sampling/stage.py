@@ -287,7 +287,7 @@ class DynamicTemperature(Stage):
     name = "dynatemp_range"
     takes = "probabilities"
     keeps_argmax = True
-    _LEAST = 1e-6  # avoids division by zero
+    _MIN_TEMPERATURE = 1e-6  # avoids division by zero
 
     def __init__(self, temperature: PerRow, range: PerRow, exponent: PerRow = 1.0) -> None:
         self.temperature, self.range, self.exponent = temperature, range, exponent
@@ -301,4 +301,4 @@ class DynamicTemperature(Stage):
         share = torch.where(distribution.n > 1, distribution.entropy / distribution.n.log(), 0.0)
         temperature = low + (high - low) * share.clamp(0, 1) ** exponent
         temperature = torch.where((range > 0) & (distribution.n > 1), temperature, middle)
-        return distribution.scaled(1 / temperature.clamp(min=self._LEAST))
+        return distribution.scaled(1 / temperature.clamp(min=self._MIN_TEMPERATURE))

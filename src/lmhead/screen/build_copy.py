@@ -30,7 +30,7 @@ _CORE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def mean_row(weight: Tensor) -> Tensor:
-    """Return the mean row (D,) in float64, which softmax ignores, of rows (V, D)."""
+    """Return the mean of rows (V, D), (D,) in float64: softmax is invariant to it."""
     total = torch.zeros(weight.shape[1], dtype=torch.float64)
     core = kernels.core_with("column_sums")
     if core is not None and weight.dtype in _CORE_TYPES and kernels.readable(weight):

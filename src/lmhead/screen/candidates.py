@@ -126,7 +126,7 @@ class Pairs:
 
 
 class Candidates:
-    """What one pass over the copy tells of B hidden states.
+    """Approximate logits of B hidden states with bounds, from one pass over the copy.
 
     Attributes:
         approx: (B, V) float32. Token v's linear value, w_v · h + b_v, and its float64 dot product,
@@ -170,7 +170,7 @@ class Candidates:
         ids = screen_kernels.best(self.approx, self.block_top, k)
         return Pairs(torch.full((self.rows,), k), ids.view(-1))
 
-    def at_once(self, k: int, most: int) -> screen_kernels.Decided | None:
+    def decide_in_core(self, k: int, most: int) -> screen_kernels.Decided | None:
         """Return the k best tokens by one call into the core: see `screen_kernels.decide`."""
         source, states = self.source, self.states
         if self.rows > 1 or self.copy.low is not None or not self.pointwise.is_identity:
@@ -191,7 +191,7 @@ class Candidates:
         return x, self.pointwise.apply_(x.clone())
 
     def limits(self, z: Tensor) -> Tensor:
-        """Return the limit of approx for a float64 logit of z or more: (B,) gives (B,)."""
+        """Return limits (B,): a token whose bound on approx is below has a logit below z."""
         t = lowest_linear(self.pointwise, z)
         base = self.states.base
         return (t - base) - 4 * _U * (t.abs().nan_to_num(posinf=0.0) + base.abs())
@@ -238,7 +238,7 @@ class Candidates:
 
 
 class Found(NamedTuple):
-    """What the bounds decided of B rows."""
+    """The best tokens of the rows that the bounds decide, of B rows."""
 
     decided: Tensor  # (B,) bool
     values: Tensor  # (decided, k) float64
@@ -251,7 +251,7 @@ def decide(found: Candidates, k: int) -> Found:
     """Return the k best tokens of each row, for the rows that the bounds decide."""
     rows, vocab = found.rows, found.copy.vocab
     most = max(256, 4 * k, vocab // 8)
-    if (one := found.at_once(k, most)) is not None:
+    if (one := found.decide_in_core(k, most)) is not None:
         check_sound(one.sound)
         decided = torch.tensor([one.decided])
         some = slice(None) if one.decided else slice(0)

@@ -28,14 +28,14 @@ from lmhead.sweep import kernels
 from lmhead.user_cache import cache_folder
 
 FOLDER = "screen"
-LEAST = 8 << 20
+MIN_CACHED_BYTES = 8 << 20
 """Bytes of a weight from which on its copy is kept: a smaller one is made in a few milliseconds."""
 _VERSION = 1  # of the content; another number makes all copies again
 
 
 def cached_copy(weight: Tensor, *, bits: Bits = 8, progress: OnRows | None = None) -> Copy:
     """Return the copy of a weight (V, D), from the cache folder if it is there."""
-    if weight.nbytes < LEAST:
+    if weight.nbytes < MIN_CACHED_BYTES:
         return build(weight, bits=bits, progress=progress)
     path = cache_folder() / FOLDER / f"{_key(weight, bits)}.safetensors"
     found = _read(path, weight, bits)
@@ -59,7 +59,7 @@ def _bytes_hash(t: Tensor) -> str:
 
 
 def content_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of named tensors: that of a damaged file is another."""
+    """Return a hash of named tensors, to detect damaged files."""
     lines = [f"{n} {t.dtype} {tuple(t.shape)} {_bytes_hash(t)}" for n, t in sorted(tensors.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -112,7 +112,7 @@ def _fastest(one_pass: Callable[[], None]) -> Setting:
     one_pass()
     end = time.perf_counter() + _SECONDS
     while True:
-        for setting in CANDIDATES:  # in turn: whatever else the machine does meets all of them
+        for setting in CANDIDATES:  # interleaved: other load affects all alike
             core.set_streams(setting.streams, setting.streams)
             core.set_prefetch(setting.prefetch, setting.prefetch)
             begin = time.process_time()  # other programs may run meanwhile

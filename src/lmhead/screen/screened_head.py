@@ -19,7 +19,7 @@ from lmhead.screen.build_copy import OnRows, build
 from lmhead.screen.candidates import Candidates, decide
 from lmhead.screen.copy import Bits, Copy
 from lmhead.screen.copy_cache import cached_copy
-from lmhead.screen.states import TOGETHER, usable
+from lmhead.screen.states import STATES_PER_PASS, usable
 from lmhead.sweep import Pointwise, Questions, Source, row_answers
 
 
@@ -29,7 +29,8 @@ class Certificate:
 
     Attributes:
         rows_rescored: (...), for each hidden state how many tokens were scored in float64.
-        fell_back: (...), whether the bounds left too much and all tokens were scored.
+        fell_back: (...), whether all tokens were scored: too many were left, or a stage
+            is not supported.
         bytes_read: of copy and weight together, for the whole batch.
     """
 
@@ -148,7 +149,7 @@ class ScreenReport:
 
 
 class ScreenedHead:
-    """A head with a quantized copy of its weight: the same tokens from a quarter of the bytes.
+    """A head with a quantized copy of its weight: the same tokens, fewer bytes read.
 
     Equivalent to: head(hidden).argmax(-1), head(hidden).topk(k)
 
@@ -201,13 +202,13 @@ class ScreenedHead:
 
     def _own(self, head: Any, copy: Copy) -> None:
         self.head, self.copy = head, copy
-        # Holding the weight keeps its place in memory from being given to another.
+        # A reference to the weight keeps its memory from being reused.
         self._weight, self._version = head.weight.detach(), _changes(head.weight)
         self._bias: tuple[Tensor, int | None, Tensor | None] | None = None
         self._pickled_hash: str | None = None
         self.report = ScreenReport()
 
-    # Pickled or deep-copied, it belongs to another tensor, whose numbers must be the same.
+    # After pickle or deepcopy the weight is another tensor: compare its hash.
 
     def __getstate__(self) -> dict[str, Any]:
         digest = store.tensor_hash(self._weight) if self.fresh() else None
@@ -403,15 +404,15 @@ class ScreenedHead:
     def decide(self, source: Source, k: int) -> tuple[Tensor, Tensor] | None:
         """Return values (N, k) in float64 and ids (N, k) for lazy logits; None if unsupported.
 
-        It serves logits of this weight, whatever has become of the head's bias and map.
+        Works for any logits of this weight, even if the head's bias or map has changed.
         """
-        plain = self.serves(source)
+        plain = self.compatible_source(source)
         if plain is None or k < 1:
             return None
         values, ids, _ = self._decide(plain, k)
         return values, ids
 
-    def serves(self, source: Source) -> Source | None:
+    def compatible_source(self, source: Source) -> Source | None:
         """Return the source as this copy reads it; None if it is not of this weight, unchanged."""
         if len(source.weights) != 1 or not self._is_mine(source.weights[0]):
             return None
@@ -421,7 +422,7 @@ class ScreenedHead:
         bias = None if source.bias is None else source.bias.detach()
         return Source((hidden,), (self._weight,), bias, source.pointwise)
 
-    # How ------------------------------------------------------------------------------------------
+    # Implementation ------------------------------------------------------------------------------
 
     def bias64(self, bias: Tensor | None) -> Tensor | None:
         """Return the bias in float64, converted once."""
@@ -453,7 +454,7 @@ class ScreenedHead:
         read = 0
         if self.fits(source):
             good = usable(self.copy, source.hiddens[0]).nonzero()[:, 0]
-            for some in torch.split(good, TOGETHER) if len(good) else ():
+            for some in torch.split(good, STATES_PER_PASS) if len(good) else ():
                 part = _rows_of(source, some)
                 found = decide(Candidates(self.copy, part, self.bias64(source.bias)), k)
                 done = some[found.decided]

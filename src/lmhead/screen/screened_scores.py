@@ -18,7 +18,7 @@ class Screen(Protocol):
         """Return values (N, k) in float64 and ids (N, k), as a sweep would; None if it cannot."""
         ...
 
-    def serves(self, source: Source) -> Source | None:
+    def compatible_source(self, source: Source) -> Source | None:
         """Return the source as the copy reads it; None if the copy does not belong to it."""
         ...
 

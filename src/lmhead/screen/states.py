@@ -19,7 +19,7 @@ from torch import Tensor
 from lmhead.screen.copy import DEFECT, KAPPA, SHARE, Copy
 from lmhead.sweep import kernels
 
-TOGETHER = 64  # hidden states that one pass over the copy serves
+STATES_PER_PASS = 64  # hidden states multiplied in one pass over the copy
 # Of a batch the high bytes alone: half the products, and an error about that of the copy. One
 # state waits for memory, so its products cost nothing.
 _UNIT_OF_BATCH = 256

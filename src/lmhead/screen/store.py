@@ -47,11 +47,11 @@ def load(path: str | os.PathLike[str], weight: Tensor) -> Copy:
                 "(save the copy again)"
             )
         if metadata.get("weight_sha256") != tensor_hash(weight):
-            raise ValueError(f"{name} belongs to another weight than that of this head")
+            raise ValueError(f"{name} was made from a different weight than this head's")
         tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
     # One flipped bit of a scale would give wrong tokens with a certificate.
     if metadata.get("content_sha256") != _content_hash(metadata.get("bits", ""), tensors):
-        raise ValueError(f"{name} is damaged: its content does not have the hash that it names")
+        raise ValueError(f"{name} is damaged: its content does not match its hash")
     bits = cast(Bits, 8 if metadata["bits"] == "8" else metadata["bits"])
     try:
         return Copy.from_tensors(bits, tensors)

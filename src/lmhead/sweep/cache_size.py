@@ -7,7 +7,7 @@ from pathlib import Path
 
 _CPU = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-# Of the machines that the constants were measured on, where the system does not tell.
+# Fallback without sysfs: the caches of the machines that the constants were measured on.
 _USUAL = {2: 2**20, 3: 2**25}
 
 

@@ -51,7 +51,7 @@ class Needs:
 class Gradients:
     """The sums, over tiles and chunks, of the gradients of one source.
 
-    Those of the weights go on from `gradient_sums` if they are `final`: not scaled afterwards.
+    If `final` (not scaled afterwards), those of the weights are added to `gradient_sums`.
     """
 
     def __init__(self, source: Source, needs: Needs, *, final: bool = False) -> None:
@@ -76,7 +76,7 @@ class Gradients:
         if not whole:
             self._clear()
         self._rows, self._inputs = rows, hiddens
-        # (D_i, B): turned, since the product is faster so.
+        # (D_i, B): transposed, which makes the product faster.
         self._sums = [
             None if g is None else h.new_zeros(h.shape[1], h.shape[0])
             for g, h in zip(self._hiddens, hiddens, strict=True)

@@ -161,7 +161,7 @@ def in_order(values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 _NUMBERS = 8  # most float64 numbers per token in memory at a time
-_MOST = 1024  # largest k: the number of tokens that are sorted
+_MAX_K = 1024  # largest k: the number of tokens that are sorted
 _LARGE = 1e30  # above this, a partial sum may overflow float32
 
 
@@ -193,7 +193,7 @@ def answer_one_row(questions: Questions) -> tuple[RowSums, Decisions] | None:
     return RowSums(lse=lse, entropy=entropy, picked=picked), Decisions(values, ids, ranks)
 
 
-def mend_infinite(q: Questions, rows: Tensor, sums: RowSums) -> RowSums:
+def recompute_infinite_rows(q: Questions, rows: Tensor, sums: RowSums) -> RowSums:
     """Answer rows with an infinite logit, whose lse is NaN, again from float64 logits.
 
     A logit is infinite if an input is, or if float32 overflows. Rows with a NaN among their logits
@@ -230,7 +230,7 @@ def _entropy(z: Tensor, lse: Tensor) -> Tensor:
 def _supports(q: Questions) -> bool:
     """Return whether there is one row, without gradients, that the compiled core can compute."""
     source = q.source
-    if source.rows != 1 or q.active is not None or q.top_k > _MOST or q.shard is not None:
+    if source.rows != 1 or q.active is not None or q.top_k > _MAX_K or q.shard is not None:
         return False
     if q.other is not None or q.mix is not None or q.soft is not None or q.log_sum_sq:
         return False

@@ -22,9 +22,9 @@ from lmhead.sweep.exact_decisions import in_order
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Questions
 from lmhead.sweep.source import Source
 
-_MOST_ROWS = 16
-_MOST_K = 1024
-_MOST_CANDIDATES = 4096  # per row; exceeded only if many logits are nearly equal
+_MAX_ROWS = 16
+_MAX_K = 1024
+_MAX_CANDIDATES = 4096  # per row; exceeded only if many logits are nearly equal
 _TILE = 1 << 19  # logits in memory at a time: two megabytes
 _LARGE = 1e30  # above this, a partial sum may overflow float32
 # Largest error of a float32 dot product, relative to |w| |h|: see native/float_logits.cpp.
@@ -98,7 +98,7 @@ def _answer_tile(all_tokens: Source, lo: int, hi: int, k: int) -> _Tile | None:
 def _supports(q: Questions) -> bool:
     """Return whether the question is for few rows, without gradients, of one weight."""
     source = q.source
-    if not 2 <= source.rows <= _MOST_ROWS or not 1 <= q.top_k <= min(_MOST_K, source.vocab):
+    if not 2 <= source.rows <= _MAX_ROWS or not 1 <= q.top_k <= min(_MAX_K, source.vocab):
         return False
     others = (q.active, q.shard, q.other, q.mix, q.soft, q.rank_ids, source.row_scale)
     if any(other is not None for other in others) or q.log_sum_sq:
@@ -130,7 +130,7 @@ def _top(source: Source, z: Tensor, k: int, norm: float) -> tuple[Tensor, Tensor
     if not bool(lo.isfinite().all()):
         return None  # masked tokens in the top k, or norms that overflow float32
     below = torch.nextafter(lo.float(), z.new_tensor(-torch.inf))
-    width = min(vocab, _MOST_CANDIDATES)
+    width = min(vocab, _MAX_CANDIDATES)
     counts = z.new_empty(n, dtype=torch.int64)
     ids = z.new_zeros(n, width, dtype=torch.int64)
     scratch = z.new_empty(n, width, dtype=torch.float64)

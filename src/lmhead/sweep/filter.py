@@ -27,7 +27,7 @@ from lmhead.sweep.chunk import Chunk, Gradients, coefficients
 from lmhead.sweep.questions import GradFilter
 
 # Above this share of tokens kept, gathering them costs more than it saves: be exact instead.
-_MOST_KEPT = 0.6
+_MAX_KEPT = 0.6
 
 
 def backward(
@@ -63,7 +63,7 @@ def backward(
     if picks is not None:
         keep[picks[0]] = True
     kept = keep.nonzero()[:, 0]
-    if len(kept) > _MOST_KEPT * vocab:
+    if len(kept) > _MAX_KEPT * vocab:
         _add_all(chunk, picks, soft, into)
         settings.count(chunk.n_rows)
         chunk.flat = True

@@ -89,11 +89,11 @@ class Adding:
         self._before, _STATE.adding = _STATE.adding, self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Restore the previous context."""
         _STATE.adding = self._before
 
     def buffer(self, t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-        """See the function of this name; a tensor's sum is given out once."""
+        """Return what the function `buffer` returns; each sum is returned once."""
         place = self._places.pop(id(t), None)
         if place is None:
             return _empty(t, dtype), False
@@ -104,7 +104,7 @@ class Adding:
         return made, held
 
     def put(self, grads: Sequence[Tensor | None]) -> None:
-        """Take the gradients of all tensors, those of one sum after those of another."""
+        """Add the gradients of all tensors to their sums; `grads` lists them sum by sum."""
         remaining = iter(grads)
         for total, group, continued in zip(self._sums, self._tensors, self._continued, strict=True):
             total.add([next(remaining) for _ in group], continued)

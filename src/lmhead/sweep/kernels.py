@@ -92,7 +92,7 @@ def _load() -> ModuleType | None:
 
 core: ModuleType | None = _load()
 # The kernels work on vectors of rows; with fewer rows than lanes torch is as fast.
-MIN_TOKENS = 8
+MIN_ROWS = 8
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -110,7 +110,7 @@ def core_with(name: str) -> ModuleType | None:
 
 def for_tile(z: Tensor, *others: Tensor | None) -> ModuleType | None:
     """Return the core if it can work on this tile, and read the other tensors."""
-    fits = z.dtype == torch.float32 and z.shape[1] >= MIN_TOKENS and readable(z, *others)
+    fits = z.dtype == torch.float32 and z.shape[1] >= MIN_ROWS and readable(z, *others)
     return core if fits else None
 
 

@@ -214,7 +214,7 @@ class FilterReport:
 
     Attributes:
         tokens: number of rows (target tokens) of the chunk.
-        kept: share of the tokens whose gradient is exact; 1.0 means the chunk was done exactly.
+        kept: share of the vocabulary with exact gradients; 1.0 if the filter removed nothing.
         hidden_error: relative error of the hidden gradient (Frobenius).
         weight_error: relative error of the weight gradient (Frobenius).
     """

@@ -327,7 +327,7 @@ def answer(questions: Questions, ahead: GradientsAhead | None = None) -> tuple[R
     for rows, chunk in chunks(questions, retain=retain, filtered=retain):
         numbers = _numbers(rows, questions.source.device)
         top, rank = _decision_trackers(questions, rows, numbers, chunk)
-        sums = exact_decisions.mend_infinite(questions, numbers, chunk.forward(top, rank))
+        sums = exact_decisions.recompute_infinite_rows(questions, numbers, chunk.forward(top, rank))
         answers.put(rows, sums)
         # With shards, rows without an order are found when the slices are combined.
         lse = sums.lse if questions.shard is None else torch.zeros_like(sums.lse)
@@ -522,7 +522,7 @@ def small_plan(questions: Questions) -> Plan | None:
     tensors = source.tensors()
     if kernels.core is None or source.row_scale is not None:
         return None
-    if source.rows < 2 * kernels.MIN_TOKENS:
+    if source.rows < 2 * kernels.MIN_ROWS:
         return None
     if (
         not kernels.readable(*tensors, q.ids, q.mix)

@@ -4,9 +4,9 @@ For few rows the product hidden @ weight.T is up to three times as fast as a swe
 vocabulary first, and with few logits the bookkeeping of a sweep takes longer than the arithmetic.
 No tensor is as large as the logits (of several rows), and a gradient takes three products.
 
-Very few logits are made half of the rows at a time: there every operation costs more than its
-arithmetic. Otherwise the vocabulary is cut into blocks, which are kept for a gradient, within
-`max_bytes`. A block i holds e = exp(z - m_i), with m_i the largest logit of each row in it; then,
+Very few logits are computed in two halves of the rows: the overhead of operations dominates.
+Otherwise the vocabulary is cut into blocks, which are kept for a gradient, within `max_bytes`. A
+block i holds e = exp(z - m_i), with m_i the largest logit of each row in it; then,
 with m = max_i m_i,
 
     lse = m + log Σ_i exp(m_i - m) Σ_v e_v,    p_v = e_v exp(m_i - m) / Σ_i exp(m_i - m) Σ_v e_v
@@ -30,12 +30,12 @@ from lmhead.sweep.kernels import FLOOR, readable
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES
 from lmhead.sweep.source import Source
 
-MOST_ROWS = 63
+MAX_ROWS = 63
 _BLOCK = 2**18  # logits: one megabyte
 # Up to this number of logits the weight is read once for each half of the rows; sums in float64
 # are made of fewer.
 _FEW, _FEW_FOR_SUMS = 2**15, 2**12
-_MOST_IDS = 1024
+_MAX_IDS = 1024
 
 
 def supports(source: Source, max_bytes: int | None) -> bool:
@@ -44,7 +44,7 @@ def supports(source: Source, max_bytes: int | None) -> bool:
         return False
     hidden, weight, bias = source.hiddens[0], source.weights[0], source.bias
     n, vocab = hidden.shape[0], weight.shape[0]
-    if not 0 < n <= MOST_ROWS or vocab < 2 or not source.pointwise.is_identity:
+    if not 0 < n <= MAX_ROWS or vocab < 2 or not source.pointwise.is_identity:
         return False
     if hidden.dtype is not torch.float32 or weight.dtype is not torch.float32:
         return False
@@ -116,7 +116,7 @@ def _quick(hidden: Any, weight: Any, ids: Any) -> bool:
     return (
         ids.dtype is torch.int64
         and hidden.shape[-1] == width > 0
-        and 0 < n <= MOST_ROWS
+        and 0 < n <= MAX_ROWS
         and vocab > 1
         and n * vocab <= _FEW
         and not torch._C._are_functorch_transforms_active()
@@ -174,7 +174,7 @@ def small_sums(
     source: Source, ids: Tensor | None, *, entropy: bool, max_bytes: int | None
 ) -> RowSums | None:
     """Return log-sum-exp, entropy and the logits of ids (N, K); None where they need a sweep."""
-    if (ids is not None and ids.numel() > _MOST_IDS) or not supports(source, max_bytes):
+    if (ids is not None and ids.numel() > _MAX_IDS) or not supports(source, max_bytes):
         return None
     (hidden,), (weight,), bias = source.hiddens, source.weights, source.bias
     if hidden.shape[0] * weight.shape[0] <= _FEW_FOR_SUMS:

@@ -20,7 +20,7 @@ from lmhead.sweep.divergence_terms import Kind, swept_divergence, swept_jsd_part
 from lmhead.sweep.equal_rows import EqualRows
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import GradFilter, Plan, Questions
-from lmhead.sweep.small_batch import MOST_ROWS, small_loss, small_sums
+from lmhead.sweep.small_batch import MAX_ROWS, small_loss, small_sums
 from lmhead.sweep.source import Source, without_autocast
 
 
@@ -129,7 +129,7 @@ class SweptScores(Scores):
             return allowed.restored(answers, picked, indices)
         sums_only = None
         others = top_k or rank is not None or kl_to is not None or log_sum_sq or mean_logit
-        if not others and self.n_rows <= MOST_ROWS:
+        if not others and self.n_rows <= MAX_ROWS:
             sums_only = small_sums(self.source, picked, entropy=entropy, max_bytes=self.max_bytes)
         if sums_only is not None:
             found = cut_masked(sums_only, picked, self.masked).picked
@@ -201,7 +201,7 @@ class SweptScores(Scores):
 
     def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:
         """Return the loss; with gradients and a reduction, three matrix products in all."""
-        if keep_gradients and self.n_rows <= MOST_ROWS and self.grad_filter is None:
+        if keep_gradients and self.n_rows <= MAX_ROWS and self.grad_filter is None:
             made = small_loss(self.source, loss, self.max_bytes)
             if made is not None:
                 return made

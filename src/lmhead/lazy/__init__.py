@@ -3,7 +3,9 @@
 In:  `Scores` of a head, then whatever torch is asked to do with its logits.
 Out: answers, each computed a few rows at a time; the tensor where nothing else will do.
 
-    logits           the object: a view of a program, in-place changes, building the tensor
+    logits           the object: a view of a program, in-place changes
+    dense_logits     logits that become a tensor, and the memory that views of it share
+    building, memory how all rows are computed, where they are kept
     program          what has been done so far, as a tree of nodes
     replay           evaluation of programs, forward and backward, in bounded memory
     routing          how answers join the autograd graph
@@ -11,7 +13,7 @@ Out: answers, each computed a few rows at a time; the tensor where nothing else 
     recording        pointwise operations
     views, indexing  shapes, selections, assignments
     reductions, row_functions, torch_losses, written_divergences, bitmask
-    lazy_query, column, memory
+    lazy_query, column
 """
 
 from lmhead.lazy import torch_function

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from lmhead.lazy.memory import share_memory
 from lmhead.lazy.program import version
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Column(Tensor):
             for given, column, values, _ in columns.values():
                 if x is values:
                     return given
-                if x.numel() and _share(x, values):
+                if x.numel() and share_memory(x, values):
                     return column._view(x)
             return x
 
@@ -133,12 +134,6 @@ class Column(Tensor):
 
 def _state(logits: LazyLogits) -> tuple[int, int]:
     return logits._shared.version, logits._shared.writes
-
-
-def _share(a: Tensor, b: Tensor) -> bool:
-    if a.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(a):
-        return False
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _writes(func: Callable[..., Any], args: tuple[Any, ...], column: Column) -> bool:

@@ -8,28 +8,23 @@ in-place changes, as views of one tensor do. What torch is asked to do with the 
 from __future__ import annotations
 
 import math
-import sys
-import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lmhead import errors
 from lmhead.checks import eager
-from lmhead.errors import PerformanceWarning
 from lmhead.html_table import html_table
 from lmhead.lazy import routing
+from lmhead.lazy.building import build, values, warn
 from lmhead.lazy.lazy_query import ask
 from lmhead.lazy.memory import Memory, values_of
 from lmhead.lazy.program import (
     Call,
     Dense,
-    Env,
     Leaf,
     Node,
     Overlay,
@@ -43,9 +38,6 @@ from lmhead.lazy.program import (
 from lmhead.lazy.replay import replay
 from lmhead.scores import DenseScores, Rows, Scores
 from lmhead.scores.answers import Answers
-
-# Constants of up to this many bytes are built without a warning: a sampler needs its few rows.
-QUIET_BYTES = 2**23
 
 
 class View:
@@ -239,7 +231,7 @@ class LazyLogits(Tensor):
     def part(self) -> Node:
         """The program as part of another: through this object, if autograd must pass through it."""
         base, node = self._shared, self.node
-        recorded = torch.is_grad_enabled() and _plain(self, "requires_grad")
+        recorded = torch.is_grad_enabled() and plain(self, "requires_grad")
         if recorded and node is not self._own and not routing.can_bypass(self):
             return self.through()
         self._passed |= recorded and node is not self._own
@@ -257,7 +249,7 @@ class LazyLogits(Tensor):
         live = self._live_node()
         if not torch.is_grad_enabled():
             return live
-        if not _plain(self, "requires_grad"):
+        if not plain(self, "requires_grad"):
             return self.node
         if live is not self._position:
             if not self._shared.untouched(self._writes):
@@ -268,7 +260,7 @@ class LazyLogits(Tensor):
             # A copy keeps the place in the graph if this object is modified in place.
             with torch._C.DisableTorchFunctionSubclass():
                 handle = self.clone()
-            made = Leaf(Root(node=live, handle=handle), _plain(self, "dtype"))
+            made = Leaf(Root(node=live, handle=handle), plain(self, "dtype"))
             self._through = weakref.ref(made)  # one root for all parts of a question
         return made
 
@@ -280,7 +272,7 @@ class LazyLogits(Tensor):
     def check_position(self) -> None:
         """Raise if autograd has these logits in its graph as they were before a write."""
         written = self._shared.writes != self._writes
-        if written and torch.is_grad_enabled() and _plain(self, "requires_grad"):
+        if written and torch.is_grad_enabled() and plain(self, "requires_grad"):
             raise _written_elsewhere()
 
     def _now(self) -> Node:
@@ -298,7 +290,7 @@ class LazyLogits(Tensor):
     @property
     def lead(self) -> torch.Size:
         """The shape without the vocabulary."""
-        shape = tuple(_plain(self, "shape"))
+        shape = tuple(plain(self, "shape"))
         return torch.Size(shape[: self._vdim] + shape[self._vdim + 1 :])
 
     def scores(self) -> Scores:
@@ -371,8 +363,8 @@ class LazyLogits(Tensor):
         built, now = self._built, self._shared.version
         stale = built is None or built[0] != now or version(built[1]) != built[2]
         if built is None or stale or self._shared.exposed:
-            node, lead, dtype = self.part, self.lead, _plain(self, "dtype")
-            tensor = _build(node, self, "materialize()", lead, dtype).movedim(-1, self._vdim)
+            node, lead = self.part, self.lead
+            tensor = build_rows(node, self, "materialize()", lead).movedim(-1, self._vdim)
             built = self._built = (now, tensor, version(tensor))
         return built[1]
 
@@ -411,7 +403,7 @@ HANDLER: list[Callable[..., Any]] = []
 DISPATCHER: list[Callable[..., Any]] = []
 
 
-def _plain(logits: Tensor, name: str) -> Any:
+def plain(logits: Tensor, name: str) -> Any:
     """Read an attribute of the tensor itself."""
     with torch._C.DisableTorchFunctionSubclass():
         return getattr(logits, name)
@@ -458,7 +450,7 @@ def derived(
     strides: tuple[int, ...] | None = None,
 ) -> LazyLogits:
     """Return the object for a program made from `like`; a view of it if `view` is given."""
-    device, max_bytes = _plain(like, "device"), like.max_bytes
+    device, max_bytes = plain(like, "device"), like.max_bytes
     base: Base | None = None
     chain: tuple[View, ...] = ()
     live: Node | None = None
@@ -466,7 +458,7 @@ def derived(
         node = node.frozen()
     if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
         live, node = node, node.frozen()
-        if view is not None and _plain(like, "requires_grad"):
+        if view is not None and plain(like, "requires_grad"):
             base, chain = like._shared, (*like._chain, view, Detached())
     elif view is not None:
         base, chain = like._shared, (*like._chain, view)
@@ -531,7 +523,7 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
     for view in logits._chain:
         before.append(view.of(before[-1]))
     silent = not built and unknown_to_autograd(logits)
-    if silent and _plain(logits, "requires_grad"):
+    if silent and plain(logits, "requires_grad"):
         node = _with_values(logits.node, node)
     whole = node
     for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
@@ -551,7 +543,7 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
 
 def unknown_to_autograd(logits: LazyLogits) -> bool:
     """Whether a write to these logits changes values and no gradients."""
-    if _plain(logits, "requires_grad"):
+    if plain(logits, "requires_grad"):
         return not torch.is_grad_enabled()
     detached = any(isinstance(view, Detached) for view in logits._chain)
     return detached and not logits._shared.constant
@@ -565,7 +557,7 @@ def _write(logits: LazyLogits, whole: Node) -> None:
     rows = torch.arange(whole.n_rows) if rows is None else rows.unique()  # type: ignore[no-untyped-call]
     rows = rows[memory.filled[rows]]
     if len(rows):
-        memory.fill(rows, _values(whole.take(rows), memory.rows.dtype, logits.max_bytes))
+        memory.fill(rows, values(whole.take(rows), memory.rows.dtype, logits.max_bytes))
 
 
 def become_view(logits: LazyLogits, view: LazyLogits) -> None:
@@ -637,194 +629,11 @@ def is_tensor_now(logits: LazyLogits) -> bool:
     return bool((memory.filled if rows is None else memory.filled[rows]).all())
 
 
-def become_dense(logits: LazyLogits, what: str, *, outside: bool = False) -> Tensor:
-    """Build these logits, which are a view of the tensor from then on, and return it.
-
-    `outside`: its memory is handed out, and may be written to without torch's knowledge. The tensor
-    is a constant then. Otherwise it has its gradient, also under `torch.no_grad()`, since the
-    logits are used later.
-    """
-    base = logits._shared
-    base.check()
-    if torch._C._are_functorch_transforms_active():
-        return _build_with_graph(logits, what)
-    if outside or not _plain(logits, "requires_grad") or base.constant:
-        return _in_memory(logits, what, outside=outside)
-    if not torch.is_grad_enabled():
-        with torch.inference_mode(False), torch.enable_grad():
-            return become_dense(logits, what)
-    if base.memory is not None:
-        tensor = _build(logits.part, logits, what, logits.lead, _plain(logits, "dtype"))
-        return tensor.movedim(-1, logits._vdim)
-    return _build_with_graph(logits, what)
-
-
-def _in_memory(logits: LazyLogits, what: str, *, outside: bool) -> Tensor:
-    """Return the logits as a view of the memory that all views share."""
-    base, rows = logits._shared, seen_rows(logits)
-    dtype = _plain(logits, "dtype")
-    program = base.program
-    memory = base.memory
-    if memory is None:
-        if isinstance(program, Dense) and program.operand.index is None:
-            stored = program.operand.tensor.detach().reshape(-1, program.width)
-            filled = torch.ones(program.n_rows, dtype=torch.bool)
-            memory = Memory(stored, filled)
-            if base.recorded:
-                # Programs that read the tensor raise if they are used after this.
-                torch.autograd.graph.increment_version(program.operand.tensor)
-        else:
-            memory = Memory.empty(program.n_rows, program.width, dtype, _plain(logits, "device"))
-    if outside and base.recorded and not memory.outside:
-        memory, base.recorded = memory.copied(), False
-    missing = torch.arange(program.n_rows) if rows is None else rows.unique()  # type: ignore[no-untyped-call]
-    missing = missing[~memory.filled[missing]]
-    if len(missing) == program.n_rows:
-        _warn(logits, what, logits.lead, program.width)
-        values = _values(program, dtype, logits.max_bytes)
-        memory = Memory(values, torch.ones(program.n_rows, dtype=torch.bool))
-    elif len(missing):
-        _warn(logits, what, logits.lead, program.width)
-        memory.fill(missing, _values(program.take(missing), dtype, logits.max_bytes))
-    if memory is not base.memory or len(missing) or outside > memory.outside:
-        base.memory, base.version = memory, base.version + 1
-    memory.outside |= outside
-    if outside and base.parent is not None:
-        base.parent.parts_shared = True
-    tensor = memory.rows.view(*base.lead, program.width)
-    for view in logits._chain:
-        tensor = view.dense(tensor)
-    return tensor.movedim(-1, logits._vdim)
-
-
-def _build_with_graph(logits: LazyLogits, what: str) -> Tensor:
-    """Return the logits as a tensor, with its gradient, of which they are a view from then on."""
-    base, chain = logits._shared, logits._chain
-    dtype = _plain(logits, "dtype")
-    program = base.program
-    built = isinstance(program, Dense) and program.operand.index is None
-    if chain and not any(view.tokens is not None for view in chain):
-        # A view of some rows: build these alone, and let the base read them from the tensor.
-        if not built:
-            lead = logits.lead
-            tensor = _build(logits.behind(), logits, what, lead, dtype)
-            dense = Dense.of(tensor)
-            parent = base if _distinct(logits) else None  # torch refuses to write to shared entries
-            if parent is not None:
-                shared: Node = dense
-                if _plain(logits, "requires_grad") and not routing.can_bypass(logits):
-                    # The gradients of the base do not pass through the hooks of this view.
-                    shared = Call(values_of, (dense, logits.node), {}, dense.n_rows, dense.width)
-                assign(logits, shared, built=True)
-                base.built.append((tensor, version(tensor)))
-            logits._shared, logits._chain = Base(dense, lead, parent=parent), ()
-            logits._shared.built.append((tensor, version(tensor)))
-            logits._seen, logits._own = (0, dense), dense
-            return tensor.movedim(-1, logits._vdim)
-    elif not built:
-        whole = logits.behind() if not chain else program
-        tensor = _build(whole, logits, what, base.lead, dtype)
-        program = base.program = Dense.of(tensor)
-        base.version += 1
-        logits._own = None if chain else program
-        base.built.append((tensor, version(tensor)))
-    assert isinstance(program, Dense)
-    tensor = program.operand.tensor
-    if tensor.shape[:-1] != base.lead:  # built as a view of all rows
-        tensor = tensor.view(*base.lead, tensor.shape[-1])
-    for view in chain:
-        tensor = view.dense(tensor)
-    return tensor.movedim(-1, logits._vdim)
-
-
-def note_sharing(logits: LazyLogits) -> bool:
-    """Note that tensors outside share memory with logits that were built; False: ask again.
-
-    False if programs read that memory, which is replaced by a copy then.
-    """
-    base = logits._shared
-    memory = base.memory
-    if memory is None:
-        base.shared = True
-        if base.parent is not None:
-            base.parent.parts_shared = True
-        return True
-    if _plain(logits, "requires_grad") and not base.constant:
-        raise RuntimeError(
-            "a view of lazy logits that require a gradient cannot share their memory, which was "
-            "exported (data_ptr, numpy, .data); clone() them first"
-        )
-    if base.recorded and not memory.outside:
-        base.memory, base.version = memory.copied(), base.version + 1
-        base.recorded = False
-        return False
-    base.version += not memory.outside
-    memory.outside = True
-    return True
-
-
-def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same memory, or parts of it."""
-    for t in (a, b):
-        if t.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
-            return False
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
-
-
-def _distinct(logits: LazyLogits) -> bool:
-    """Whether no row of the base is seen twice."""
-    rows = seen_rows(logits)
-    return rows is None or len(rows.unique()) == len(rows)  # type: ignore[no-untyped-call]
-
-
-def _warn(logits: LazyLogits, what: str, lead: torch.Size, width: int) -> None:
-    shape, dtype = (*lead, width), _plain(logits, "dtype")
-    size = math.prod(shape) * dtype.itemsize
-    if size > QUIET_BYTES or what == "materialize()" or _plain(logits, "requires_grad"):
-        warnings.warn(
-            f"{what} builds all logits: {shape} {dtype}, {size / 2**20:,.1f} MiB",
-            PerformanceWarning,
-            stacklevel=caller_depth(),
-        )
-
-
-def _rows_of(node: Node, dtype: torch.dtype, max_bytes: int | None, env: Env) -> Tensor:
-    """Compute all rows of a program, in memory of their own."""
-    found = node.scores(env)
-    if found is not None:
-        return found.dense().to(dtype)
-    return replay([node], lambda t, *_: (t[0].to(dtype),), env, max_bytes=max_bytes)[0]
-
-
-def _values(node: Node, dtype: torch.dtype, max_bytes: int | None) -> Tensor:
-    """Compute all rows of a program as constants, in memory of their own."""
-    node = node.frozen()
-    check_unchanged([node])
-    with torch.inference_mode(False), torch.no_grad():
-        rows = _rows_of(node, dtype, max_bytes, current([node]))
-        return rows.clone() if isinstance(node, Dense) else rows
-
-
-def _build(
-    node: Node, logits: LazyLogits, what: str, lead: torch.Size, dtype: torch.dtype
-) -> Tensor:
-    """Compute all rows of a program: (*lead, V)."""
-    _warn(logits, what, lead, node.width)
-
-    def build(env: Env) -> tuple[Tensor, ...]:
-        return (_rows_of(node, dtype, logits.max_bytes, env),)
-
-    (rows,) = routing.answer(build, [node])
-    return rows.reshape((*lead, node.width))
-
-
-def caller_depth() -> int:
-    """Return the stack depth of the first caller outside lmhead and torch."""
-    ours = tuple(str(Path(module.__file__ or "").parent) for module in (torch, errors))
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
-        level, frame = level + 1, frame.f_back
-    return level
+def build_rows(node: Node, logits: LazyLogits, what: str, lead: torch.Size) -> Tensor:
+    """Compute all rows of a program of these logits, with a warning: (*lead, V)."""
+    shape, dtype = (*lead, node.width), plain(logits, "dtype")
+    warn(what, shape, dtype, constant=not plain(logits, "requires_grad"))
+    return build(node, dtype, logits.max_bytes).reshape(shape)
 
 
 def _recorded(node: Node) -> str:

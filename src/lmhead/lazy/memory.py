@@ -92,3 +92,11 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> tuple[None, Tensor]:  # noqa: ARG004
         return None, grad
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same memory, or parts of it."""
+    for t in (a, b):
+        if t.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(t):
+            return False
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)

@@ -30,16 +30,15 @@ from lmhead.lazy import (
 )
 from lmhead.lazy import logits as lazy_logits
 from lmhead.lazy.column import Column
+from lmhead.lazy.dense_logits import become_dense, note_sharing
 from lmhead.lazy.logits import (
     LazyLogits,
     assign,
-    become_dense,
     derived,
     is_tensor_now,
-    note_sharing,
-    share_memory,
     unknown_to_autograd,
 )
+from lmhead.lazy.memory import share_memory
 from lmhead.lazy.program import Call, Constant, Dense, Node, Operand
 from lmhead.lazy.recording import NotRecorded, call, sign
 

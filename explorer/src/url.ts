@@ -137,7 +137,7 @@ function store(): void {
   try {
     sessionStorage.setItem(STORED + path, params.toString());
   } catch {
-    // Storage full or not allowed: links then start a page anew.
+    // Storage full or not allowed: links then open the page without its saved state.
   }
 }
 

@@ -18,8 +18,8 @@ from lmhead import Sampler
 from lmhead import reference as ref
 from lmhead.cli._toy_demo import HIDDEN, WEIGHT
 from lmhead.sampler_options import ORDERS, Options
-from lmhead.sampling.dialects import stages_of
 from lmhead.sampling.stage import Stage
+from lmhead.sampling.stage_order import stages_of
 
 FILE = Path(__file__).resolve().parents[2] / "explorer" / "tests" / "golden.json"
 COUNTS = [50, 30, 20, 12, 6, 2]  # how often the six words were seen

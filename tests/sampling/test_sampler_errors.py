@@ -143,11 +143,11 @@ def test_stages_in_an_order_that_makes_no_sense() -> None:
         Sampler(stages=[top_k, allowed])
     with pytest.raises(ValueError, match="forced_tokens comes after top_k"):
         Sampler(stages=[top_k, sampling.ForcedTokens({0: [1]})])
-    with pytest.raises(ValueError, match="top_k comes after mirostat, which must be the last"):
+    with pytest.raises(ValueError, match="mirostat must be the last stage; move top_k before it"):
         Sampler(stages=[sampling.Mirostat2(), top_k])
     with pytest.raises(ValueError, match="temperature occurs twice"):
         Sampler(stages=[sampling.Temperature(0.5), sampling.Temperature(2.0)])
-    with pytest.raises(TypeError, match="stages must be stages; got str at 1"):
+    with pytest.raises(TypeError, match="stages must hold Stage objects; got str at index 1"):
         Sampler(stages=[top_k, "top_p"])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="give stages or options, not both"):
         Sampler(stages=[top_k], top_p=0.9)

@@ -1,6 +1,6 @@
 """A whole chain as a composition of plain definitions, in the sequence of each program.
 
-Written from the programs' sources, not from `lmhead.sampling.dialects`: a second opinion.
+Written from the programs' sources, not from `lmhead.sampling.stage_order`: a second opinion.
 
     hf         biases, penalties, bans, temperature, then the cuts
     vllm       bans and biases, penalties, temperature, min-p, then top-k and top-p

@@ -95,7 +95,7 @@ class TestCache:
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))
-        monkeypatch.setattr(copy_cache, "LEAST", 0)
+        monkeypatch.setattr(copy_cache, "MIN_CACHED_BYTES", 0)
         return tmp_path / "screen"
 
     @pytest.fixture

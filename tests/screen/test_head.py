@@ -170,7 +170,7 @@ def test_a_file_for_another_weight_is_refused(weight: Tensor, tmp_path: Path) ->
     other = weight.clone()
     other[999, 95] = torch.nextafter(other[999, 95], torch.tensor(torch.inf))
     for wrong in (other, weight.double(), weight[:999]):
-        with pytest.raises(ValueError, match="belongs to another weight"):
+        with pytest.raises(ValueError, match="from a different weight"):
             ScreenedHead.load(path, heads.head_of(wrong))
 
 

@@ -49,8 +49,8 @@ def gradients(make: Callable[..., Tensor], tensors: list[Tensor | None]) -> list
 
 
 def of_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swept_scores, "MOST_ROWS", 0)
-    monkeypatch.setattr(small_batch, "MOST_ROWS", 0)
+    monkeypatch.setattr(swept_scores, "MAX_ROWS", 0)
+    monkeypatch.setattr(small_batch, "MAX_ROWS", 0)
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])

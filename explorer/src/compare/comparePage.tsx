@@ -22,7 +22,7 @@ import { useTextComparison, useRows } from "./useCompare";
 export function ComparePage(): JSX.Element {
   const {
     comparing: s,
-    text: { lost },
+    text: { textUnavailable },
   } = useStrings();
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
@@ -133,7 +133,7 @@ export function ComparePage(): JSX.Element {
       </button>
       {field.text === undefined ? (
         <p class="note alarm" role="alert">
-          {lost}
+          {textUnavailable}
         </p>
       ) : null}
       <Status request={request} waiting={s.waiting} />

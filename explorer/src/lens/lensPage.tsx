@@ -35,7 +35,7 @@ const place: Codec<At | null> = {
 export function LensPage(): JSX.Element {
   const {
     lens: s,
-    text: { lost },
+    text: { textUnavailable },
     common,
   } = useStrings();
   const models = useContext(Models);
@@ -80,7 +80,7 @@ export function LensPage(): JSX.Element {
       />
       {prompt === undefined ? (
         <p class="note alarm" role="alert">
-          {lost}
+          {textUnavailable}
         </p>
       ) : null}
       <Status request={request} waiting={s.waiting} />

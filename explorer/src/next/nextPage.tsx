@@ -36,7 +36,7 @@ const AS_IT_IS = text("");
 export function NextPage(): JSX.Element {
   const {
     next: s,
-    text: { lost },
+    text: { textUnavailable },
   } = useStrings();
   const models = useContext(Models);
   const known = models.map(({ name }) => name);
@@ -76,7 +76,7 @@ export function NextPage(): JSX.Element {
       />
       {prompt === undefined ? (
         <p class="note alarm" role="alert">
-          {lost}
+          {textUnavailable}
         </p>
       ) : null}
       <Status request={request} waiting={s.waiting} />
@@ -237,7 +237,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
           live={() => nextLive(shown, tokenText, strings)}
           besideLive=".curve svg"
           about={{ models: [model.name], prompt: promptText(shown), settings: samplerText(shown) }}
-          lines={(where) => nextLines(shown, where(model.name), exports.anew)}
+          lines={(where) => nextLines(shown, where(model.name), exports.retokenizeNote)}
         />
       ) : null}
     </>

@@ -110,7 +110,7 @@ export function TextPage(): JSX.Element {
       ) : null}
       {held && text === undefined ? (
         <p class="note alarm" role="alert">
-          {s.lost}
+          {s.textUnavailable}
         </p>
       ) : null}
       <Status request={request} waiting={s.waiting} />

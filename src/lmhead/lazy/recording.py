@@ -350,7 +350,7 @@ class Comparison(Call):
         if z.device.type == "meta":
             pass
         elif isinstance(scores, SweptScores | ShardedScores):
-            tiles[place] = scores.select(slice(first, last)).settled(z, other)
+            tiles[place] = scores.select(slice(first, last)).with_exact_near(z, other)
         elif other.shape == (len(z), 1) and z.is_floating_point():
             tiles[1 - place] = _among(z, other)
         return self.function(*tiles).expand(last - first, self.width)

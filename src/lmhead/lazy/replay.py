@@ -20,7 +20,7 @@ from lmhead.scores import Rows, Scores
 from lmhead.scores.protocol import Tile
 from lmhead.sweep import DEFAULT_MAX_BYTES, accumulation_dtype
 from lmhead.sweep.cache_size import cache_bytes
-from lmhead.sweep.wide_gradients import typed
+from lmhead.sweep.wide_gradients import to_dtype_of
 
 RowFunction = Callable[[Sequence[Tensor], int, int], tuple[Tensor, ...]]
 """From tiles (B, V) of each program, and the range [first, last) of rows, to results (B, ...)."""
@@ -389,7 +389,7 @@ class _Replay(torch.autograd.Function):
             return (None, *(next(found) if t.requires_grad else None for t in tensors))
         made = job.backward(grads)
         given = (
-            typed(g, t) if g is not None and t.requires_grad else None
+            to_dtype_of(g, t) if g is not None and t.requires_grad else None
             for g, t in zip(made, tensors, strict=True)
         )
         return (None, *given)

@@ -33,7 +33,7 @@ from lmhead.lazy.program import (
 )
 from lmhead.lazy.replay import replay
 from lmhead.sweep.gradient_sums import Adding, GradientSums
-from lmhead.sweep.wide_gradients import numbers, summed_in_float32
+from lmhead.sweep.wide_gradients import summed_in_float32, unwrap
 
 Payload = Any
 """Gradients behind a root: a list, one entry per tensor of its scores; or, for a root with a
@@ -332,7 +332,7 @@ def _gradients(
             create_graph=create_graph,
             allow_unused=True,
         )
-    found = (numbers(g) if half and g is not None else g for g in made)
+    found = (unwrap(g) if half and g is not None else g for g in made)
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 

@@ -263,13 +263,13 @@ class ShardedScores(Scores):
         return self.shard.gather_tokens(self.local.row_logits())
 
     @torch.no_grad()
-    def settled(self, z: Tensor, other: Tensor) -> Tensor:
-        """Return z (N, V) with logits close to `other` replaced; see `SweptScores.settled`."""
+    def with_exact_near(self, z: Tensor, other: Tensor) -> Tensor:
+        """Return z (N, V), exact close to `other`; see `SweptScores.with_exact_near`."""
         start, end = self.shard.start, self.shard.start + self.shard.size
         beside = other[:, start:end] if other.dim() and other.shape[-1] > 1 else other
         own_slice = z[:, start:end]
         return self.shard.gather_tokens(
-            self.local.settled(own_slice, beside) if end > start else own_slice
+            self.local.with_exact_near(own_slice, beside) if end > start else own_slice
         )
 
     def divided(self, temperature: float | Tensor) -> Self:

@@ -20,13 +20,13 @@ from lmhead.lazy import LazyLogits
 from lmhead.lazy.bitmask import allowed_tokens, padded_bitmask
 from lmhead.sampler_options import ORDERS, Options
 from lmhead.sampling.chain import check_chain
-from lmhead.sampling.dialects import TIES, stages_of
 from lmhead.sampling.distribution import Distribution, TopCandidates, make_keys, position_tensor
 from lmhead.sampling.explain import SHOWN, Explanation, explain
 from lmhead.sampling.mirostat_stage import Mirostat2
 from lmhead.sampling.run_stages import Sampled, ScreenedSampled, active, run_stages, start
 from lmhead.sampling.screened_batch import sample_rows
 from lmhead.sampling.stage import Call, Context, Stage, per_row
+from lmhead.sampling.stage_order import TIES, stages_of
 from lmhead.scores import Scores
 from lmhead.screen import ScreenedHead, ScreenedSample
 from lmhead.screen.screened_scores import ScreenedScores

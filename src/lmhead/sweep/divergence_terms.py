@@ -40,7 +40,7 @@ from lmhead.sweep.chunk import Gradients, Inputs, Needs
 from lmhead.sweep.kernels import Pointwise, Softmax
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Plan, balanced
 from lmhead.sweep.source import Source
-from lmhead.sweep.wide_gradients import typed
+from lmhead.sweep.wide_gradients import to_dtype_of
 
 _TILE_TOKENS = 8192
 _CHUNK_ROWS = 512
@@ -80,7 +80,7 @@ def swept_jsd_parts(p: Source, q: Source, beta: float, max_bytes: int | None) ->
 
 
 def _apply(p: Source, q: Source, kind: Kind, max_bytes: int | None, *, parts: bool) -> Tensor:
-    form = _Form(p.form(), q.form(), kind, max_bytes, parts)
+    form = _Form(p.without_tensors(), q.without_tensors(), kind, max_bytes, parts)
     values: Tensor = _Divergence.apply(form, _ForwardResults(), *p.tensors(), *q.tensors())  # type: ignore[no-untyped-call]
     return values
 
@@ -94,10 +94,10 @@ class _Form(NamedTuple):
     max_bytes: int | None
     parts: bool  # S_p and S_q, (2, N), instead of D
 
-    def on(self, tensors: Tensors) -> tuple[Source, Source]:
+    def with_tensors(self, tensors: Tensors) -> tuple[Source, Source]:
         """Return the sources on tensors."""
         n = 2 * len(self.p.hiddens) + 1
-        return self.p.on(tensors[:n]), self.q.on(tensors[n:])
+        return self.p.with_tensors(tensors[:n]), self.q.with_tensors(tensors[n:])
 
 
 class _ForwardResults:
@@ -200,7 +200,7 @@ class _Divergence(torch.autograd.Function):
         ctx.form, ctx.results = form, results
         ctx.save_for_backward(*tensors)
         flags = ctx.needs_input_grad[2:]
-        p, q = form.on(tensors)
+        p, q = form.with_tensors(tensors)
         if not any(flags) or not results.reserve(p, q):
             sums, _ = _Sweep(p, q, form.kind, form.max_bytes).run(None)
             return sums if form.parts else form.kind.value(*sums)
@@ -214,7 +214,7 @@ class _Divergence(torch.autograd.Function):
         tensors = ctx.saved_tensors
         flags, form = ctx.needs_input_grad[2:], ctx.form
         ctx.results.used = True
-        p, q = form.on(tensors)
+        p, q = form.with_tensors(tensors)
         if torch.is_grad_enabled():  # double backward: by the definition
             wanted = [t for t, f in zip(tensors, flags, strict=True) if f]
             z_p, z_q = (s.dense().double() for s in (p, q))
@@ -252,7 +252,7 @@ class _Divergence(torch.autograd.Function):
             gradients = tuple(g if o else None for g, o in zip(gradients, of_rows, strict=True))
             gradients = _weighted(gradients, p, q, form, flags, grad)
         typed_gradients = (
-            None if g is None or t is None else typed(g, t)
+            None if g is None or t is None else to_dtype_of(g, t)
             for g, t in zip(gradients, tensors, strict=True)
         )
         return (None, None, *typed_gradients)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.sweep.wide_gradients import numbers, typed
+from lmhead.sweep.wide_gradients import to_dtype_of, unwrap
 
 
 class GradientSums:
@@ -147,12 +147,12 @@ class _TokenRows(torch.autograd.Function):
         weight, ids = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward
             return torch.zeros_like(weight).index_add(0, ids, grad), None
-        grad = numbers(grad)
+        grad = unwrap(grad)
         total, held = buffer(weight, torch.promote_types(grad.dtype, torch.float32))
         if not held:
             total.zero_()
         total.index_add_(0, ids, grad.to(total.dtype))
-        return typed(total, weight), None
+        return to_dtype_of(total, weight), None
 
 
 def _empty(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES
 from lmhead.sweep.source import Source
-from lmhead.sweep.wide_gradients import typed
+from lmhead.sweep.wide_gradients import to_dtype_of
 
 
 def pair_logits(source: Source, rows: Tensor, ids: Tensor, max_bytes: int | None) -> Tensor:
     """Return the logits of pairs, (M,) in float64: one row of the weight is read for each."""
-    z: Tensor = _PairLogits.apply(source.form(), rows, ids, max_bytes, *source.tensors())  # type: ignore[no-untyped-call]
+    z: Tensor = _PairLogits.apply(source.without_tensors(), rows, ids, max_bytes, *source.tensors())  # type: ignore[no-untyped-call]
     return z
 
 
@@ -40,7 +40,7 @@ class _PairLogits(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> Tensor:
         ctx.form, ctx.max_bytes = form, DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
-        z = form.on(tensors).pairs(rows, ids, max_bytes=ctx.max_bytes)
+        z = form.with_tensors(tensors).pairs(rows, ids, max_bytes=ctx.max_bytes)
         ctx.save_for_backward(z, rows, ids, *tensors)
         return z
 
@@ -48,7 +48,7 @@ class _PairLogits(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         z, rows, ids, *tensors = ctx.saved_tensors
-        source = ctx.form.on(tensors)
+        source = ctx.form.with_tensors(tensors)
         to_linear = (grad * _slope(source, z, rows)).to(source.dtype)
         flags = ctx.needs_input_grad[4:]
         gradients = [
@@ -74,7 +74,7 @@ class _PairLogits(torch.autograd.Function):
             if to_bias is not None:
                 to_bias.index_add_(0, token, g[:, 0])
         typed_gradients = (
-            None if g is None or t is None else typed(g, t)
+            None if g is None or t is None else to_dtype_of(g, t)
             for g, t in zip(gradients, tensors, strict=True)
         )
         return (None, None, None, None, *typed_gradients)

@@ -423,4 +423,4 @@ def _rebuild(
     source: Source, tensors: Sequence[Tensor | None], row_scale: Tensor | None
 ) -> tuple[Source, Sequence[Tensor | None]]:
     end = 2 * len(source.hiddens) + 1
-    return replace(source.on(tensors[:end]), row_scale=row_scale), tensors[end:]
+    return replace(source.with_tensors(tensors[:end]), row_scale=row_scale), tensors[end:]

@@ -27,7 +27,7 @@ from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.few_rows import answer_few_rows
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Plan, Questions, make_small_plan
 from lmhead.sweep.second_order import dense_answers, second_order
-from lmhead.sweep.wide_gradients import typed
+from lmhead.sweep.wide_gradients import to_dtype_of
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -105,7 +105,7 @@ class _Answer(torch.autograd.Function):
         ahead = None if ctx.ahead is None else ctx.ahead.take(RowSums(*upstream))
         if ahead is not None:
             out = _typed(ahead, tensors)
-        elif wide_gradients.wanted():
+        elif wide_gradients.is_enabled():
             sums = RowSums(*upstream)
             grads = differentiate(form.with_tensors(tensors), RowSums(*answers), sums, flags)
             out = _typed(grads, tensors)
@@ -284,7 +284,7 @@ def _typed(grads: Tensors, tensors: Tensors) -> tuple[Tensor, ...]:
     """Return the gradients that are not None, in the types of their tensors."""
     pairs = zip(grads, tensors, strict=False)
     return tuple(
-        g if g.dtype == t.dtype else typed(g, t)
+        g if g.dtype == t.dtype else to_dtype_of(g, t)
         for g, t in pairs
         if g is not None and t is not None
     )

@@ -171,11 +171,11 @@ class Source:
         """Return hidden states, weights and bias, in the order of `on`."""
         return (*self.hiddens, *self.weights, self.bias)
 
-    def form(self) -> Source:
+    def without_tensors(self) -> Source:
         """Return the source without differentiable tensors, which autograd saves separately."""
-        return self.on((None,) * (2 * len(self.hiddens) + 1))
+        return self.with_tensors((None,) * (2 * len(self.hiddens) + 1))
 
-    def on(self, tensors: Sequence[Tensor | None]) -> Source:
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Source:
         """Return the same source on other hidden states, weights and bias, in this order."""
         n = len(self.hiddens)
         hiddens, weights, bias = tuple(tensors[:n]), tuple(tensors[n : 2 * n]), tensors[2 * n]

@@ -292,7 +292,7 @@ class SweptScores(Scores):
                 return allowed.spread(allowed.scores.row_logits(), self.vocab_size)
         return self.source.row_logits()
 
-    def settled(self, z: Tensor, other: Tensor) -> Tensor:
+    def with_exact_near(self, z: Tensor, other: Tensor) -> Tensor:
         """Return dense logits z (N, V) with those close to `other` replaced by float64 ones.
 
         Close means that rounding could decide a comparison of the two.

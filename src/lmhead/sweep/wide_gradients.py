@@ -37,19 +37,19 @@ def summed_in_float32() -> Iterator[None]:
         _STATE.on = before
 
 
-def wanted() -> bool:
+def is_enabled() -> bool:
     """Return whether gradients are summed in float32 here; not in a double backward pass."""
     return _STATE.on and not torch.is_grad_enabled()
 
 
-def typed(grad: Tensor, like: Tensor) -> Tensor:
-    """Return a gradient in the dtype of its tensor, wide if `wanted`."""
-    if wanted() and like.dtype in _HALF and grad.dtype == torch.float32:
+def to_dtype_of(grad: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient in the dtype of its tensor, wide if `is_enabled`."""
+    if is_enabled() and like.dtype in _HALF and grad.dtype == torch.float32:
         return WideGradient(grad, like.dtype)
     return grad.to(like.dtype)
 
 
-def numbers(grad: Tensor) -> Tensor:
+def unwrap(grad: Tensor) -> Tensor:
     """Return the numbers of a gradient: in float32 if it is wide."""
     return grad.wide if isinstance(grad, WideGradient) else grad
 
@@ -84,7 +84,7 @@ class WideGradient(Tensor):
         if dtype == shown:
             kwargs["dtype"] = torch.float32
         with torch.no_grad():
-            result = func(*tree_map(numbers, args), **tree_map(numbers, kwargs))
+            result = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
         if func._schema.is_mutable:
             return args[0]
         if dtype is not None and dtype != shown:
@@ -107,7 +107,7 @@ class _Converted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return typed(grad, ctx.like), None
+        return to_dtype_of(grad, ctx.like), None
 
 
 def converted(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,8 +13,9 @@ from torch import Tensor
 from lmhead import errors
 from lmhead.errors import PerformanceWarning
 from lmhead.lazy import routing
-from lmhead.lazy.program import Dense, Env, Node, check_unchanged, current
+from lmhead.lazy.program import Env, Node, check_unchanged, current
 from lmhead.lazy.replay import replay
+from lmhead.scores import DenseScores
 
 # Constants of up to this many bytes are built without a warning: a sampler needs its few rows.
 QUIET_BYTES = 2**23
@@ -35,7 +36,8 @@ def _rows_of(node: Node, dtype: torch.dtype, max_bytes: int | None, env: Env) ->
     """Compute all rows of a program, in memory of their own."""
     found = node.scores(env)
     if found is not None:
-        return found.dense().to(dtype)
+        rows = found.dense().to(dtype)
+        return rows.clone() if isinstance(found, DenseScores) else rows
     return replay([node], lambda t, *_: (t[0].to(dtype),), env, max_bytes=max_bytes)[0]
 
 
@@ -44,8 +46,7 @@ def values(node: Node, dtype: torch.dtype, max_bytes: int | None) -> Tensor:
     node = node.frozen()
     check_unchanged([node])
     with torch.inference_mode(False), torch.no_grad():
-        rows = _rows_of(node, dtype, max_bytes, current([node]))
-        return rows.clone() if isinstance(node, Dense) else rows
+        return _rows_of(node, dtype, max_bytes, current([node]))
 
 
 def build(node: Node, dtype: torch.dtype, max_bytes: int | None) -> Tensor:

@@ -102,6 +102,8 @@ class Column(Tensor):
             return columns[id(x)][2]
 
         made = func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+        if name == "contiguous" and made.numel() > 1:
+            return made.clone()  # in the logits the values are not next to each other
         if isinstance(made, np.ndarray):
             # A write to the array would not reach the logits: let NumPy refuse it.
             if any(

@@ -26,7 +26,10 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
     if logits._vdim != logits.dim() - 1:
         raise NotRecorded
     if isinstance(index, tuple) and len(index) > 1 and index[-1] is None:
-        return getitem(logits, index[:-1]).unsqueeze(-1)
+        if not any(i is Ellipsis for i in index) and _consumed(index) < logits.dim():
+            index = (*index, Ellipsis)  # the new dimension comes before those not named
+        else:
+            return getitem(logits, index[:-1]).unsqueeze(-1)
     full = _expanded(index, logits.dim())
     rows, token = full[:-1], full[-1]
     if isinstance(token, slice):
@@ -44,6 +47,13 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
         found = found.reshape((*chosen.shape[:-1], *ids.shape))
         return Column.of(found, logits, full) if isinstance(token, int) else found
     return _entries(logits, full)
+
+
+def _consumed(index: tuple[Any, ...]) -> int:
+    """Return how many dimensions an index names; a mask names all of its own."""
+    masks = (i.dim() for i in index if isinstance(i, Tensor) and i.dtype == torch.bool)
+    others = (i for i in index if not (isinstance(i, Tensor) and i.dtype == torch.bool))
+    return sum(masks) + sum(i is not None for i in others)
 
 
 def _entries(logits: LazyLogits, index: tuple[Any, ...]) -> Tensor:
@@ -112,6 +122,7 @@ def _written(logits: LazyLogits, node: Node, lead: torch.Size, token: Any, value
     elif isinstance(value, Tensor) and value.dim():
         # One token has no dimension of its own among the values.
         one = not isinstance(token, slice) and _ids(token, logits).dim() == 0
+        value = value.to(logits.dtype)
         given = _broadcast(value, len(lead))[..., None] if one else _broadcast(value, len(lead) + 1)
         part = Operand.of(given, lead)
     else:

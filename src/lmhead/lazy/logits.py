@@ -103,16 +103,12 @@ class Base:
     (building the tensor does not).
     """
 
-    def __init__(self, program: Node, lead: torch.Size, parent: Base | None = None) -> None:
+    def __init__(self, program: Node, lead: torch.Size) -> None:
         self.program, self.lead, self.version, self.writes = program, lead, 0, 0
         self.memory: Memory | None = None
         self.built: list[tuple[Tensor, int | None]] = []  # tensors with a graph, their versions
         self.recorded = False  # whether programs read what was built
-        # Whether tensors outside share memory with a tensor with a graph that was built: from this
-        # base, or from a view of it.
-        self.shared = self.parts_shared = False
-        self.parent = parent
-        self.parent_version = 0 if parent is None else parent.version
+        self.shared = False  # whether tensors outside share memory with a tensor of `built`
 
     @property
     def node(self) -> Node:
@@ -139,14 +135,6 @@ class Base:
         """Return whether the values are unchanged since `writes` writes; building is no change."""
         same = all(version(t) == then for t, then in self.built)
         return same and self.writes == writes and not self.exposed
-
-    def check(self) -> None:
-        """Raise if the base was changed where its views cannot see it."""
-        if self.parent is not None and self.parent.version != self.parent_version:
-            raise RuntimeError(
-                "these lazy logits are a view that was built as a tensor, and the logits they are "
-                "a view of were modified in place afterwards. Take the view again after the change"
-            )
 
 
 class LazyLogits(Tensor):
@@ -219,7 +207,6 @@ class LazyLogits(Tensor):
     @property
     def node(self) -> Node:
         """The program, over rows (N, V), with all in-place changes so far."""
-        self._shared.check()
         if self._seen[0] != self._shared.version:
             node = self._shared.node
             for view in self._chain:
@@ -242,7 +229,7 @@ class LazyLogits(Tensor):
         if base.memory is None and not base.built:
             return node
         base.recorded = True
-        return stamped(node, copy=base.shared or base.parts_shared)
+        return stamped(node, copy=base.shared)
 
     def through(self) -> Node:
         """Return the program as part of another, with its gradient through this object."""
@@ -360,11 +347,17 @@ class LazyLogits(Tensor):
 
     def materialize(self) -> Tensor:
         """Build the tensor (..., V), with memory of its own; warns once, with its size."""
+        return self.build("materialize()")
+
+    def build(self, what: str) -> Tensor:
+        """Return a tensor of its own, kept for the next time; `what` builds it, in the warning."""
         built, now = self._built, self._shared.version
         stale = built is None or built[0] != now or version(built[1]) != built[2]
-        if built is None or stale or self._shared.exposed:
-            node, lead = self.part, self.lead
-            tensor = build_rows(node, self, "materialize()", lead).movedim(-1, self._vdim)
+        if built is None or stale or self._shared.exposed or self._shared.built:
+            # What torch's functions build is behind this object: hooks may be attached later.
+            behind = what != "materialize()" and not self._shared.exposed
+            node = self.behind() if behind else self.part
+            tensor = build_rows(node, self, what, self.lead).movedim(-1, self._vdim)
             built = self._built = (now, tensor, version(tensor))
         return built[1]
 
@@ -512,13 +505,6 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
     `built`: its values are those they have already.
     """
     base = logits._shared
-    base.check()
-    if base.parts_shared:
-        raise RuntimeError(
-            "in-place operations on lazy logits are not supported after a part of them was "
-            "returned as a tensor that shares their memory; clone() the part, or materialize() "
-            "the logits"
-        )
     before = [base.node]
     for view in logits._chain:
         before.append(view.of(before[-1]))

@@ -431,7 +431,11 @@ def extreme(name: str, logits: LazyLogits, *args: Any, **kw: Any) -> Any:
     if not dims.vocab:
         places = reduce(f"arg{name}", logits, dim, keepdim)
         return TopK(_over_lead(logits, name, dims, keepdim=keepdim), places)
-    values, ids = topk(logits, 1, dim, largest=name == "max")
+    if name == "max":
+        values, ids = topk(logits, 1, dim)
+    else:  # a NaN is the largest of top-k and the smallest of min
+        values, ids = topk(record(torch.neg, (logits,), {}), 1, dim)
+        values = values.neg()
     place = logits._vdim
     return TopK(values, ids) if keepdim else TopK(values.squeeze(place), ids.squeeze(place))
 

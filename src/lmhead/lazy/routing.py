@@ -13,13 +13,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from lmhead.lazy.memory import share_memory
 from lmhead.lazy.program import (
     Call,
     Env,
@@ -303,7 +305,9 @@ def _handed(
 ) -> list[LazyGradient | None]:
     """Return the gradient of each root's handle; None for constants."""
     return [
-        None if form is None else LazyGradient([(payload, ())], form, lambda root=root: dense(root))
+        None
+        if form is None
+        else LazyGradient(_Entries([(payload, ())], partial(dense, root)), form)
         for root, payload, form in zip(roots, payloads, forms, strict=True)
     ]
 
@@ -357,6 +361,22 @@ def _dense_gradient(
     return torch.zeros_like(z) if found is None else found
 
 
+Terms = list[tuple[Callable[[GradientSums | None], Payload], tuple[tuple[str, Any], ...]]]
+
+
+@dataclass
+class _Entries:
+    """What a gradient of lazy logits is: terms, and its entries once they were built.
+
+    `shared`: the entries may have been written to, and count instead of the terms.
+    """
+
+    terms: Terms
+    build: Callable[[], Tensor]
+    dense: Tensor | None = None
+    shared: bool = False
+
+
 class LazyGradient(Tensor):
     """The gradient of lazy logits: the gradients it causes in the tensors behind them.
 
@@ -364,16 +384,14 @@ class LazyGradient(Tensor):
     are kept as terms, and computed by `payload` where autograd can follow them.
     """
 
-    terms: list[tuple[Callable[[GradientSums | None], Payload], tuple[tuple[str, Any], ...]]]
-    _build: Callable[[], Tensor]
-    _dense: Tensor | None
+    entries: _Entries  # of this gradient and all that share memory with it
 
     @staticmethod
-    def __new__(cls, terms: Any, form: tuple[Any, Any, Any], build: Any) -> LazyGradient:
+    def __new__(cls, entries: _Entries, form: tuple[Any, Any, Any]) -> LazyGradient:
         """Make one of a shape, dtype and device."""
         shape, dtype, device = form
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.terms, made._build, made._dense = terms, build, None
+        made.entries = entries
         return made
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -384,11 +402,12 @@ class LazyGradient(Tensor):
     @property
     def payload(self) -> Payload:
         """The gradients of all tensors behind the logits."""
-        if len(self.terms) == 1 and not self.terms[0][1]:
-            return self.terms[0][0](None)
+        terms = self.entries.terms
+        if len(terms) == 1 and not terms[0][1]:
+            return terms[0][0](None)
         total: Payload = None
         sums = GradientSums()
-        for take, factors in self.terms:
+        for take, factors in terms:
             made = take(None if factors else sums)
             for name, factor in factors:
                 made = _map(made, lambda g, n=name, f=factor: getattr(g, n)(f))  # type: ignore[misc]
@@ -400,10 +419,22 @@ class LazyGradient(Tensor):
 
     def materialize(self) -> Tensor:
         """Return the gradient as a tensor."""
-        if self._dense is None:
+        entries = self.entries
+        if entries.dense is None:
             with autograd():
-                self._dense = self._build().reshape(self.shape).to(self.dtype)
-        return self._dense
+                made = entries.build().to(self.dtype)
+                # The scalar that represents a head has one entry: NaN if there is any.
+                one = self.numel() == 1 and made.numel() != 1
+                entries.dense = (made.sum() if one else made).reshape(self.shape)
+        return entries.dense
+
+    def _snapshot(self) -> LazyGradient:
+        """Return the same gradient, which later changes of this one do not reach."""
+        entries = self.entries
+        dense = entries.dense
+        if entries.shared and dense is not None:
+            dense = dense.clone()
+        return LazyGradient(replace(entries, dense=dense), _form(self))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -411,29 +442,64 @@ class LazyGradient(Tensor):
     ) -> Any:
         """Keep copies, sums and multiples lazy; build the tensor for everything else."""
         name, first = func.overloadpacket.__name__, args[0]
-        form: Any = _form(first if isinstance(first, Tensor) else None)
         plain = not kwargs or set(kwargs) <= {"memory_format"}
         if isinstance(first, LazyGradient) and plain:
-            if name in ("detach", "alias", "clone", "view_as") and len(args) == 1:
-                return LazyGradient(first.terms, form, first.materialize)
-            other = args[1] if len(args) == 2 else None
-            if name in ("add", "add_") and isinstance(other, LazyGradient):
-                return LazyGradient(
-                    first.terms + other.terms,
-                    form,
-                    lambda: first.materialize() + other.materialize(),
-                )
-            if name in ("mul", "div") and _is_scalar(other):
-                return LazyGradient(
-                    [(payload, (*done, (name, other))) for payload, done in first.terms],
-                    form,
-                    lambda: getattr(first.materialize(), name)(other),
-                )
+            if name in ("detach", "alias", "view_as") and len(args) == 1:
+                return LazyGradient(first.entries, _form(first))
+            if name == "clone":
+                return first._snapshot()
+            made = _lazily(name, first, args[1] if len(args) == 2 else None)
+            if made is not None and not name.endswith("_"):
+                return made
+            if made is not None:
+                first.entries.__dict__.update(made.entries.__dict__)
+                return first
+        given: list[LazyGradient] = []
 
         def build(x: Any) -> Any:
-            return x.materialize() if isinstance(x, LazyGradient) else x
+            if not isinstance(x, LazyGradient):
+                return x
+            given.append(x)
+            if func._schema.is_mutable and not x.entries.shared:
+                x.entries.dense = x.materialize().clone()  # a copy may have it as well
+                x.entries.shared = True
+            return x.materialize()
 
-        return func(*tree_map(build, args), **tree_map(build, kwargs or {}))
+        made = func(*tree_map(build, args), **tree_map(build, kwargs or {}))
+        for x in given:
+            dense = x.materialize()
+            if any(share_memory(t, dense) for t in tree_leaves(made) if isinstance(t, Tensor)):
+                x.entries.shared = True
+        return first if func._schema.is_mutable and isinstance(first, LazyGradient) else made
+
+
+def _lazily(name: str, first: LazyGradient, other: Any) -> LazyGradient | None:
+    """Return a sum or a multiple of a gradient as terms; None if it cannot be kept so."""
+    if first.entries.shared:
+        return None
+    a = first._snapshot()
+    if name in ("add", "add_") and isinstance(other, LazyGradient) and not other.entries.shared:
+        b = other._snapshot()
+        terms = a.entries.terms + b.entries.terms
+        if len({id(take) for take, _ in terms}) < len(terms):
+            return None  # each is taken once
+        return LazyGradient(
+            _Entries(terms, lambda: a.materialize() + b.materialize()), _form(first)
+        )
+    if name in ("mul", "div", "mul_", "div_") and _is_scalar(other):
+        op = name.removesuffix("_")
+        terms = [(payload, (*done, (op, other))) for payload, done in a.entries.terms]
+        return LazyGradient(
+            _Entries(terms, lambda: getattr(a.materialize(), op)(other)), _form(first)
+        )
+    return None
+
+
+def as_written(grad: Tensor) -> Tensor:
+    """Return a gradient, by its entries if they may have been written to."""
+    if isinstance(grad, LazyGradient) and grad.entries.shared:
+        return grad.materialize()
+    return grad
 
 
 @contextmanager
@@ -483,9 +549,10 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, to_logits: Tensor | None, to_handle: Tensor | None) -> Any:
         total: Payload = None
-        for grad, user in ((to_logits, True), (to_handle, False)):
-            if grad is None:
+        for given, user in ((to_logits, True), (to_handle, False)):
+            if given is None:
                 continue
+            grad = as_written(given)
             if isinstance(grad, LazyGradient):
                 # The user's object is a root with a program, whose only root is this head.
                 payload = grad.payload[0][0] if user else grad.payload
@@ -538,6 +605,7 @@ class _Record(torch.autograd.Function):
         if grad is None:
             return (None,) * (5 + len(ctx.roots) + len(ctx.tensors))
         node, roots, tensors = ctx.node, ctx.roots, ctx.tensors
+        grad = as_written(grad)
         if isinstance(grad, LazyGradient):
             payloads, to_tensors = grad.payload
         else:

@@ -139,6 +139,8 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """Run one of torch's functions where some argument is lazy logits."""
     if any(isinstance(a, Column) for a in args):
         args = tuple(a.plain() if isinstance(a, Column) else a for a in args)
+    if not args and "input" in kwargs:
+        args = (kwargs.pop("input"),)
     handler = HANDLERS.get(func)
     if handler in FIRST_LAZY and not isinstance(args[0], LazyLogits):
         handler = None
@@ -189,13 +191,16 @@ def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         if written:
             _check_write(name, x)
         no_graph = written and unknown_to_autograd(x)
-        lazy[id(x)] = x, become_dense(x, sign(func), outside=outside or no_graph)
-        return lazy[id(x)][1]
+        dense = become_dense(x, sign(func), outside=outside or no_graph, attach=attach or written)
+        lazy[id(x)] = x, dense
+        return dense
 
-    for _ in range(2):
+    for attach in (False, True):  # noqa: B007
         tensors = tree_map(built, args), tree_map(built, kwargs)
         made = func(*tensors[0], **tensors[1])
         if in_place and isinstance(args[0], LazyLogits):
+            args[0]._shared.version += 1
+            args[0]._shared.writes += 1
             return args[0] if isinstance(made, Tensor) else made
         if outside:
             break
@@ -292,8 +297,6 @@ def _check_recordable(logits: LazyLogits) -> None:
             "in-place operations on a view of lazy logits with hooks or retain_grad() fail; "
             "clone() it first, or attach them after the change"
         )
-    if logits._shared.parent is not None:
-        raise NotRecorded  # a view that was built: the logits it belongs to read its tensor
 
 
 def _typed(made: LazyLogits, like: LazyLogits) -> Node:
@@ -626,6 +629,13 @@ def _norm(
     return reductions.reduce("norm", logits, dim, keepdim, p=order, **kw)
 
 
+def _linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+    two = x.dim() == 2 if dim is None else isinstance(dim, tuple | list) and len(dim) == 2
+    if ord is not None and (two or dim is None):
+        raise NotRecorded  # of a matrix
+    return _norm(x, 2 if ord is None else ord, dim, keepdim, **kw)
+
+
 def _vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
     return _norm(x, ord, dim, keepdim, **kw)
 
@@ -703,7 +713,8 @@ for _name in ("argmax", "argmin"):
 for _name in ("max", "min"):
     _add(partial(reductions.extreme, _name), _name)
 _add(_norm, "norm")
-_add(_vector_norm, "vector_norm", "norm", modules=(torch.linalg,))
+_add(_vector_norm, "vector_norm", modules=(torch.linalg,))
+_add(_linalg_norm, "norm", modules=(torch.linalg,))
 _add(reductions.topk, "topk")
 _add(_gather, "gather")
 for _name in ("median", "nanmedian", "mode"):
@@ -764,6 +775,7 @@ HANDLERS[Tensor.requires_grad_] = _requires_grad_
 for _name in ("register_hook", "retain_grad"):
     _add(_attached(_name), _name, modules=(Tensor,))
 HANDLERS[Tensor.where] = _tensor_where
+HANDLERS[Tensor.__pos__] = HANDLERS[torch.positive] = HANDLERS[Tensor.positive] = lambda z: z
 HANDLERS[torch.where] = _where
 HANDLERS[torch.equal] = HANDLERS[Tensor.equal] = _equal
 HANDLERS[torch.allclose] = HANDLERS[Tensor.allclose] = _allclose
@@ -842,7 +854,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             chain = () if name == "clone" else first._chain
             base = None if name == "clone" else first._shared
             return lazy_logits.wrap(
-                first.node,
+                first.part if name == "clone" else first.node,
                 first.shape,
                 first.dtype,
                 first.device,

@@ -267,6 +267,8 @@ def pointwise_loss(name: str) -> Any:
         if input.shape != target.shape:
             raise NotRecorded
         given = {k: v for k, v in kwargs.items() if v is not None}
+        if "weight" in given and name in ("l1_loss", "mse_loss"):
+            raise NotRecorded  # their mean is over the weights
         return _reduced(
             record(entries, (input, target), given), _legacy(reduction, size_average, reduce)
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmhead.lazy.logits import LazyLogits, View, derived, lead_layout, like_strided
-from lmhead.lazy.program import Concat, Dense, Leaf, Node
+from lmhead.lazy.program import Concat, Dense, Leaf, Node, stamped
 from lmhead.lazy.recording import NotRecorded, call
 
 
@@ -277,7 +277,9 @@ def unbind(logits: LazyLogits, dim: int = 0) -> Any:
 def cat(tensors: Any, dim: int = 0) -> Any:
     """Join lazy logits, or lazy logits and tensors, along any dimension."""
     parts = [t for t in tensors if t.numel() or t.dim() > 1]
-    first = next(t for t in parts if isinstance(t, LazyLogits))
+    first = next((t for t in parts if isinstance(t, LazyLogits)), None)
+    if first is None:
+        raise NotRecorded
     n, vdim = first.dim(), first._vdim
     place = dim % n
     if any(t.dim() != n for t in parts):
@@ -335,11 +337,16 @@ def _joined(nodes: list[Node]) -> Node:
 
 
 def _given(t: Tensor, vdim: int, dtype: torch.dtype) -> Node:
-    return Dense.of(t.movedim(vdim, -1).to(dtype))
+    return stamped(Dense.of(t.movedim(vdim, -1).to(dtype)))
+
+
+def _widens(dtype: torch.dtype, to: torch.dtype) -> bool:
+    return to.is_floating_point and torch.promote_types(dtype, to) == to
 
 
 def _cast(node: Node, dtype: torch.dtype) -> Node:
-    if isinstance(node, Leaf):
+    # A leaf computes in float32 or more: a wider dtype loses nothing, another must round.
+    if isinstance(node, Leaf) and _widens(node.dtype, dtype):
         return node.cast(dtype)
     return call(Tensor.to, (node, dtype), {}, node.n_rows, node.width)
 

@@ -124,6 +124,14 @@ def flat_copy_of_transposed(z: Any) -> Any:
     return z * 1
 
 
+def flat_view_and_a_join(z: Any) -> Any:
+    v = z.view(-1)
+    torch.cat([z, z])
+    with torch.no_grad():
+        z.mul_(1.5)
+    return v * 1
+
+
 def contiguous_column(z: Any) -> Any:
     c = z[..., 5].contiguous()
     c.zero_()
@@ -159,8 +167,9 @@ def column_of_integers(z: Any) -> Any:
 CASES: list[Callable[[Any], Any]] = [
     new_axis, new_axis_written, clone_of_built, array_of_a_clone, all_rows_of_built, casts, rounded,
     assigned, deep_copied, weighted_squares, matrix_norms, detached_view_of_built,
-    relu_of_built_view, expanded_view_of_built, flat_copy_of_transposed, contiguous_column,
-    smallest_with_nan, plus, by_keyword, stacked_after_an_array, column_of_integers,
+    flat_view_and_a_join, relu_of_built_view, expanded_view_of_built, flat_copy_of_transposed,
+    contiguous_column, smallest_with_nan, plus, by_keyword, stacked_after_an_array,
+    column_of_integers,
 ]  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def _in_memory(logits: LazyLogits, what: str, *, outside: bool) -> Tensor:
                 torch.autograd.graph.increment_version(owned)
         else:
             memory = Memory.empty(program.n_rows, program.width, dtype, plain(logits, "device"))
-    if outside and base.recorded and not memory.outside:
+    elif outside and base.recorded and not memory.outside:
         memory, base.recorded = memory.copied(), False
     missing = torch.arange(program.n_rows) if rows is None else rows.unique()  # type: ignore[no-untyped-call]
     missing = missing[~memory.filled[missing]]

@@ -197,6 +197,8 @@ def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
     for attach in (False, True):  # noqa: B007
         tensors = tree_map(built, args), tree_map(built, kwargs)
+        if func in _OUTSIDE_GETTERS:
+            return tensors[0][0].detach()  # as .data, and torch counts the changes made through it
         made = func(*tensors[0], **tensors[1])
         if in_place and isinstance(args[0], LazyLogits):
             args[0]._shared.version += 1

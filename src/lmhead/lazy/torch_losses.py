@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -266,14 +268,36 @@ def pointwise_loss(name: str) -> Any:
         # Each loss keeps the shape of its input, so both must have it.
         if input.shape != target.shape:
             raise NotRecorded
+        if name == "l1_loss":
+            kwargs.setdefault("weight", _weight_of_l1_loss())
         given = {k: v for k, v in kwargs.items() if v is not None}
         if "weight" in given and name in ("l1_loss", "mse_loss"):
-            raise NotRecorded  # their mean is over the weights
+            off = input - target
+            error = off.abs() if name == "l1_loss" else off.square()
+            return _weighted(error, given["weight"], _legacy(reduction, size_average, reduce))
         return _reduced(
             record(entries, (input, target), given), _legacy(reduction, size_average, reduce)
         )
 
     return handler
+
+
+def _weighted(error: Tensor, weight: Tensor, reduction: str) -> Tensor:
+    """Return weighted errors, their sum, or their mean over the weights."""
+    if weight.shape != error.shape:
+        raise ValueError("Weights and input must have the same size.")
+    error = error * weight
+    if reduction == "none":
+        return error
+    return error.sum() / weight.sum() if reduction == "mean" else error.sum()
+
+
+def _weight_of_l1_loss() -> Tensor | None:
+    """Return the weight of the call of `F.l1_loss` that led here, which torch does not pass on."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not F.l1_loss.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("weight")
 
 
 POINTWISE_LOSSES = (

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from lmhead.lazy import indexing, reductions, row_functions, torch_function, torch_losses, views
-from lmhead.lazy.recording import POINTWISE, SIGNS
+from lmhead.lazy.recording import OPERATOR_SYMBOLS, POINTWISE
 
 TEXT = {
     "en": {
@@ -73,7 +73,7 @@ def _name(function: Any) -> str:
         name = function.__self__.__name__
     for space in ("special", "linalg"):
         name = name.replace(f"{space}_", f"{space}.")
-    return SIGNS.get(name, name)
+    return OPERATOR_SYMBOLS.get(name, name)
 
 
 def _group(function: Any, handler: Callable[..., Any]) -> str:

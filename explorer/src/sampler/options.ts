@@ -128,7 +128,7 @@ export function switchesOf(stage: StageName): readonly OptionName[] {
 
 export type OrderName = "hf" | "vllm" | "llama.cpp";
 
-/** A test compares them with `lmhead.sampling.dialects`. */
+/** A test compares them with `lmhead.sampling.stage_order`. */
 export const ORDERS: Readonly<Record<OrderName, readonly StageName[]>> = {
   hf: split(`repetition_penalty frequency_penalty dry_multiplier temperature top_n_sigma top_h top_k top_p min_p
     typical_p epsilon_cutoff eta_cutoff xtc_probability mirostat`),

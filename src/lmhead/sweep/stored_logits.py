@@ -25,7 +25,7 @@ class StoredLogits(Source):
     Its tiles are copies of the logits. It serves as `Questions.other`, without gradients.
     """
 
-    def on(self, tensors: Sequence[Tensor | None]) -> Source:
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Source:
         """Return the same source on other tensors."""
         numbers, logits, _ = tensors
         return replace(self, hiddens=(numbers,), weights=(logits,))  # type: ignore[arg-type]

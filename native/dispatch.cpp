@@ -88,6 +88,15 @@ std::vector<const char*> kernel_names() {
   return names;
 }
 
+bool fast_product() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd") && best_kernels() != &kernels_baseline;
+#else
+  return false;
+#endif
+}
+
 // Positive floats are ordered as their bits are. A histogram of the mass over the leading 16 bits
 // finds the bin in which the threshold lies; the same over the trailing 16 bits of that bin's
 // entries finds the threshold itself. Two passes, no sort.

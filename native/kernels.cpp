@@ -18,6 +18,9 @@ void row_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight,
 // float_logits.cpp
 void float_logits(const float* hidden, int64_t rows, const lmhead::Floats& weight, int64_t vocab,
                   int64_t d, float* out, double* square, int threads);
+// product.cpp
+void product(const float* a, bool transposed, const float* b, float* out, int64_t m, int64_t n,
+             int64_t inner, bool add, int threads);
 
 // screen_sample.cpp
 void sample_screened(const lmhead::SampleScreen& screen, const lmhead::SampleSource& source,
@@ -395,6 +398,7 @@ const Kernels LMHEAD_TABLE = {
     LMHEAD_ISA::pairs,
     LMHEAD_ISA::row_logits,
     LMHEAD_ISA::float_logits,
+    LMHEAD_ISA::product,
     LMHEAD_ISA::sample_screened,
     LMHEAD_ISA::scatter_add,
     &LMHEAD_ROWS,

@@ -17,6 +17,7 @@
 #include "logits_tests.hpp"
 #include "loss_tests.hpp"
 #include "parallel.hpp"
+#include "product_tests.hpp"
 #include "rows_tests.hpp"
 #include "sample_tests.hpp"
 #include "screen_tests.hpp"
@@ -152,6 +153,7 @@ void run_all(const std::vector<const Kernels*>& all, Tally& tally) {
     rows_tests::run(k, tally);
     tree_tests::run(k, tally);
     logits_tests::run(k, tally);
+    product_tests::run(k, tally);
     run_scatter_add(k, tally);
     if (!fuzz_random()) function_tests::run(k, tally);
   }

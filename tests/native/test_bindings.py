@@ -85,6 +85,17 @@ def row_logits_arguments() -> dict[str, Any]:
     }
 
 
+def product_arguments() -> dict[str, Any]:
+    return {
+        "left": torch.randn(ROWS, 5),
+        "right": torch.randn(5, TOKENS),
+        "out": torch.zeros(ROWS, TOKENS),
+        "transposed": False,
+        "add": False,
+        "threads": 1,
+    }
+
+
 def scatter_arguments() -> dict[str, Any]:
     return {
         "into": torch.zeros(TOKENS, 5),
@@ -100,6 +111,7 @@ ARGUMENTS = {
     "loss": loss_arguments,
     "pairs": pairs_arguments,
     "row_logits": row_logits_arguments,
+    "product": product_arguments,
     "scatter_add": scatter_arguments,
 }
 OTHER_TYPES = {
@@ -238,6 +250,7 @@ def test_results_are_written_where_they_were_asked_for(core: ModuleType) -> None
         "gradient": ("z", "token_sums", "row_sums"),
         "pairs": ("out",),
         "row_logits": ("out",),
+        "product": ("out",),
         "scatter_add": ("into",),
     }
     for function, names in written.items():

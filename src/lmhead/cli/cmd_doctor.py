@@ -45,6 +45,7 @@ def examine() -> dict[str, str | int | list[str]]:
     from lmhead.models import llama_cpp
     from lmhead.screen import memory_reading
     from lmhead.sweep import kernels
+    from lmhead.sweep.source import core_is_faster
 
     core = kernels.core
     facts: dict[str, str | int | list[str]] = {
@@ -60,6 +61,7 @@ def examine() -> dict[str, str | int | list[str]]:
         facts["instruction set"] = core.instruction_set()
         facts["also usable"] = core.instruction_sets()[1:]
         facts["threads from"] = core.thread_runtime()
+        facts["large products"] = "core" if core_is_faster() else "torch"
         eight_bit, nibbles = memory_reading.choose()
         facts["streams"] = f"{eight_bit.streams} with 8 bits, {nibbles.streams} with 4"
         facts["prefetch"] = f"{eight_bit.prefetch} bytes with 8 bits, {nibbles.prefetch} with 4"

@@ -4,8 +4,8 @@ In:  a `Source` (hidden states, weight, bias, elementwise map) and what is asked
 Out: sums per row (differentiable), exact decisions, or a loss with its gradients.
 May be called by: `screen`, `vocab`, `lazy`, `head` and the packages below them.
 
-Read in this order: `kernels`, `source`, `questions`, `exact_decisions`, `chunk`, `filter`,
-`run_sweep`, `swept_scores`.
+Read in this order: `kernels`, `source`, `questions`, `exact_decisions`, `chunk`,
+`filter`, `run_sweep`, `swept_scores`.
 """
 
 from lmhead.scores.row_loss import RowLoss

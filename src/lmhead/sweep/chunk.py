@@ -22,7 +22,7 @@ from lmhead.sweep import gradient_sums, kernels
 from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.kernels import Coefficients, Pointwise, Softmax, scatter_add_
 from lmhead.sweep.questions import Plan, Questions
-from lmhead.sweep.source import Source
+from lmhead.sweep.source import Source, product_
 
 # Rank-one terms collected before they are multiplied out.
 _PENDING = 8
@@ -87,9 +87,9 @@ class Gradients:
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
-                into_hidden.addmm_(self.source.weight_tile(term, lo, hi).T, grad)
+                product_(into_hidden, self.source.weight_tile(term, lo, hi).T, grad, add=True)
             if into_weight is not None:
-                into_weight[lo:hi].addmm_(grad, hidden, beta=1 if self._written else 0)
+                product_(into_weight[lo:hi], grad, hidden, add=self._written)
         if self._bias is not None:
             self._bias[lo:hi] += grad.sum(1)
 
@@ -99,9 +99,10 @@ class Gradients:
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
-                into_hidden.addmm_(self.source.weight_rows(term, tokens).T, grad)
+                product_(into_hidden, self.source.weight_rows(term, tokens).T, grad, add=True)
             if into_weight is not None:
-                scatter_add_(into_weight, tokens, grad @ hidden)
+                part = grad.new_empty(len(tokens), hidden.shape[1])
+                scatter_add_(into_weight, tokens, product_(part, grad, hidden))
         if self._bias is not None:
             self._bias.index_add_(0, tokens, grad.sum(1))
 

@@ -1,4 +1,4 @@
-"""The source of logits: hidden states, weights, a bias, an elementwise map.
+"""The source of logits: hidden states, weights, a bias, an elementwise map; and its products.
 
 float32 and float64 tensors are multiplied as they are. Half precisions are converted tile by tile
 and multiplied in float32: on a CPU without instructions for them that is several times faster than
@@ -10,10 +10,11 @@ so they are multiplied exactly, and sums still run in float32.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +23,50 @@ from lmhead.scores import Rows
 from lmhead.sweep import kernels
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.wide_gradients import converted
+
+# Smaller products, or narrower ones, are as fast in torch.
+_MIN_SIZE, _MIN_WIDTH = 2**25, 64
+
+
+def product_(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
+    """Set `out` to a @ b, or add a @ b to it: (M, K) and (K, N) give (M, N).
+
+    Equivalent to: torch.addmm(out, a, b, beta=int(add), out=out)
+    """
+    if not _by_core(out, a, b):
+        return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
+    transposed = not a.is_contiguous()
+    stored = a.T if transposed else a
+    kernels.compiled().product(*kernels.views(stored, b, out), transposed, add, kernels.threads())
+    return out
+
+
+def _by_core(out: Tensor, a: Tensor, b: Tensor) -> bool:
+    """Return whether the core computes this product, and faster than torch."""
+    if min(out.shape) < _MIN_WIDTH or out.numel() * len(b) < _MIN_SIZE:
+        return False
+    if torch.backends.mkldnn.matmul.fp32_precision == "bf16":  # type: ignore[attr-defined]
+        return False  # torch is asked for something faster
+    if not core_is_faster() or torch.get_float32_matmul_precision() != "highest":
+        return False
+    if not (a.is_contiguous() or a.T.is_contiguous()) or not b.is_contiguous():
+        return False
+    floats = all(t.dtype == torch.float32 for t in (out, a, b))
+    return floats and out.is_contiguous() and kernels.readable(out, a, b)
+
+
+@cache
+def core_is_faster() -> bool:
+    """Return whether large float32 products are computed by the core: `LMHEAD_PRODUCTS` decides.
+
+    "core" and "torch" choose one. By default it is the core on AMD processors, where torch's
+    library reaches five sixths of their speed, and the core nine tenths.
+    """
+    core = kernels.core_with("product")
+    choice = os.environ.get("LMHEAD_PRODUCTS", "")
+    if choice not in ("", "core", "torch"):
+        raise ValueError(f'LMHEAD_PRODUCTS must be "core" or "torch"; got {choice!r}')
+    return core is not None and (choice == "core" or (choice == "" and core.fast_product()))
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -211,9 +256,8 @@ class Source:
 
         `transposed` are the hidden states as (D_i, B), contiguous, for a faster product.
         """
-        torch.mm(self.weight_tile(0, lo, hi), transposed[0], out=out)
-        for term in range(1, len(transposed)):
-            out.addmm_(self.weight_tile(term, lo, hi), transposed[term])
+        for term, inputs in enumerate(transposed):
+            product_(out, self.weight_tile(term, lo, hi), inputs, add=term > 0)
         return out
 
     def weight_ranges(self) -> list[tuple[int, int]]:

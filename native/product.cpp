@@ -1,0 +1,222 @@
+// One instruction set's product of two matrices in float32; compiled as kernels.cpp is.
+//
+// The blocked algorithm of Goto and van de Geijn. A block of b that fits the second-level cache is
+// copied in strips of kColumns; kRows rows of a at a time are copied too, and run over all strips
+// with their sums in registers. So every read of the innermost loop is contiguous.
+//
+// An entry adds its products in the order of the inner index, in equal parts of at most kDepth, and
+// then these parts: it is the same to the last bit on any number of threads.
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+
+#include "kernels.hpp"
+#include "parallel.hpp"
+#include "simd.hpp"
+
+namespace LMHEAD_ISA {
+namespace {
+
+using lmhead::parallel_for;
+
+// kRows x 2 sums, 2 vectors of b and one of a must fit the registers.
+#if defined(__AVX512F__) || (defined(LMHEAD_LANES) && LMHEAD_LANES == 16)
+constexpr int kRows = 14;
+#elif defined(__AVX2__)
+constexpr int kRows = 6;
+#else
+constexpr int kRows = 4;
+#endif
+constexpr int kColumns = 2 * kLanes;
+constexpr int64_t kDepth = 320;  // at most
+// Copied rows of a are this far apart: not a power of two, which would map them to the same lines
+// of the first-level cache.
+constexpr int64_t kStride = kDepth + 16;
+// Copied columns of a: kRows of them fit one vector.
+static_assert(kRows <= kLanes || kLanes == 4);
+constexpr int kPanel = (kRows + kLanes - 1) / kLanes * kLanes;
+
+// Columns of b whose copy, kDepth rows of it, takes three quarters of the second-level cache.
+int64_t block_columns() {
+  static const int64_t columns = [] {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    const int64_t cache = std::max<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE), 1 << 18);
+#else
+    const int64_t cache = 1 << 19;
+#endif
+    return std::max<int64_t>(cache * 3 / 4 / (kDepth * 4) / kColumns, 1) * kColumns;
+  }();
+  return columns;
+}
+
+// Strips (depth, kColumns) of b (depth, columns), zeros beyond its last column.
+void copy_b(const float* b, int64_t stride, int64_t depth, int64_t columns, float* to) {
+  for (int64_t j = 0; j < columns; j += kColumns) {
+    const int64_t n = std::min<int64_t>(kColumns, columns - j);
+    for (int64_t k = 0; k < depth; ++k, to += kColumns) {
+      const float* from = b + k * stride + j;
+      if (n == kColumns) {
+        store(to, load(from));
+        store(to + kLanes, load(from + kLanes));
+      } else {
+        std::fill(std::copy(from, from + n, to), to + kColumns, 0.0f);
+      }
+    }
+  }
+}
+
+// Rows of a, kStride apart; or its columns, kPanel apart, if a is transposed. What the next call
+// copies is prefetched: a comes from memory, in pieces too short for the hardware to foresee.
+template <bool Transposed>
+void copy_a(const float* a, int64_t stride, int64_t depth, int64_t rows, float* to) {
+  if constexpr (Transposed) {
+    // Whole vectors where the next row of a follows: what is beyond `rows` is not used.
+    const int64_t whole = rows == kRows && stride >= kPanel ? depth - 1 : 0;
+    for (int64_t k = 0; k < whole; ++k) {
+      __builtin_prefetch(a + k * stride + kRows + kPanel - 1, 0, 2);
+      for (int i = 0; i < kPanel; i += kLanes) store(to + k * kPanel + i, load(a + k * stride + i));
+    }
+    for (int64_t k = whole; k < depth; ++k)
+      std::copy(a + k * stride, a + k * stride + rows, to + k * kPanel);
+  } else {
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* from = a + i * stride;
+      for (int64_t k = 0; k < depth; k += 16) __builtin_prefetch(from + kRows * stride + k, 0, 2);
+      std::copy(from, from + depth, to + i * kStride);
+    }
+  }
+}
+
+// R rows of a with one strip of b: (R, columns) of the result.
+template <int R, bool Transposed>
+void micro(const float* a, const float* b, int64_t depth, float* out, int64_t stride,
+           int64_t columns, bool add) {
+  constexpr int64_t kRow = Transposed ? 1 : kStride, kStep = Transposed ? kPanel : 1;
+  vf sums[R][2] = {};
+#pragma GCC unroll 14
+  for (int i = 0; i < R; ++i) {
+    __builtin_prefetch(out + i * stride);
+    __builtin_prefetch(out + i * stride + kLanes);
+  }
+  for (int64_t k = 0; k < depth; ++k, a += kStep, b += kColumns) {
+    const vf low = load(b), high = load(b + kLanes);
+#pragma GCC unroll 14
+    for (int i = 0; i < R; ++i) {
+      const vf x = splat(a[i * kRow]);
+      sums[i][0] += x * low;
+      sums[i][1] += x * high;
+    }
+  }
+  if (columns == kColumns) {
+#pragma GCC unroll 14
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        float* to = out + i * stride + half * kLanes;
+        store(to, add ? load(to) + sums[i][half] : sums[i][half]);
+      }
+    return;
+  }
+  float rest[R][kColumns];
+  std::memcpy(rest, sums, sizeof rest);
+  for (int i = 0; i < R; ++i)
+    for (int64_t j = 0; j < columns; ++j)
+      out[i * stride + j] = add ? out[i * stride + j] + rest[i][j] : rest[i][j];
+}
+
+template <int R, bool Transposed>
+void micro_of(int64_t rows, const float* a, const float* b, int64_t depth, float* out,
+              int64_t stride, int64_t columns, bool add) {
+  if constexpr (R > 1)
+    if (rows < R) return micro_of<R - 1, Transposed>(rows, a, b, depth, out, stride, columns, add);
+  micro<R, Transposed>(a, b, depth, out, stride, columns, add);
+}
+
+// [i · step, (i + 1) · step) of `size`, with steps of a multiple of `unit`.
+struct Split {
+  int64_t step, parts;
+};
+
+Split split(int64_t size, int64_t parts, int64_t unit) {
+  const int64_t units = (size + unit - 1) / unit;
+  const int64_t step = (units + parts - 1) / parts * unit;
+  return {step, (size + step - 1) / step};
+}
+
+// Floats on whole cache lines, not initialized.
+class Buffer {
+ public:
+  explicit Buffer(int64_t size)
+      : floats_(static_cast<float*>(
+            ::operator new(static_cast<size_t>(size) * sizeof(float), std::align_val_t{64}))) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { ::operator delete(floats_, std::align_val_t{64}); }
+  float* get() const { return floats_; }
+
+ private:
+  float* floats_;
+};
+
+struct Part {
+  int64_t row, rows, column, columns;
+};
+
+// One part of the result.
+template <bool Transposed>
+void multiply(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t inner,
+              const Part& part, bool add) {
+  // Blocks of equal size: the last one is not left with a few columns.
+  const int64_t strips = (part.columns + kColumns - 1) / kColumns * kColumns;
+  const int64_t step =
+      split(strips, (strips + block_columns() - 1) / block_columns(), kColumns).step;
+  const int64_t most = split(inner, (inner + kDepth - 1) / kDepth, 1).step;
+  const Buffer strip(most * step), panel(std::max(kRows * kStride, most * kPanel));
+  for (int64_t j = 0; j < part.columns; j += step)
+    for (int64_t k = 0; k < inner; k += most) {
+      const int64_t columns = std::min(step, part.columns - j), column = part.column + j;
+      const int64_t depth = std::min(most, inner - k);
+      copy_b(b + k * n + column, n, depth, columns, strip.get());
+      for (int64_t i = 0; i < part.rows; i += kRows) {
+        const int64_t rows = std::min<int64_t>(kRows, part.rows - i), row = part.row + i;
+        const float* from = Transposed ? a + k * m + row : a + row * inner + k;
+        copy_a<Transposed>(from, Transposed ? m : inner, depth, rows, panel.get());
+        for (int64_t s = 0; s < columns; s += kColumns)
+          micro_of<kRows, Transposed>(rows, panel.get(), strip.get() + s * depth, depth,
+                                      out + row * n + column + s, n,
+                                      std::min<int64_t>(kColumns, columns - s), add || k > 0);
+      }
+    }
+}
+
+}  // namespace
+
+void product(const float* a, bool transposed, const float* b, float* out, int64_t m, int64_t n,
+             int64_t inner, bool add, int threads) {
+  if (m == 0 || n == 0) return;
+  if (inner == 0) {
+    if (!add) std::fill(out, out + m * n, 0.0f);
+    return;
+  }
+  // Every thread copies its rows of a and its columns of b: as few of both together as possible.
+  Split down = split(m, threads, kRows), across = split(n, 1, kColumns);
+  for (int64_t parts = 1; parts <= threads; ++parts) {
+    const Split rows = split(m, parts, kRows), columns = split(n, threads / parts, kColumns);
+    const bool busier = rows.parts * columns.parts > down.parts * across.parts;
+    const bool as_busy = rows.parts * columns.parts == down.parts * across.parts;
+    if (busier || (as_busy && rows.step + columns.step < down.step + across.step))
+      down = rows, across = columns;
+  }
+  parallel_for(down.parts * across.parts, threads, [&](int64_t task) {
+    const int64_t row = task / across.parts * down.step;
+    const int64_t column = task % across.parts * across.step;
+    const Part part{row, std::min(down.step, m - row), column, std::min(across.step, n - column)};
+    if (transposed)
+      multiply<true>(a, b, out, m, n, inner, part, add);
+    else
+      multiply<false>(a, b, out, m, n, inner, part, add);
+  });
+}
+
+}  // namespace LMHEAD_ISA

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lmhead import LMHead
 
@@ -169,12 +170,118 @@ def column_of_integers(z: Any) -> Any:
     return z * 1
 
 
+def equal_entries_share_a_gradient(z: Any) -> Any:
+    # 2 in some entries, more in one row than in another.
+    z = torch.where(GIVEN > 1, z - z.detach() + 2, z.sin())
+    return [z.max(), z.amax(), z.amax(-1), z.amax((0, -1)), (-z).amin((1, 2), keepdim=True),
+            torch.linalg.vector_norm(1 + z.relu(), torch.inf, dim=(-1, 0))]  # fmt: skip
+
+
+def largest_is_nan(z: Any) -> Any:
+    y = z.masked_fill(GIVEN > 2, torch.nan)
+    # The gradient of y is 0 where torch.max found a NaN, and that of z where y was replaced.
+    return [y.max().nan_to_num(nan=1.0) + z.sum(), y.min().nan_to_num(nan=1.0) * 3]
+
+
+def other_values(z: Any) -> Any:
+    z.copy_(GIVEN)
+    return z * 1
+
+
+def own_values_doubled(z: Any) -> Any:
+    z.copy_(z.detach() * 2)
+    return z * 1
+
+
+def zeros(z: Any) -> Any:
+    z.view(-1, V).zero_()
+    return z + 1
+
+
+def numpy_indices(z: Any) -> Any:
+    i = np.arange(2)
+    picked = [z[i, i], z[..., np.int64(3)] * 1, z[i, i, i + 3], z[np.array([True, False])]]
+    z[i, i, i + 3] = 9.0
+    z[..., np.int64(5)].zero_()
+    return [*picked, z * 1]
+
+
+def lists_as_indices(z: Any) -> Any:
+    picked = [z[[0, 1], [1, 0]], z[[True, False]], z[[0, 1], :, [3, 4]], z[0][True, 0]]
+    z[[True, False], [1], [2]] = 2.0
+    return [*picked, z * 1]
+
+
+def masked_and_turned(z: Any) -> Any:
+    y = z.masked_fill(torch.arange(V) == 0, -torch.inf)
+    return [y.min(-1).values.isinf(), (-y)[..., 0].isposinf(), (1 - y)[..., 0].isposinf(),
+            (y * -2.0)[..., 0].isposinf(), (y * 0)[..., 0].isnan()]  # fmt: skip
+
+
+def low_precision_divisor(z: Any) -> Any:
+    return [z / torch.full((1, 1, 1), 3.0, dtype=torch.bfloat16), z / torch.tensor(3)]
+
+
+def places_of_equal_entries(z: Any) -> Any:
+    return [z.clamp(0, 0).max(-1).indices, z.sign().min(-1).indices, (z > 0).max(-1).indices]
+
+
+def kl_of_a_broadcast_input(z: Any) -> Any:
+    given = torch.zeros(V).log_softmax(-1)
+    return F.kl_div(given, z.softmax(-1), reduction="batchmean")
+
+
+def written_without_gradients(z: Any) -> Any:
+    with torch.no_grad():
+        t = z / 2
+        t[..., 0] = -1.0
+        d = z.clone()
+        d.div_(2)
+    return [t.logsumexp(-1), d.logsumexp(-1)]
+
+
+def flat_copy_of_a_stack(z: Any) -> Any:
+    s = torch.stack([z, z], -1)
+    return [s.flatten() * 1, s.reshape(-1, V, 2) * 1]
+
+
+def norms_of_zeros(z: Any) -> Any:
+    y = z * torch.tensor([[1.0], [0.0], [1.0]])
+    return [(z * 0).norm() + z.sum(), y.norm(dim=(-1,)), (z * 0).std(), (z * 0).std((0, 2))]
+
+
+def hooks_of_a_column(z: Any) -> Any:
+    c = z[..., 3]
+    if c.requires_grad:
+        c.register_hook(lambda g: g * 10)
+    return c * 1
+
+
+def reused_indices(z: Any) -> Any:
+    i, q = IDS[..., None].clone(), torch.tensor([0.25, 0.75])
+    return [z.sigmoid().gather(-1, i) * 1, z.sigmoid().quantile(q, -1)]
+
+
+def keywords(z: Any) -> Any:
+    return [
+        z.permute(dims=(1, 0, 2)), z.flip(dims=(0,)), z[:1].expand(size=(4, 3, V)),
+        z.repeat(repeats=(2, 1, 1)), z.swapaxes(axis0=0, axis1=1), z.narrow(1, 1, 2),
+        torch.where(condition=GIVEN > 0, input=z, other=0.0), z.index_select(-1, torch.tensor(2)),
+        *z.split_with_sizes(split_sizes=[1, 1]),
+        torch.concat([z, z], axis=0),  # type: ignore[call-arg]
+    ]  # fmt: skip
+
+
 CASES: list[Callable[[Any], Any]] = [
     new_axis, new_axis_written, clone_of_built, array_of_a_clone, all_rows_of_built, casts, rounded,
     assigned, deep_copied, weighted_squares, matrix_norms, detached_view_of_built,
     flat_view_and_a_join, relu_of_built_view, expanded_view_of_built, flat_copy_of_transposed,
     contiguous_column, smallest_with_nan, plus, by_keyword, stacked_after_an_array,
-    column_of_integers,
+    column_of_integers, equal_entries_share_a_gradient, largest_is_nan, other_values,
+    own_values_doubled, zeros, numpy_indices, lists_as_indices, masked_and_turned,
+    low_precision_divisor, places_of_equal_entries, kl_of_a_broadcast_input,
+    written_without_gradients, flat_copy_of_a_stack, norms_of_zeros, hooks_of_a_column,
+    reused_indices, keywords,
 ]  # fmt: skip
 
 
@@ -190,6 +297,7 @@ def test_the_same_numbers(case: Callable[[Any], Any], grad: bool) -> None:
             if smooth:
                 torch.autograd.backward(sum((t * t).sum() for t in smooth))
         numbers = [t.detach() * 1 for t in values]
+        numbers.append(torch.tensor([t.requires_grad for t in values]))
         tensors = (hidden, head.weight)
         results.append([*numbers, *(_gradient(t) for t in tensors if grad)])
     for a, b in zip(*results, strict=True):
@@ -202,6 +310,135 @@ def test_the_same_numbers(case: Callable[[Any], Any], grad: bool) -> None:
 def _gradient(t: Tensor) -> Tensor:
     """The gradient; 0 where nothing depends on the tensor."""
     return torch.zeros_like(t) if t.grad is None else t.grad
+
+
+def flat(z: Any) -> Any:
+    return F.cross_entropy(z.view(-1, V), IDS.view(-1))
+
+
+def cooler(z: Any) -> Any:
+    return F.cross_entropy(z.div_(0.7)[:, 1:].reshape(-1, V), IDS[:, 1:].reshape(-1))
+
+
+def written_through_a_view(z: Any) -> Any:
+    with torch.no_grad():
+        before = z.detach()
+    z.view(-1, V).mul_(2)
+    return F.cross_entropy(z.view(-1, V), IDS.view(-1)) + before.logsumexp(-1).sum()
+
+
+def doubled_by_a_hook(z: Any) -> Any:
+    z.register_hook(lambda g: 2 * g)
+    z[0].add_(1)
+    return z.log_softmax(-1).gather(-1, IDS[..., None]).sum()
+
+
+def joined(z: Any) -> Any:
+    return torch.cat([z, z]).sum() + torch.stack([z, z * 2]).logsumexp(0).sum()
+
+
+def read_as_an_array(z: Any) -> Any:
+    return z.detach().numpy().sum() * z.pow(2).mean()
+
+
+@pytest.mark.parametrize(
+    "loss", [flat, cooler, written_through_a_view, doubled_by_a_hook, joined, read_as_an_array],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_logits_of_a_reentrant_checkpoint(loss: Callable[[Any], Any]) -> None:
+    results = []
+    for kind in (torch.nn.Linear, LMHead):
+        torch.manual_seed(5)
+        head, hidden = kind(8, V, bias=False), torch.randn(2, 3, 8, requires_grad=True)
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+        found = loss(checkpoint(head, hidden, use_reentrant=True))
+        found.backward()
+        results.append([found.detach(), hidden.grad, *(p.grad for p in head.parameters())])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b, a, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_softmax_without_a_dimension() -> None:
+    (a, _, _), (b, _, _) = pair(False)
+    for dense, lazy in ((a, b), (a[0], b[0]), (a[0, 0], b[0, 0])):
+        torch.testing.assert_close(F.softmax(lazy) * 1, F.softmax(dense))
+        torch.testing.assert_close(F.log_softmax(lazy) * 1, F.log_softmax(dense))
+
+
+def test_gradients_with_a_graph_are_counted_once() -> None:
+    def of_one_call(head: Any, hidden: Tensor) -> Any:
+        z = head(hidden)
+        return ((z / 2).sigmoid() * z.sigmoid()).sum()
+
+    def of_two_calls(head: Any, hidden: Tensor) -> Any:
+        return (head(hidden).sigmoid() * head(2 * hidden).sigmoid()).sum()
+
+    for loss in (of_one_call, of_two_calls):
+        results = []
+        for kind in (torch.nn.Linear, LMHead):
+            torch.manual_seed(5)
+            head, hidden = kind(8, V, bias=True), torch.randn(2, 3, 8, requires_grad=True)
+            with torch.no_grad():
+                for parameter in head.parameters():
+                    parameter.copy_(torch.randn(parameter.shape))
+            tensors = [hidden, *head.parameters()]
+            first = torch.autograd.grad(loss(head, hidden), tensors, create_graph=True)
+            second = torch.autograd.grad([(g * g).sum() for g in first], tensors)
+            results.append([*first, *second])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+def test_indices_and_targets_that_change_before_the_backward_pass() -> None:
+    """Torch raises; the gradient is that of the indices as they were."""
+    for loss in (
+        lambda z, i: z.sigmoid().gather(-1, i[..., None]).sum(),
+        lambda z, i: z.log_softmax(-1).gather(-1, i[..., None]).sum(),
+        lambda z, i: F.cross_entropy(z.sigmoid().view(-1, V), i.view(-1)),
+        lambda z, i: F.cross_entropy(z.view(-1, V), i.view(-1)),
+    ):
+        results = []
+        for change in (False, True):
+            (_, _, _), (z, hidden, _) = pair(True)
+            ids = IDS.clone()
+            found = loss(z, ids)
+            if change:
+                ids.zero_()
+            torch.autograd.backward(found)
+            results.append(hidden.grad)
+        torch.testing.assert_close(results[1], results[0])
+
+
+def test_what_is_refused() -> None:
+    (_, _, _), (z, _, _) = pair(True)
+    w = torch.tensor(2.0, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"clone\(\) them first"):
+        z.detach().mul_(w)
+    with pytest.raises(RuntimeError, match="automatic differentiation"):
+        torch.exp(z, out=torch.empty(2, 3, V))
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.exp(z.detach(), out=torch.empty(2, 3, V, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="exceeds dimension size"):
+        z.narrow(1, 2, 2)
+    z.retain_grad()
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        torch.autograd.grad(z.logsumexp(-1).sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="data pointer"):
+        torch.utils.dlpack.to_dlpack(z.detach())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_reductions_keep_half_precision(dtype: torch.dtype) -> None:
+    head = LMHead(8, V, dtype=dtype)
+    z = head(torch.randn(2, 3, 8, dtype=dtype, requires_grad=True))
+    made = [z.max(), z.min(), z.amax((0, 2)), z.norm(p=torch.inf), *torch.aminmax(z)]
+    assert {t.dtype for t in made} == {dtype}
+    soft = torch.rand(6, V)
+    assert F.cross_entropy(z.view(-1, V), soft).dtype == torch.float32
+    assert torch.cat([z, torch.tensor([])]).dtype == torch.float32
 
 
 @pytest.mark.parametrize("join", [torch.cat, torch.stack])

@@ -85,6 +85,11 @@ class Column(Tensor):
     ) -> Any:
         """Run a function on the values; write in-place changes to the logits."""
         name = getattr(func, "__name__", "")
+        if name in _OF_THE_OBJECT or func in _ATTRIBUTES:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if name in _RESHAPED:
+            raise RuntimeError(f"{name}() of logits[..., id] is not supported; use {name[:-1]}()")
         if name in _POINTERS:
             raise RuntimeError(
                 f"{name} of logits[..., id] is not available, since a write to its memory would "
@@ -154,3 +159,12 @@ def _writes(func: Callable[..., Any], args: tuple[Any, ...], column: Column) -> 
 
 _POINTERS = ("data_ptr", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
 _OPERATORS = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
+
+_RESHAPED = ("squeeze_", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "t_")
+# Hooks and gradients belong to the column itself, through which results are computed.
+_OF_THE_OBJECT = ("register_hook", "retain_grad")
+_ATTRIBUTES = {torch.autograd.grad, torch.autograd.backward} | {
+    getattr(getattr(Tensor, name), access)
+    for name in ("grad", "grad_fn", "is_leaf", "requires_grad", "retains_grad", "_backward_hooks")
+    for access in ("__get__", "__set__", "__delete__")
+}

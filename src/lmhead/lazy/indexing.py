@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from lmhead.lazy.views import lead_view
 
 def getitem(logits: LazyLogits, index: Any) -> Any:
     """Return logits[index]."""
+    index = _as_tensors(index)
     if logits._vdim != logits.dim() - 1:
         raise NotRecorded
     if isinstance(index, tuple) and len(index) > 1 and index[-1] is None:
@@ -47,6 +49,27 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
         found = found.reshape((*chosen.shape[:-1], *ids.shape))
         return Column.of(found, logits, full) if isinstance(token, int) else found
     return _entries(logits, full)
+
+
+def _as_tensors(index: Any) -> Any:
+    """Return an index with its sequences and NumPy values as tensors and numbers."""
+    if isinstance(index, list) and any(_is_structured(i) for i in index):
+        index = tuple(index)  # as torch does
+    if isinstance(index, tuple):
+        return tuple(map(_as_tensors, index))
+    if isinstance(index, np.generic):
+        index = index.item()
+    if isinstance(index, bool):
+        raise NotRecorded
+    if isinstance(index, list | range | np.ndarray):
+        index = torch.as_tensor(index if len(index) else np.empty(0, np.int64))
+    if isinstance(index, Tensor) and index.dtype == torch.uint8:
+        return index.bool()  # a mask
+    return index
+
+
+def _is_structured(i: Any) -> bool:
+    return i is None or i is Ellipsis or isinstance(i, Tensor | list | tuple | slice | np.ndarray)
 
 
 def _consumed(index: tuple[Any, ...]) -> int:
@@ -86,6 +109,7 @@ def _tokens(logits: LazyLogits, tokens: slice) -> LazyLogits:
 
 def setitem(logits: LazyLogits, index: Any, value: Any) -> None:
     """Set logits[index] = value."""
+    index = _as_tensors(index)
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.shape == logits.shape:
         if isinstance(value, Tensor) and value.numel() != 1:
             raise NotRecorded

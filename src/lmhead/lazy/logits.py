@@ -109,6 +109,7 @@ class Base:
         self.built: list[tuple[Tensor, int | None]] = []  # tensors with a graph, their versions
         self.recorded = False  # whether programs read what was built
         self.shared = False  # whether tensors outside share memory with a tensor of `built`
+        self.foreign = False  # whether it was built from the output of another autograd function
 
     @property
     def node(self) -> Node:
@@ -217,9 +218,10 @@ class LazyLogits(Tensor):
     @property
     def part(self) -> Node:
         """The program as part of another: through this object, if autograd must pass through it."""
+        build_foreign(self)
         base, node = self._shared, self.node
         recorded = torch.is_grad_enabled() and plain(self, "requires_grad")
-        if recorded and node is not self._own and not routing.can_bypass(self):
+        if recorded and node is not self._own and not self._is_bypassed():
             return self.through()
         self._passed |= recorded and node is not self._own
         if base.exposed:
@@ -254,7 +256,12 @@ class LazyLogits(Tensor):
     def behind(self) -> Node:
         """Return what a tensor that is built from this object is computed from."""
         written = self._shared.writes != self._writes
-        return self.node if written and routing.can_bypass(self) else self.through()
+        return self.node if written and self._is_bypassed() else self.through()
+
+    def _is_bypassed(self) -> bool:
+        """Whether results join the graph at what is behind this object."""
+        foreign = self._shared.foreign and not routing.has_own_node(self)
+        return foreign or routing.can_bypass(self)
 
     def check_position(self) -> None:
         """Raise if autograd has these logits in its graph as they were before a write."""
@@ -421,6 +428,8 @@ def wrap(
     made = Tensor._make_wrapper_subclass(
         LazyLogits, shape, strides=strides, dtype=dtype, device=device
     )
+    # C++ code that asks for its memory gets an error instead of no pointer.
+    torch._C._set_throw_on_mutable_data_ptr(made)
     made._chain, made.max_bytes = chain, max_bytes
     made._vdim = len(shape) - 1 if vdim is None else vdim
     made._shared = Base(node, made.lead) if base is None else base
@@ -509,8 +518,16 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
     for view in logits._chain:
         before.append(view.of(before[-1]))
     silent = not built and unknown_to_autograd(logits)
+    live: Node | None = None
     if silent and plain(logits, "requires_grad"):
         node = _with_values(logits.node, node)
+    elif not built and not plain(logits, "requires_grad") and not torch.is_grad_enabled():
+        live, node = node, node.frozen()
+    elif silent and routing.differentiable([node]):
+        raise RuntimeError(
+            "an in-place operation cannot give a gradient to detached lazy logits, which share "
+            "memory with logits that have one; clone() them first"
+        )
     whole = node
     for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
         whole = view.put(outer, whole)
@@ -521,6 +538,8 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
     base.program, base.version = whole, base.version + 1
     base.writes += not built
     logits._seen, logits._live = (-1 if base.exposed else base.version, node), None
+    if live is not None and not base.exposed:
+        logits._live = (base.version, live)
     if not built and not silent:
         routing.record(node, lambda: logits, itself=logits)
         _place(logits, node)
@@ -620,6 +639,32 @@ def build_rows(node: Node, logits: LazyLogits, what: str, lead: torch.Size) -> T
     shape, dtype = (*lead, node.width), plain(logits, "dtype")
     warn(what, shape, dtype, constant=not plain(logits, "requires_grad"))
     return build(node, dtype, logits.max_bytes).reshape(shape)
+
+
+def build_foreign(logits: LazyLogits) -> None:
+    """Build logits that another autograd function made from constants, and returned as its output.
+
+    A reentrant checkpoint does: it calls the head without gradients, and its node of the graph
+    expects the gradient of every entry.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if not logits.requires_grad or logits._shared.foreign or routing.has_own_node(logits):
+            return
+    node = logits._live_node()
+    if routing.differentiable([node]):
+        return  # answers know how to reach the tensors behind it
+    shape = (*logits.lead, node.width)
+    dtype, max_bytes = plain(logits, "dtype"), logits.max_bytes
+    warn("an autograd function", shape, dtype, constant=False)
+    with torch.inference_mode(False), torch.enable_grad():
+        rows = routing.join(logits, logits._vdim, lambda: values(node, dtype, max_bytes))
+        tensor = rows.view(shape)
+    base = logits._shared = Base(Dense.of(tensor), logits.lead)
+    base.foreign = True
+    base.built.append((tensor, version(tensor)))
+    logits._chain, logits._live, logits._own = (), None, base.program
+    logits._seen = (base.version, base.program)
+    _place(logits, base.program)
 
 
 def _recorded(node: Node) -> str:

@@ -722,10 +722,10 @@ class Overlay(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Constant(Node):
-    """One value in every entry, as after `zero_()`; what was there before has gradient 0."""
+class Replaced(Node):
+    """Other values in every entry, as after `zero_()`; what was there before has gradient 0."""
 
-    value: Any  # a number, or an operand that is a scalar
+    value: Any  # a number, an operand that is a scalar, or a node
     dtype: torch.dtype
     before: Node
     n_rows: int
@@ -733,23 +733,28 @@ class Constant(Node):
 
     def parts(self) -> Sequence[Node | Operand]:
         """Return the value, and what it replaced."""
-        return [self.before, *([self.value] if isinstance(self.value, Operand) else [])]
+        return [self.before, *([self.value] if isinstance(self.value, Node | Operand) else [])]
 
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""
         value = self.value
+        if isinstance(value, Node):
+            return value.dense(env, first, last)
         if isinstance(value, Operand):
             filled = value.dense(env, first, last).to(self.dtype)
             return filled.reshape(1, 1).expand(last - first, self.width)
         return torch.full((1, 1), value, dtype=self.dtype).expand(last - first, self.width)
 
-    def take(self, rows: Rows) -> Constant:
+    def take(self, rows: Rows) -> Replaced:
         """Return some of the rows."""
-        return replace(self, before=self.before.take(rows), n_rows=count(rows, self.n_rows))
+        value = self.value.take(rows) if isinstance(self.value, Node) else self.value
+        n_rows = count(rows, self.n_rows)
+        return replace(self, value=value, before=self.before.take(rows), n_rows=n_rows)
 
-    def frozen(self) -> Constant:
-        """Return the same value as a constant."""
-        value = self.value.frozen() if isinstance(self.value, Operand) else self.value
+    def frozen(self) -> Replaced:
+        """Return the same values as constants."""
+        fixed = isinstance(self.value, Node | Operand)
+        value = self.value.frozen() if fixed else self.value
         return replace(self, value=value, before=self.before.frozen())
 
 
@@ -829,3 +834,25 @@ def check_unchanged(nodes: Sequence[Node]) -> None:
                 part.root.check_unchanged()
                 if part.root.node is not None:
                     check_unchanged([part.root.node])
+
+
+def gradients(
+    pairs: Sequence[tuple[Tensor, Tensor]], tensors: Sequence[Tensor], *, create_graph: bool
+) -> list[Tensor | None]:
+    """Return the gradients of tensors, from pairs of an output and its gradient.
+
+    A tensor that is there more than once has its gradient at the first place, None at the others.
+    """
+    wanted = {id(t): t for t in tensors if t.requires_grad}
+    if not pairs or not wanted:
+        return [None] * len(tensors)
+    made = torch.autograd.grad(
+        [o for o, _ in pairs],
+        list(wanted.values()),
+        [g for _, g in pairs],
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+    )
+    found = dict(zip(wanted, made, strict=True))
+    return [found.pop(id(t), None) for t in tensors]

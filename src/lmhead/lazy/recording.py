@@ -367,8 +367,6 @@ def _among(z: Tensor, threshold: Tensor) -> Tensor:
     largest = z.abs().masked_fill(z.isinf() | z.isnan(), 0.0).amax(1, keepdim=True)
     unit = torch.finfo(accumulation_dtype(z.dtype)).eps
     margin = torch.minimum(512 * unit * size, 8 * unit * (size + largest))
-    if z.dtype.itemsize == 2:
-        margin = margin + torch.finfo(z.dtype).eps * size  # a value rounded to its neighbour
     return torch.where(distance <= margin, z.gather(1, nearest).to(threshold.dtype), threshold)
 
 
@@ -387,7 +385,7 @@ def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype
         return None
     first = isinstance(args[0], LazyLogits)
     others = [a for a in args if not isinstance(a, LazyLogits)]
-    after = _step(frame, leaf, name, others, first=first)
+    after = _step(frame, leaf, name, others, dtype, first=first)
     return None if after is None else after.cast(dtype)
 
 
@@ -403,13 +401,24 @@ def _comparison(frame: Frame, func: Callable[..., Any], args: tuple[Any, ...]) -
     return Comparison(func, tuple(parts), {}, frame.n_rows, frame.vocab)
 
 
-def _step(frame: Frame, leaf: Leaf, name: str, others: list[Any], *, first: bool) -> Leaf | None:
+def _may_be_masked(leaf: Leaf) -> bool:
+    """Whether a bias of -inf may mask tokens, which a head keeps masked whatever follows.
+
+    A tensor does not: -(-inf) is inf, and tanh(-inf) is -1.
+    """
+    if leaf.root.node is not None or any(s in ("mask", "plus_bias") for s, _ in leaf.steps):
+        return True
+    bias = leaf.now.source.bias if isinstance(leaf.now, SweptScores) else None
+    return bias is not None and bool((bias == -math.inf).any())
+
+
+def _step(
+    frame: Frame, leaf: Leaf, name: str, others: list[Any], dtype: torch.dtype, *, first: bool
+) -> Leaf | None:
     if name in ("neg", "negative") and not others:
-        return leaf.stepped("times", -1.0)
+        return _times(frame, leaf, -1.0)
     if name == "tanh" and not others:
-        # A soft cap of the head keeps masked tokens masked; tanh of a tensor does not.
-        masked = any(step in ("mask", "plus_bias") for step, _ in leaf.steps)
-        return None if masked else leaf.stepped("tanh")
+        return None if _may_be_masked(leaf) else leaf.stepped("tanh")
     if name == "masked_fill" and first and len(others) == 2:
         return _masked(frame, leaf, *others)
     if len(others) != 1:
@@ -418,16 +427,17 @@ def _step(frame: Frame, leaf: Leaf, name: str, others: list[Any], *, first: bool
     if name in ("mul", "multiply", "rmul"):
         return _times(frame, leaf, other)
     if name in ("div", "divide", "true_divide", "truediv") and first:
+        if isinstance(other, Tensor) and other.is_complex():
+            return None
         if isinstance(other, Tensor):
-            inverse = other.reciprocal() if other.is_floating_point() else 1.0 / other
-            return _times(frame, leaf, inverse)
+            return _times(frame, leaf, other.to(accumulation_dtype(dtype)).reciprocal())
         return _times(frame, leaf, 1.0 / other) if other else None
     if name in ("add", "radd"):
         return _plus(frame, leaf, other)
     if name in ("sub", "subtract") and first:
         return _plus(frame, leaf, -other)
     if name in ("sub", "subtract") or (name == "rsub" and first):
-        negative = leaf.stepped("times", -1.0)
+        negative = _times(frame, leaf, -1.0)
         return None if negative is None else _plus(frame, negative, other)
     return None
 
@@ -441,8 +451,12 @@ def _number(value: Any) -> float | None:
 def _times(frame: Frame, leaf: Leaf, factor: Any) -> Leaf | None:
     number = _number(factor)
     if number is not None:
-        return leaf.stepped("times", number) if math.isfinite(number) else None
+        if not math.isfinite(number) or (number <= 0 and _may_be_masked(leaf)):
+            return None
+        return leaf.stepped("times", number)
     if not isinstance(factor, Tensor) or factor.is_complex() or factor.dtype == torch.bool:
+        return None
+    if _may_be_masked(leaf) and bool((factor <= 0).any()):
         return None
     factor = factor if factor.is_floating_point() else factor.to(leaf.dtype)
     if factor.numel() == 1 and not factor.requires_grad and factor.device.type == "cpu":

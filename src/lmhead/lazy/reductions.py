@@ -17,6 +17,7 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.lazy import routing, written_divergences
 from lmhead.lazy.logits import LazyLogits, derived
+from lmhead.lazy.memory import values_of
 from lmhead.lazy.program import (
     Call,
     Env,
@@ -108,14 +109,16 @@ def reduce(name: str, logits: LazyLogits, dim: Any = None, keepdim: bool = False
         if name in ("std", "var"):
             return _spread(name, logits, dim, keepdim=keepdim, **kw)
         order = kw.get("p", 2)
-        if order not in (2, 2.0, "fro", None):
-            if isinstance(order, str) or not order or set(kw) != {"p"}:
-                raise NotRecorded
-            shaped = _shaped(logits, _rows(name, logits, function, **kw), keepdim=keepdim)
-            lead = [p + (p >= logits._vdim) for p in dims.lead] if keepdim else dims.lead
-            return torch.linalg.vector_norm(shaped, order, dim=lead, keepdim=keepdim)
-        squares = reduce("sum", logits.square(), None if dims.all else dim, keepdim)  # type: ignore[arg-type]
-        return squares.sqrt()
+        if order in (math.inf, -math.inf) and _has_gradient(logits) and set(kw) == {"p"}:
+            return reduce("amax" if order > 0 else "amin", logits.abs(), dim, keepdim)  # type: ignore[arg-type]
+        order = 2 if order in ("fro", None) else order
+        if isinstance(order, str) or not order or set(kw) - {"p"}:
+            raise NotRecorded
+        shaped = _shaped(logits, _rows(name, logits, function, p=order), keepdim=keepdim)
+        lead = [p + (p >= logits._vdim) for p in dims.lead] if keepdim else dims.lead
+        return torch.linalg.vector_norm(shaped, order, dim=lead, keepdim=keepdim)
+    if name in ("amax", "amin") and dims.lead and _has_gradient(logits):
+        return _shared_extreme(name, logits, dim, keepdim=keepdim, nan=True)
     if name == "nanmean" and dims.lead:
         # Rows differ in how many entries they count.
         total = reduce("nansum", logits, dim, keepdim, **kw)
@@ -149,6 +152,12 @@ def _rows(name: str, logits: LazyLogits, function: Callable[..., Any], **kw: Any
     if name == "sum" and not kw and (found := written_divergences.rows(logits)) is not None:
         return found
 
+    return _of_rows(logits, function, **kw)
+
+
+def _of_rows(logits: LazyLogits, function: Callable[..., Any], **kw: Any) -> Tensor:
+    """Reduce over the vocabulary by torch's function, a few rows at a time: (N,)."""
+
     def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
         return (function(tiles[0], dim=-1, **kw),)
 
@@ -162,7 +171,48 @@ def _spread(name: str, logits: LazyLogits, dim: Any, *, keepdim: bool, **kw: Any
     n = logits.numel() // max(1, mean.numel())
     squares = reduce("sum", (logits - mean).square(), dim, keepdim)
     variance = squares / max(n - correction, 0)
-    return variance.sqrt() if name == "std" else variance  # type: ignore[no-any-return]
+    if name == "var":
+        return variance  # type: ignore[no-any-return]
+    zero = variance == 0  # torch.std has a gradient of 0 there
+    return torch.where(zero, variance.detach(), torch.where(zero, 1.0, variance).sqrt())
+
+
+def _has_gradient(logits: LazyLogits) -> bool:
+    recorded = logits.requires_grad and torch.is_grad_enabled()
+    return recorded and not torch._C._are_functorch_transforms_active()
+
+
+def _shared_extreme(
+    name: str, logits: LazyLogits, dim: Any, *, keepdim: bool, nan: bool = False
+) -> Tensor:
+    """Return the largest or smallest entry, with a gradient shared by all entries equal to it.
+
+    If the result is NaN, no entry equals it: the gradient is 0, or NaN everywhere with `nan`, as
+    torch.max and torch.amax have it.
+    """
+    function = getattr(torch, name)
+
+    def share(values: Tensor, counts: Tensor | int, dims: list[int]) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            best = function(values, dim=dims, keepdim=True)
+            equal = values == best
+            count = (equal * counts).sum(dims, keepdim=True)
+            part = equal * counts / (count if nan else count.clamp(min=1))
+        held = values if nan else torch.where(equal, values, 0.0)
+        return values_of(best, (held * part.to(values.dtype)).sum(dims, keepdim=True)), count
+
+    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+        return share(tiles[0], 1, [1])
+
+    dims = dims_of(logits, dim)
+    rows, counts = (_shaped(logits, t, keepdim=True) for t in over_rows([logits], of))
+    made, _ = share(rows, counts, [p + (p >= logits._vdim) for p in dims.lead])
+    with torch.no_grad():  # the exact value, which comparisons find again
+        exact = reduce(name, logits.detach(), dim, keepdim=True)  # type: ignore[arg-type]
+    made = values_of(exact.reshape(made.shape), made)
+    if keepdim:
+        return made
+    return made.squeeze(tuple(range(logits.dim())) if dims.all else dim)
 
 
 def _place_of_extreme(name: str, logits: LazyLogits) -> Tensor:
@@ -258,7 +308,11 @@ _RECOGNISED: dict[str, Callable[[LazyLogits], Tensor | None]] = {
 def _largest(logits: LazyLogits) -> Tensor | None:
     if routing.form(logits.part) is None:
         return None
-    return topk(logits, 1).values.movedim(logits._vdim, -1).reshape(-1)  # type: ignore[no-any-return]
+    if _has_gradient(logits):  # which equal entries share
+        with torch.no_grad():
+            exact = _largest(logits.detach())  # type: ignore[arg-type]
+        return None if exact is None else values_of(exact, _of_rows(logits, torch.amax))
+    return topk(logits, 1, logits._vdim).values.movedim(logits._vdim, -1).reshape(-1)  # type: ignore[no-any-return]
 
 
 def _entropy_sum(logits: LazyLogits, **kw: Any) -> Tensor | None:
@@ -362,7 +416,8 @@ def gather(logits: LazyLogits, dim: int, index: Tensor, **_: Any) -> Any:
     if ids.numel() and bool(((ids < 0) | (ids >= vocab)).any()):
         wrong = int(ids[(ids < 0) | (ids >= vocab)][0])
         raise ValueError(f"index must be in [0, {vocab}); got {wrong}")
-    flat = ids.reshape(logits.lead.numel(), ids.shape[-1]).long()
+    # A copy: the backward pass needs these ids even if the caller reuses their tensor.
+    flat = ids.reshape(logits.lead.numel(), ids.shape[-1]).to(torch.int64, copy=True)
     found = routing.form(logits.part)
     values = _gathered_any(logits, flat) if found is None else _gathered(logits, found, flat)
     return values.reshape(ids.shape).movedim(-1, logits._vdim)
@@ -426,11 +481,20 @@ def extreme(name: str, logits: LazyLogits, *args: Any, **kw: Any) -> Any:
     dim = kw.pop("dim", args[0] if args else None)
     keepdim = kw.pop("keepdim", args[1] if len(args) > 1 else False)
     if dim is None:
-        return reduce("amax" if name == "max" else "amin", logits)
+        if _has_gradient(logits):
+            return _shared_extreme(f"a{name}", logits, None, keepdim=False)
+        return reduce(f"a{name}", logits)
     dims = dims_of(logits, dim)
     if not dims.vocab:
         places = reduce(f"arg{name}", logits, dim, keepdim)
         return TopK(_over_lead(logits, name, dims, keepdim=keepdim), places)
+    if routing.form(logits.part) is None:
+
+        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+            return tuple(getattr(torch, name)(tiles[0], -1))
+
+        found = over_rows([logits], of)
+        return TopK(*(_shaped(logits, t, keepdim=keepdim) for t in found))
     if name == "max":
         values, ids = topk(logits, 1, dim)
     else:  # a NaN is the largest of top-k and the smallest of min

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.lazy.program import Env, Leaf, Node, Operand, index_of, live_tensors
+from lmhead.lazy.program import Env, Leaf, Node, Operand, gradients, index_of, live_tensors
 from lmhead.scores import Rows, Scores
 from lmhead.scores.protocol import Tile
 from lmhead.sweep import DEFAULT_MAX_BYTES, accumulation_dtype
@@ -376,17 +376,7 @@ class _Replay(torch.autograd.Function):
                 for o, g in zip(job.densely(job.env), grads, strict=True)
                 if g is not None and o.requires_grad
             ]
-            wanted = [t for t in tensors if t.requires_grad]
-            found = iter(
-                torch.autograd.grad(
-                    [o for o, _ in pairs],
-                    wanted,
-                    [g for _, g in pairs],
-                    create_graph=True,
-                    allow_unused=True,
-                )
-            )
-            return (None, *(next(found) if t.requires_grad else None for t in tensors))
+            return (None, *gradients(pairs, tensors, create_graph=True))
         made = job.backward(grads)
         given = (
             to_dtype_of(g, t) if g is not None and t.requires_grad else None

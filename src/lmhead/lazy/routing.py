@@ -31,6 +31,7 @@ from lmhead.lazy.program import (
     Root,
     check_unchanged,
     current,
+    gradients,
     sources,
 )
 from lmhead.lazy.replay import replay
@@ -323,21 +324,10 @@ def _gradients(
     pairs = [
         (o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad
     ]
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    if not pairs or not wanted:
-        return [None] * len(leaves)
     half = any(leaf.dtype.itemsize < 4 for leaf in leaves)
     with summed_in_float32() if half else nullcontext():
-        made = torch.autograd.grad(
-            [o for o, _ in pairs],
-            wanted,
-            [g for _, g in pairs],
-            retain_graph=True,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-    found = (unwrap(g) if half and g is not None else g for g in made)
-    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+        made = gradients(pairs, leaves, create_graph=create_graph)
+    return [unwrap(g) if half and g is not None else g for g in made]
 
 
 def _dense_gradient(
@@ -560,7 +550,14 @@ class _Head(torch.autograd.Function):
                 payload = _dense_payload(ctx.scores, grad)
             if payload is not None:
                 total = payload if total is None else _add(total, payload)
-        return (None, None, *([None] * ctx.count if total is None else total))
+        found = [None] * ctx.count if total is None else total
+        if to_logits is not None or to_handle is not None:
+            # What no result depends on any more (after zero_(), for example) has a gradient of 0.
+            found = [
+                torch.zeros_like(t) if g is None and t.requires_grad else g
+                for g, t in zip(found, ctx.scores.tensors(), strict=True)
+            ]
+        return (None, None, *found)
 
 
 def _dense_payload(scores: Any, grad: Tensor) -> Payload:
@@ -660,6 +657,30 @@ def can_bypass(logits: Tensor) -> bool:
     Not if it has hooks, or if another autograd function (of DDP, of a module hook) made it.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        if logits._backward_hooks or logits.retains_grad:
-            return False
+        return not (logits._backward_hooks or logits.retains_grad) and has_own_node(logits)
+
+
+def has_own_node(logits: Tensor) -> bool:
+    """Whether the node of these logits in the graph is one of ours, not of another function."""
+    with torch._C.DisableTorchFunctionSubclass():
         return isinstance(logits.grad_fn, (_Head._backward_cls, _Record._backward_cls))
+
+
+class _Join(torch.autograd.Function):
+    """Dense rows in the place of lazy logits, which get their gradient as a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, vdim: int, make: Callable[[], Tensor]) -> Tensor:
+        lead = [n for d, n in enumerate(logits.shape) if d != vdim]
+        ctx.shape, ctx.vdim = (*lead, logits.shape[vdim]), vdim
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.view(ctx.shape).movedim(-1, ctx.vdim), None, None
+
+
+def join(logits: Tensor, vdim: int, make: Callable[[], Tensor]) -> Tensor:
+    """Return what `make` returns, all rows (N, V); their gradient is passed to the logits."""
+    made: Tensor = _Join.apply(logits, vdim, make)  # type: ignore[no-untyped-call]
+    return made

@@ -74,6 +74,8 @@ def quantile(name: str) -> Callable[..., Any]:
         _check_rows(logits, dim)
         if isinstance(q, Tensor) and q.requires_grad:
             raise NotRecorded
+        # A copy: the backward pass needs it even if the caller reuses the tensor.
+        q = q.clone() if isinstance(q, Tensor) else q
 
         def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
             return (function(tiles[0], q, -1, **kw).movedim(-1, 0),)

@@ -39,7 +39,7 @@ from lmhead.lazy.logits import (
     unknown_to_autograd,
 )
 from lmhead.lazy.memory import share_memory
-from lmhead.lazy.program import Call, Constant, Dense, Node, Operand
+from lmhead.lazy.program import Call, Dense, Node, Operand, Replaced
 from lmhead.lazy.recording import NotRecorded, call, sign
 
 # Read from the object itself: they say how it looks, or belong to autograd.
@@ -139,9 +139,11 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """Run one of torch's functions where some argument is lazy logits."""
     if any(isinstance(a, Column) for a in args):
         args = tuple(a.plain() if isinstance(a, Column) else a for a in args)
-    if not args and "input" in kwargs:
+    if not args and "input" in kwargs and func is not torch.where:
         args = (kwargs.pop("input"),)
     handler = HANDLERS.get(func)
+    if kwargs and handler in KEYWORDS:
+        args, kwargs = _renamed(args, kwargs, KEYWORDS[handler])
     if handler in FIRST_LAZY and not isinstance(args[0], LazyLogits):
         handler = None
     if handler is None and func in PLAIN:
@@ -150,6 +152,9 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs.get("out") is not None:
         return _into(func, args, kwargs)
     kwargs.pop("out", None)
+    for a in args:
+        if isinstance(a, LazyLogits):
+            lazy_logits.build_foreign(a)
     try:
         if any(_is_tensor_now(a) for a in args) and func not in OF_THE_OBJECT:
             return _on_tensors(func, args, kwargs)
@@ -163,6 +168,19 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     except NotRecorded:
         pass
     return _on_tensors(func, args, kwargs)
+
+
+def _renamed(
+    args: tuple[Any, ...], kwargs: dict[str, Any], names: dict[str, str | None]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with torch's keywords as our handlers name them."""
+    for keyword in [k for k in kwargs if k in names]:
+        name, value = names[keyword], kwargs.pop(keyword)
+        if name is None:
+            args = (*args, value)
+        else:
+            kwargs[name] = value
+    return args, kwargs
 
 
 def _is_tensor_now(x: Any) -> bool:
@@ -238,6 +256,11 @@ def _check_write(name: str, logits: LazyLogits) -> None:
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """Run `torch.autograd.grad`; answers must pass through lazy inputs, not by them."""
     for z in [inputs] if isinstance(inputs, Tensor) else inputs:
+        if isinstance(z, LazyLogits) and kwargs.get("create_graph"):
+            raise RuntimeError(
+                "torch.autograd.grad(..., create_graph=True) with respect to lazy logits is not "
+                "supported; use dense logits: logits.materialize()"
+            )
         if isinstance(z, LazyLogits) and routing.can_bypass(z):
             raise RuntimeError(
                 "torch.autograd.grad with respect to lazy logits needs logits.retain_grad() before "
@@ -250,6 +273,12 @@ def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
 def _into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function with `out=`."""
     out = kwargs.pop("out")
+    given = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        raise RuntimeError(
+            f"{func.__name__}(): functions with out=... arguments don't support automatic "
+            "differentiation, but one of the arguments requires grad."
+        )
     made = func(*args, **kwargs)
     if isinstance(out, Tensor):
         return _put(out, made)
@@ -258,6 +287,10 @@ def _into(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _put(out: Tensor, value: Any) -> Tensor:
+    if not torch.can_cast(value.dtype, out.dtype):
+        raise RuntimeError(
+            f"result type {value.dtype} can't be cast to the desired output type {out.dtype}"
+        )
     if not isinstance(out, LazyLogits) and out.shape != value.shape:
         out.resize_(value.shape)
     return out.copy_(value)
@@ -315,7 +348,7 @@ def _fill(logits: LazyLogits, value: Any) -> Any:
     _check_recordable(logits)
     node = logits.part
     given = Operand.of(value, torch.Size()) if isinstance(value, Tensor) else value
-    return assign(logits, Constant(given, logits.dtype, node, node.n_rows, node.width))
+    return assign(logits, Replaced(given, logits.dtype, node, node.n_rows, node.width))
 
 
 def _copy(logits: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
@@ -326,10 +359,18 @@ def _copy(logits: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa:
         made = views.expand(source, *logits.shape) if source.shape != logits.shape else source
         if made._vdim != logits._vdim:
             raise NotRecorded
-        return assign(logits, views._cast(made.part, logits.dtype))
+        return _replace(logits, views._cast(made.part, logits.dtype))
     frame = recording.Frame([logits, source])
     given = frame.canonical(source).expand(*frame.lead, frame.vocab).to(logits.dtype, copy=True)
-    return assign(logits, Dense.of(given))
+    return _replace(logits, Dense.of(given))
+
+
+def _replace(logits: LazyLogits, new: Node) -> LazyLogits:
+    """Put other values in all entries; what was there before gets a gradient of 0."""
+    before = logits.part
+    if routing.differentiable([before]) and torch.is_grad_enabled():
+        new = Replaced(new, logits.dtype, before, before.n_rows, before.width)
+    return assign(logits, new)
 
 
 def _scatter(
@@ -436,8 +477,11 @@ def _refused(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _set_data(logits: LazyLogits, value: Any) -> None:
+def _set_data(logits: Any, value: Any) -> None:
     """Set logits.data: other values, of which autograd does not know."""
+    if not isinstance(logits, LazyLogits):
+        logits.data = become_dense(value, "setting .data", outside=True)
+        return
     if logits.shape != value.shape or logits.dtype != value.dtype:
         raise RuntimeError(
             f"the data of lazy logits must keep shape {tuple(logits.shape)} and dtype "
@@ -459,16 +503,16 @@ def _setitem(logits: Any, index: Any, value: Any) -> None:
 def _softmax(name: str, input: Any, dim: int | None = None, *rest: Any, dtype: Any = None) -> Any:
     dtype = rest[-1] if rest and isinstance(rest[-1], torch.dtype) else dtype
     if dim is None:
-        dim = -1 if input.dim() != 1 else 0
+        dim = F._get_softmax_dim(name, input.dim(), 3)  # type: ignore[attr-defined]
     if not reductions.dims_of(input, dim).vocab:
         raise NotRecorded
     node = input.part
-    on = torch.is_autocast_enabled("cpu") and input.dtype != torch.float64
-    result = dtype or (torch.float32 if on else input.dtype)
+    # Autocast decides by the function.
+    result = getattr(torch, name)(torch.ones(1, dtype=input.dtype), 0, dtype=dtype).dtype
     known = routing.form(node)
     if known is not None and known.kind == "log_probs" and name == "log_softmax":
         node = views._cast(known.leaf, result)
-    elif dtype is not None or on:
+    elif result != input.dtype:
         node = views._cast(node, result)
     made = Call(getattr(torch, name), (node,), {"dim": -1}, node.n_rows, node.width)
     return derived(input, made, input.shape, result, vdim=input._vdim)
@@ -822,6 +866,15 @@ for _name in _REFUSED:
 HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
 HANDLERS[LazyLogits.mask_tokens] = bitmask.mask_tokens
 
+
+# Keywords of torch's functions that the handlers call otherwise; None for the next position.
+KEYWORDS: dict[Any, dict[str, str | None]] = {
+    views.permute: {"dims": None}, views.flip: {"dims": None}, views.expand: {"size": None},
+    views.repeat: {"repeats": None}, views.view: {"size": None}, views.reshape: {"shape": None},
+    views.transpose: {"axis0": "dim0", "axis1": "dim1"}, views.split: {"split_sizes": "split_size",
+    "split_size_or_sections": "split_size"}, views.tensor_split: {"sections": "indices",
+    "indices_or_sections": "indices"}, views.cat: {"axis": "dim"}, views.stack: {"axis": "dim"},
+}  # fmt: skip
 
 # These handlers are methods of lazy logits; other arguments may be lazy in the rest.
 FIRST_LAZY = {

@@ -54,7 +54,9 @@ def cross_entropy(
     }
     if isinstance(target, LazyLogits):
         return _lazy_targets(input, target, weight, reduction, label_smoothing)
+    # A copy: the backward pass needs them even if the caller reuses their tensor.
     targets = _targets_last(input, target)
+    targets = targets if targets.is_floating_point() else targets.clone()
     found = routing.form(logits.part)
     if found is None or found.kind == "probs":
         loss = _of_rows(logits, targets, **options)
@@ -74,7 +76,10 @@ def cross_entropy(
                 shape if reduction == "none" else ()
             )
         (loss,) = routing.answer(of, [logits.part])
-    return loss.reshape(shape if reduction == "none" else ()).to(loss_dtype(input))
+    dtype = loss_dtype(input)
+    if targets.is_floating_point():
+        dtype = torch.promote_types(dtype, targets.dtype)
+    return loss.reshape(shape if reduction == "none" else ()).to(dtype)
 
 
 def _classes_last(input: LazyLogits, target: Any) -> tuple[LazyLogits, torch.Size]:
@@ -203,7 +208,7 @@ def kl_div(
     rows = None if reduction == "none" else _kl_rows(input, target, log_target=log_target)
     if rows is None:
         terms = record(_kl_terms, (input, target, log_target), {})
-        return _reduced(terms, reduction)
+        return _reduced(terms, reduction, batch=input.shape[:1].numel())
     if reduction == "sum":
         return rows.sum()
     shape = input.shape
@@ -232,11 +237,11 @@ def _kl_rows(input: Any, target: Any, *, log_target: bool) -> Tensor | None:
     return routing.answer(of, [target.part, input.part])[0]
 
 
-def _reduced(terms: Any, reduction: str) -> Any:
+def _reduced(terms: Any, reduction: str, batch: int = 1) -> Any:
     if reduction == "none":
         return terms
     if reduction == "batchmean":
-        return reduce("sum", terms) / terms.shape[0]
+        return reduce("sum", terms) / batch
     return reduce(reduction, terms)
 
 

@@ -216,12 +216,16 @@ def select(logits: LazyLogits, dim: int, index: int) -> Any:
 def narrow(logits: LazyLogits, dim: int, start: int, length: int) -> Any:
     """Take a range of a dimension."""
     place = dim % logits.dim()
+    size = logits.shape[place]
+    if not -size <= start <= size or length < 0 or start % max(1, size) + length > size:
+        raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
     first = int(start) % max(1, logits.shape[place]) if int(start) < 0 else int(start)
     return logits[(slice(None),) * place + (slice(first, first + length),)]
 
 
 def index_select(logits: LazyLogits, dim: int, index: Tensor) -> Any:
     """Choose entries of a leading dimension; tokens are computed."""
+    index = index.reshape(-1)
     if dim % logits.dim() == logits._vdim:
         return logits[(slice(None),) * logits._vdim + (index,)]
     place = _lead_dim(logits, dim)
@@ -260,7 +264,8 @@ def split(logits: LazyLogits, split_size: Any, dim: int = 0) -> Any:
 
 def chunk(logits: LazyLogits, chunks: int, dim: int = 0) -> Any:
     """Split a dimension into about equal parts."""
-    return split(logits, -(-logits.shape[dim] // chunks) if logits.shape[dim] else 1, dim)
+    n = logits.shape[dim]
+    return split(logits, -(-n // chunks) if n else [0] * chunks, dim)
 
 
 def tensor_split(logits: LazyLogits, indices: Any, dim: int = 0) -> Any:
@@ -287,7 +292,7 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     if any(isinstance(t, LazyLogits) and t._vdim != vdim for t in parts):
         raise NotRecorded
     dtype = first.dtype
-    for t in parts:
+    for t in tensors:
         dtype = torch.promote_types(dtype, t.dtype)
     if place == vdim:
         return _more_tokens(first, parts, dtype)
@@ -306,7 +311,10 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     if not torch.equal(rows.reshape(-1), torch.arange(start)):
         node = node.take(rows.reshape(-1))
     shape = (*rows.shape[:vdim], node.width, *rows.shape[vdim:])
-    return derived(first, node, shape, dtype, vdim=vdim)
+    # If it is built, the vocabulary is contiguous: torch makes a copy to flatten that, not a view.
+    outer = [node.width * stride for stride in rows.contiguous().stride()]
+    strides = (*outer[:vdim], 1, *outer[vdim:])
+    return derived(first, node, shape, dtype, vdim=vdim, strides=strides)
 
 
 def _more_tokens(first: LazyLogits, parts: list[Any], dtype: torch.dtype) -> Any:

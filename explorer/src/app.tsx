@@ -6,7 +6,7 @@ import { fetchModels, type Model } from "./api";
 import { fill, Language, LANGUAGES, preferredLanguage, useStrings, type Lang, type Strings } from "./i18n/strings";
 import { Models, Version } from "./models";
 import { PAGES, type PageInfo } from "./pages";
-import { Choice } from "./ui/controls";
+import { Choice, optionsOf } from "./ui/controls";
 import { compact, grouped } from "./ui/format";
 import { PageLink } from "./ui/pageLink";
 import { Inline } from "./ui/prose";
@@ -89,13 +89,8 @@ export function App(): JSX.Element {
             name="theme"
             label={strings.frame.theme}
             value={theme}
-            options={
-              [
-                ["light", strings.frame.light],
-                ["dark", strings.frame.dark],
-              ] as const
-            }
-            onChoose={(value) => setTheme(value)}
+            options={optionsOf(strings.frame, "light", "dark")}
+            onChoose={setTheme}
           />
           <Choice
             name="lang"
@@ -107,7 +102,7 @@ export function App(): JSX.Element {
                 ["zh", "中文"],
               ] as const
             }
-            onChoose={(value) => setLang(value)}
+            onChoose={setLang}
           />
         </div>
         {alive ? null : (

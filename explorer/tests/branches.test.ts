@@ -1,6 +1,6 @@
 // Branches: they open, close and come back from the address as they were.
 import { expect, test } from "vitest";
-import { MOST, close, fork, goTo, open, parse, path, show, type Branches } from "../src/next/branches";
+import { MAX_BRANCHES, close, fork, goTo, open, parse, path, show, type Branches } from "../src/next/branches";
 
 const THREE: Branches = { all: [[5, 6], [], [7]], current: 1 };
 
@@ -17,7 +17,7 @@ test("the address holds them, and a single one needs none", () => {
 });
 
 test("what is no address of branches is one branch", () => {
-  for (const wrong of ["5,6", "*.*", "*.x", "*.-1", "*.1e3", "*.1,", `*${".1".repeat(MOST)}`])
+  for (const wrong of ["5,6", "*.*", "*.x", "*.-1", "*.1e3", "*.1,", `*${".1".repeat(MAX_BRANCHES)}`])
     expect(parse("4", wrong), wrong).toEqual({ all: [[4]], current: 0 });
   expect(parse("4,x", "*.1")).toEqual({ all: [[], [1]], current: 0 });
 });

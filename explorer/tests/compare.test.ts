@@ -1,6 +1,6 @@
 // Two distributions side by side against plain arithmetic, and the places of a text.
 import { expect, test } from "vitest";
-import { legendOf, measuresOf, mostOf, parted, shareOf, shown, valueOf } from "../src/compare/compareMeasures";
+import { legendOf, measuresOf, maxOf, parted, shareOf, shown, valueOf } from "../src/compare/compareMeasures";
 import { distribution, massOf, pair, shownTokens } from "../src/compare/divergence";
 import { INITIAL, libraryOptions, swapped } from "../src/compare/sides";
 import type { Place } from "../src/compare/useCompare";
@@ -130,9 +130,9 @@ test("what the server cannot write is infinite here", () => {
 
 test("the greatest difference has the full colour, and each side its own", () => {
   const places = [place(0.5, -1, -2), place(2, -4, -1), place(null, -1, null)];
-  expect(mostOf(places, "kl")).toBe(2);
-  expect(mostOf(places, "gain")).toBe(3);
-  expect(mostOf(places, "variation")).toBe(1);
+  expect(maxOf(places, "kl")).toBe(2);
+  expect(maxOf(places, "gain")).toBe(3);
+  expect(maxOf(places, "variation")).toBe(1);
   expect(shareOf(2, 2)).toEqual({ share: 1, tone: "warm" });
   expect(shareOf(-0.5, 2)).toEqual({ share: 0.5, tone: "cool" });
   expect(shareOf(Infinity, 2)).toEqual({ share: 1, tone: "warm" });

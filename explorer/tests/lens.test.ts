@@ -66,7 +66,7 @@ test("a legend goes from far to near, and says what it colours", () => {
 
 test("each number of a cell is its own", () => {
   expect(MEASURES.map((measure) => valueOf(cell(3), measure))).toEqual([0.25, 9, 2, 3]);
-  expect(scale.mostKl).toBe(8);
+  expect(scale.maxKl).toBe(8);
 });
 
 test("numbers in a cell are short, and ranks begin with 1", () => {

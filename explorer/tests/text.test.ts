@@ -1,6 +1,6 @@
 // The pure parts of the page of a text: how tokens are shown, levels, windows, what is kept where.
 import { visible } from "../src/ui/tokenText";
-import { excerpt, greatestSurprises, lettersAfter } from "../src/text/surprises";
+import { excerpt, mostSurprising, lettersAfter } from "../src/text/surprises";
 import { expect, test } from "vitest";
 import type { Token } from "../src/api";
 import { scoreLines } from "../src/text/textExport";
@@ -103,7 +103,7 @@ test("a file is text in UTF-8, or nothing", async () => {
 
 test("the most surprising come first, the earlier of equals before the later", () => {
   const tokens = [2, 5, null, 5, 1].map((bits, at) => ({ bits, rank: 1, position: at + 1 }) as Scored);
-  expect(greatestSurprises(tokens, 4).map(({ position }) => position)).toEqual([3, 2, 4, 1]);
+  expect(mostSurprising(tokens, 4).map(({ position }) => position)).toEqual([3, 2, 4, 1]);
 });
 
 test("lines for a text, a long text and a file", () => {

@@ -49,38 +49,23 @@ _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Info:
-    """What a teacher file holds.
+    """What a teacher file holds."""
 
-    Attributes:
-        rows: number of hidden states.
-        hidden_size: D.
-        stored: how they are stored: "float32", "bfloat16", "float16" or "int8".
-        has_ids: whether a token id is stored with each.
-        vocab_size: V of the head; 0 if the file has none.
-        head_dtype: dtype of the head's weight.
-        bias: whether the head has a bias.
-        softcap: of the head.
-        scale: of the head.
-        window: number of rows in each text window; 0 for one sequence.
-        kl_bound: proven upper bound, over all rows, of KL(given ‖ stored) in nats that rounding
-            the hidden states causes; None without a head.
-        bytes: size of the file.
-        logits_bytes: size of the same rows as float32 logits.
-    """
-
-    rows: int
-    hidden_size: int
-    stored: str
-    has_ids: bool
-    vocab_size: int = 0
-    head_dtype: str = ""
-    bias: bool = False
-    softcap: float | None = None
-    scale: float = 1.0
-    window: int = 0
+    rows: int  # number of hidden states
+    hidden_size: int  # D
+    stored: str  # how they are stored: "float32", "bfloat16", "float16" or "int8"
+    has_ids: bool  # whether a token id is stored with each
+    vocab_size: int = 0  # V of the head; 0 if the file has none
+    head_dtype: str = ""  # dtype of the head's weight
+    bias: bool = False  # whether the head has a bias
+    softcap: float | None = None  # of the head
+    scale: float = 1.0  # of the head
+    window: int = 0  # number of rows in each text window; 0 for one sequence
+    # proven upper bound, over all rows, of KL(given ‖ stored) in nats that rounding the hidden
+    # states causes; None without a head
     kl_bound: float | None = None
-    bytes: int = 0
-    logits_bytes: int = 0
+    bytes: int = 0  # size of the file
+    logits_bytes: int = 0  # size of the same rows as float32 logits
 
     @property
     def ratio(self) -> float:
@@ -128,12 +113,6 @@ def save(
         bits: 8 for groups of 32 integers with one scale, 16 for bfloat16, 32 for float32; None
             keeps the dtype of the hidden states, and so every bit.
         window: rows per text window; stored in `Info`.
-
-    Returns:
-        `Info`, with the size and the bound on the KL divergence that rounding causes.
-
-    Raises:
-        ValueError, TypeError: an argument of the wrong shape, type or range.
     """
     if bits not in (None, 8, 16, 32):
         raise ValueError(f"bits must be 8, 16, 32 or None; got {bits}")
@@ -178,7 +157,8 @@ class _Writer:
         }
         info = Info(**facts)
         self.file.seek(0)
-        self.file.write(_header(info, self.hash.hexdigest()))
+        text = json.dumps({"info": asdict(info), "blake2b": _seal(info, self.hash.hexdigest())})
+        self.file.write((_MAGIC + text.encode()).ljust(_HEADER, b"\0"))
         return info
 
     def _add(self, hidden: Tensor, ids: Tensor | None) -> None:
@@ -333,7 +313,7 @@ class TeacherFile:
         flat = torch.frombuffer(data, dtype=dtype)
         size = info.vocab_size * info.hidden_size
         weight, bias = flat[:size].view(info.vocab_size, info.hidden_size), flat[size:]
-        if _wide(dtype, info.stored):
+        if dtype != torch.float32 and _TYPES.get(info.stored) != dtype:  # to hold the rows
             weight, bias = weight.float(), bias.float()
         options: Any = {"softcap": info.softcap, "scale": info.scale, "dtype": weight.dtype}
         # On the meta device: the parameters are replaced, and never filled.
@@ -351,11 +331,7 @@ def loss(
 
     Equivalent to: divergence(teacher.logits(rows), student, **options).
 
-    Args:
-        teacher: the open file.
-        rows: which rows the student has read.
-        student: `LazyLogits` (n, V), or a pair of hidden (n, D) and weight (V, D).
-        options: `kind`, `beta`, `temperature`, `top_k` and `mask` of `lmhead.divergence`.
+    `student` is `LazyLogits` (n, V), or a pair of hidden (n, D) and weight (V, D).
     """
     return divergence(teacher.logits(rows), student, **options)
 
@@ -368,11 +344,6 @@ def _as_head(head: LMHead | Tensor | None) -> LMHead | None:
     frozen = LMHead(head.shape[1], head.shape[0], device="meta", dtype=head.dtype)
     frozen.weight = torch.nn.Parameter(head.detach(), requires_grad=False)
     return frozen
-
-
-def _wide(head: torch.dtype, stored: str) -> bool:
-    """Return whether a half-precision head must be converted to float32 to hold the rows."""
-    return head != torch.float32 and _TYPES.get(stored) != head
 
 
 def _kl_bound(head: LMHead, weight: Tensor, errors: Tensor) -> float:
@@ -421,11 +392,6 @@ def _decode(records: NDArray[Any], stored: str) -> Tensor:
 
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _header(info: Info, digest: str) -> bytes:
-    text = json.dumps({"info": asdict(info), "blake2b": _seal(info, digest)})
-    return (_MAGIC + text.encode()).ljust(_HEADER, b"\0")
 
 
 def _seal(info: Info, digest: str) -> str:

@@ -210,7 +210,7 @@ def test_the_figures_of_the_tour_are_the_models(model: str) -> None:
     ids = torch.tensor([tokenizer.encode(demo.SENTENCE)])
     logits = opened.hidden(ids)[0][0, :-1].double() @ opened.head.weight.double().T
     bits = -logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0] / np.log(2)
-    lines = "\n".join(tour.surprise())
+    lines = "\n".join(tour.surprisal())
     shown = [float(x) for x in re.findall(r"(\d+\.\d\d) bit", lines)]
     assert shown == pytest.approx(bits.tolist(), abs=0.006)
     assert f"Perplexity: {2 ** float(bits.mean()):.1f}." in lines

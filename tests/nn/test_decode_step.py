@@ -165,7 +165,7 @@ class TestBody:
     ) -> None:
         _, cache = body(IDS[:, :3])
         _, cache = body(IDS[:, 3:4], cache)
-        first, second = cache.with_room(), cache.with_room()
+        first, second = cache.writable_memory(), cache.writable_memory()
         assert first.keys.data_ptr() != second.keys.data_ptr()
 
     @torch.no_grad()

@@ -3,14 +3,23 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from lmhead.server.request_limits import Limits
 from lmhead.server.worker import Cancellation, Cancelled, QueueFull, Worker
 from server.serve_tiny import finish
+
+T = TypeVar("T")
+
+
+async def run(worker: Worker, job: Callable[[Cancellation], T]) -> T:
+    """Return the result of a job of one step."""
+    async with aclosing(worker.stream(lambda c: iter([job(c)]), single=True)) as results:
+        return await anext(results)
 
 
 def test_jobs_run_one_after_another() -> None:
@@ -26,7 +35,7 @@ def test_jobs_run_one_after_another() -> None:
 
     async def main() -> list[int]:
         worker = Worker(Limits(waiting=5))
-        return await asyncio.gather(*(worker.run(job) for _ in range(5)))
+        return await asyncio.gather(*(run(worker, job) for _ in range(5)))
 
     assert finish(main()) == [7] * 5
     assert most == 1
@@ -37,16 +46,16 @@ def test_a_full_queue_says_when_to_retry() -> None:
 
     async def main() -> None:
         worker = Worker(Limits(waiting=2))
-        tasks = [asyncio.ensure_future(worker.run(lambda _: release.wait(5))) for _ in range(2)]
+        tasks = [asyncio.ensure_future(run(worker, lambda _: release.wait(5))) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull) as busy:
-            await worker.run(lambda _: True)
+            await run(worker, lambda _: True)
         assert busy.value.seconds >= 1
         release.set()
         assert all(await asyncio.gather(*tasks))
         await asyncio.sleep(0.01)
         assert worker.waiting == 0
-        assert await worker.run(lambda _: 3) == 3
+        assert await run(worker, lambda _: 3) == 3
 
     finish(main())
 
@@ -94,7 +103,7 @@ def test_a_job_that_takes_too_long_is_cancelled() -> None:
     async def main() -> None:
         worker = Worker(Limits(seconds=0.05))
         with pytest.raises(TimeoutError):
-            await worker.run(job)
+            await run(worker, job)
         assert await asyncio.to_thread(cancelled.wait, 2)
         await asyncio.sleep(0.01)
         assert worker.waiting == 0
@@ -107,15 +116,15 @@ def test_a_waiting_job_whose_asker_left_is_never_begun() -> None:
 
     async def main() -> None:
         worker = Worker(Limits())
-        first = asyncio.ensure_future(worker.run(lambda _: release.wait(5)))
-        second = asyncio.ensure_future(worker.run(lambda _: began.set()))
+        first = asyncio.ensure_future(run(worker, lambda _: release.wait(5)))
+        second = asyncio.ensure_future(run(worker, lambda _: began.set()))
         await asyncio.sleep(0.01)
         second.cancel()
         await asyncio.sleep(0.01)
         assert worker.waiting == 1
         release.set()
         await first
-        assert await worker.run(lambda _: 1) == 1
+        assert await run(worker, lambda _: 1) == 1
 
     finish(main())
     assert not began.is_set()
@@ -128,7 +137,7 @@ def test_an_error_of_a_job_arrives_and_the_worker_goes_on() -> None:
     async def main() -> None:
         worker = Worker(Limits())
         with pytest.raises(KeyError):
-            await worker.run(job)
-        assert await worker.run(lambda _: 1) == 1
+            await run(worker, job)
+        assert await run(worker, lambda _: 1) == 1
 
     finish(main())

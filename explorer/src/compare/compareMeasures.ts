@@ -21,14 +21,14 @@ export function valueOf(place: Place, measure: Measure): number {
 }
 
 /** The value of the strongest color. */
-export function mostOf(places: readonly Place[], measure: Measure): number {
+export function maxOf(places: readonly Place[], measure: Measure): number {
   if (measure === "variation") return 1;
   const found = places.map((place) => Math.abs(valueOf(place, measure))).filter(Number.isFinite);
   return Math.max(0.1, ...found);
 }
 
-export function shareOf(value: number, most: number): { share: number; tone: Tone } {
-  const share = Number.isFinite(value) ? Math.sqrt(Math.abs(value) / most) : 1;
+export function shareOf(value: number, max: number): { share: number; tone: Tone } {
+  const share = Number.isFinite(value) ? Math.sqrt(Math.abs(value) / max) : 1;
   return { share: Math.min(share, 1), tone: value < 0 ? "cool" : "warm" };
 }
 
@@ -37,9 +37,9 @@ export function shown(value: number, measure: Measure, digits = 4): string {
   return measure === "gain" ? signed(value, digits) : fixed(value, digits);
 }
 
-export function legendOf(measure: Measure, most: number): Step[] {
+export function legendOf(measure: Measure, max: number): Step[] {
   const parts = measure === "gain" ? [-1, -0.25, 0, 0.25, 1] : [0, 1 / 16, 1 / 4, 9 / 16, 1];
-  return parts.map((part) => ({ text: shown(part * most, measure, 2), ...shareOf(part * most, most) }));
+  return parts.map((part) => ({ text: shown(part * max, measure, 2), ...shareOf(part * max, max) }));
 }
 
 /** Whether the top tokens differ. */

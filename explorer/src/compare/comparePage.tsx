@@ -4,8 +4,8 @@ import type { JSX } from "preact";
 import { useContext } from "preact/hooks";
 import { useStrings } from "../i18n/strings";
 import { Models } from "../models";
-import { Choice } from "../ui/controls";
-import { Inline, Prose } from "../ui/prose";
+import { Choice, optionsOf } from "../ui/controls";
+import { Alarm, Inline, Prose } from "../ui/prose";
 import { PromptForm, useDraft } from "../ui/promptForm";
 import { Status } from "../ui/requestStatus";
 import { usePromptParam } from "../text/usePromptParam";
@@ -68,12 +68,7 @@ export function ComparePage(): JSX.Element {
             name="what"
             label={s.what}
             value={what}
-            options={
-              [
-                ["models", s.models],
-                ["samplers", s.samplers],
-              ] as const
-            }
+            options={optionsOf(s, "models", "samplers")}
             onChoose={setWhat}
           />
         ) : null}
@@ -131,11 +126,7 @@ export function ComparePage(): JSX.Element {
       <button type="button" class="quiet swap" data-do="swap" onClick={swap}>
         {s.swap}
       </button>
-      {field.text === undefined ? (
-        <p class="note alarm" role="alert">
-          {textUnavailable}
-        </p>
-      ) : null}
+      {field.text === undefined ? <Alarm>{textUnavailable}</Alarm> : null}
       <Status request={request} waiting={s.waiting} />
       {found?.comparable === false ? <DifferentVocabularies different={found} /> : null}
       <div class={request.current && !draft.edited ? "" : "stale"}>

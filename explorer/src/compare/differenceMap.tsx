@@ -16,12 +16,12 @@ const ROW = 10; // tokens that up and down move over
 interface MapProps {
   readonly found: TextComparison;
   readonly measure: Measure;
-  readonly most: number;
+  readonly max: number;
   readonly chosen: number;
   onChoose(position: number): void;
 }
 
-export function DifferenceMap({ found, measure, most, chosen, onChoose }: MapProps): JSX.Element {
+export function DifferenceMap({ found, measure, max, chosen, onChoose }: MapProps): JSX.Element {
   const { comparing: s } = useStrings();
   const box = useRef<HTMLDivElement>(null);
   const choose = (event: Event): void => {
@@ -64,7 +64,7 @@ export function DifferenceMap({ found, measure, most, chosen, onChoose }: MapPro
         </span>
         {found.places.map((place) => {
           const value = valueOf(place, measure);
-          const { share, tone } = shareOf(value, most);
+          const { share, tone } = shareOf(value, max);
           const look = shade(share, tone);
           const here = place.position === chosen;
           return (
@@ -98,16 +98,11 @@ export function DifferenceMap({ found, measure, most, chosen, onChoose }: MapPro
                     <dt>{s.measures[measure]}</dt>
                     <dd>{shown(valueOf(place, measure), measure)}</dd>
                   </div>
-                  {(
-                    [
-                      ["a", place.best_a],
-                      ["b", place.best_b],
-                    ] as const
-                  ).map(([side, best]) => (
+                  {(["a", "b"] as const).map((side) => (
                     <div key={side}>
                       <dt>{s.expects.replace("{side}", s[side])}</dt>
                       <dd>
-                        <TokenText text={best.text} />
+                        <TokenText text={place[`best_${side}`].text} />
                       </dd>
                     </div>
                   ))}

@@ -7,6 +7,7 @@ import { chance } from "../next/rankedTokens";
 import { TokenText } from "../ui/tokenText";
 import { shown, valueOf } from "./compareMeasures";
 import type { Place } from "./useCompare";
+import { FactRow, Heads } from "../ui/factsTable";
 
 const WORST = 8;
 
@@ -27,37 +28,20 @@ export function PlacePanel({ place, samplers, onOpen }: PanelProps): JSX.Element
       <p class="note">{fill(s.place, { n: place.position + 1 })}</p>
       <table class="facts">
         <tbody>
-          <tr>
-            <th scope="row">{s.klNats}</th>
-            <td>{shown(valueOf(place, "kl"), "kl")}</td>
-          </tr>
-          {samplers ? (
-            <tr>
-              <th scope="row">{s.variation}</th>
-              <td>{shown(valueOf(place, "variation"), "variation")}</td>
-            </tr>
-          ) : null}
-          {(
-            [
-              ["a", place.log_prob_a],
-              ["b", place.log_prob_b],
-            ] as const
-          ).map(([side, log]) => (
-            <tr key={side}>
-              <th scope="row">{fill(s.gives, { side: s[side] })}</th>
-              <td>{log === null ? s.ruledOut : chance(Math.exp(log))}</td>
-            </tr>
+          <FactRow head={s.klNats} cells={[shown(valueOf(place, "kl"), "kl")]} />
+          {samplers ? <FactRow head={s.variation} cells={[shown(valueOf(place, "variation"), "variation")]} /> : null}
+          {(["a", "b"] as const).map((side) => (
+            <FactRow
+              key={side}
+              head={fill(s.gives, { side: s[side] })}
+              cells={[given(place[`log_prob_${side}`], s.ruledOut)]}
+            />
           ))}
-          {(
-            [
-              ["a", place.best_a],
-              ["b", place.best_b],
-            ] as const
-          ).map(([side, best]) => (
+          {(["a", "b"] as const).map((side) => (
             <tr key={side}>
               <th scope="row">{fill(s.expects, { side: s[side] })}</th>
               <td>
-                <TokenText text={best.text} /> {chance(best.p)}
+                <TokenText text={place[`best_${side}`].text} /> {chance(place[`best_${side}`].p)}
               </td>
             </tr>
           ))}
@@ -83,14 +67,7 @@ export function Worst({
   return (
     <table class="facts worst" data-chart="worst">
       <caption>{s.worst}</caption>
-      <thead>
-        <tr>
-          <th scope="col">{s.token}</th>
-          <th scope="col">{s.klNats}</th>
-          <th scope="col">{fill(s.expects, { side: s.a })}</th>
-          <th scope="col">{fill(s.expects, { side: s.b })}</th>
-        </tr>
-      </thead>
+      <Heads of={[s.token, s.klNats, fill(s.expects, { side: s.a }), fill(s.expects, { side: s.b })]} />
       <tbody>
         {places.slice(0, WORST).map((place) => (
           <tr key={place.position}>
@@ -145,7 +122,7 @@ export function PlaceTable({ places, samplers }: { places: readonly Place[]; sam
                   <td>{shown(valueOf(place, "kl"), "kl")}</td>
                   {samplers ? <td>{shown(valueOf(place, "variation"), "variation")}</td> : null}
                   {[place.log_prob_a, place.log_prob_b].map((log, i) => (
-                    <td key={i}>{log === null ? s.ruledOut : chance(Math.exp(log))}</td>
+                    <td key={i}>{given(log, s.ruledOut)}</td>
                   ))}
                   {[place.best_a, place.best_b].map((best, i) => (
                     <td key={i}>
@@ -160,4 +137,9 @@ export function PlaceTable({ places, samplers }: { places: readonly Place[]; sam
       ) : null}
     </details>
   );
+}
+
+/** The probability of a log-probability; null is a token that a sampler removes. */
+function given(log: number | null, removed: string): string {
+  return log === null ? removed : chance(Math.exp(log));
 }

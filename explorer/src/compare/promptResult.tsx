@@ -5,8 +5,9 @@ import { useMemo } from "preact/hooks";
 import { useVocabulary } from "../useRequest";
 import { fill, useStrings } from "../i18n/strings";
 import { barWidth, chance, type BarScale } from "../next/rankedTokens";
+import { Track } from "../ui/bars";
 import { TokenText } from "../ui/tokenText";
-import { Choice } from "../ui/controls";
+import { Choice, optionsOf } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { fixed, percent, signed } from "../ui/format";
 import { integer, oneOf, useParam } from "../url";
@@ -14,6 +15,7 @@ import { promptDocument, promptLines, promptTable, type Sides, sidesText, tokens
 import { Totals, type Total } from "./compareTotals";
 import { distribution, massOf, pair, shownTokens, type Sort } from "./divergence";
 import type { Rows } from "./useCompare";
+import { Heads } from "../ui/factsTable";
 
 interface PromptProps {
   readonly found: Rows;
@@ -45,65 +47,35 @@ export function PromptResult({ found, sides, prompt, settled }: PromptProps): JS
       value: Number(both.bestA === both.bestB),
       text: both.bestA === both.bestB ? s.yes : s.no,
     },
-    {
-      name: "entropy_a",
-      label: fill(s.entropyOf, { side: s.a }),
-      value: both.entropyA,
-      text: nats(both.entropyA, s.nats),
-    },
-    {
-      name: "entropy_b",
-      label: fill(s.entropyOf, { side: s.b }),
-      value: both.entropyB,
-      text: nats(both.entropyB, s.nats),
-    },
+    ...(["a", "b"] as const).map((side) => {
+      const value = side === "a" ? both.entropyA : both.entropyB;
+      return { name: `entropy_${side}`, label: fill(s.entropyOf, { side: s[side] }), value, text: nats(value, s.nats) };
+    }),
   ];
   return (
     <div class="compared">
       <Totals totals={totals} />
       {both.kl === Infinity ? <p class="note">{s.infinite}</p> : null}
       {both.variation === 0 ? <p class="note">{s.identical}</p> : null}
-      <Choice
-        name="sort"
-        label={s.sort}
-        value={sort}
-        options={
-          [
-            ["most", s.most],
-            ["apart", s.apart],
-          ] as [Sort, string][]
-        }
-        onChoose={setSort}
-      />
+      <Choice name="sort" label={s.sort} value={sort} options={optionsOf(s, "most", "apart")} onChoose={setSort} />
       <Choice
         name="bars"
         label={next.scale}
         value={scale}
-        options={
-          [
-            ["linear", next.linear],
-            ["log", next.log],
-          ] as [BarScale, string][]
-        }
+        options={optionsOf(next, "linear", "log")}
         onChoose={setScale}
       />
       <table class="bars pairs" data-chart="pairs">
         <caption>{s.next}</caption>
-        <thead>
-          <tr>
-            <th scope="col">{common.token}</th>
-            <th scope="col" class="figure">
-              {fill(s.p, { side: s.a })}
-            </th>
-            <th scope="col" class="figure">
-              {fill(s.p, { side: s.b })}
-            </th>
-            <th scope="col" class="figure gap">
-              {s.difference}
-            </th>
-            <td class="bar" />
-          </tr>
-        </thead>
+        <Heads
+          of={[
+            common.token,
+            [fill(s.p, { side: s.a }), "figure"],
+            [fill(s.p, { side: s.b }), "figure"],
+            [s.difference, "figure gap"],
+          ]}
+          bar
+        />
         <tbody>
           {ids.map((id) => {
             const [p, q] = [a[id] ?? NaN, b[id] ?? NaN];
@@ -116,19 +88,8 @@ export function PromptResult({ found, sides, prompt, settled }: PromptProps): JS
                 <td class="figure">{chance(q)}</td>
                 <td class="figure gap">{signed(q - p, 4)}</td>
                 <td class="bar">
-                  {(
-                    [
-                      ["a", p],
-                      ["b", q],
-                    ] as const
-                  ).map(([side, value]) => (
-                    <div key={side} class="track" aria-hidden="true">
-                      <div
-                        class={`fill ${side === "a" ? "up" : "down"}`}
-                        style={{ left: "0", width: `${100 * barWidth(value, scale)}%` }}
-                      />
-                    </div>
-                  ))}
+                  <Track share={barWidth(p, scale)} tone="up" />
+                  <Track share={barWidth(q, scale)} tone="down" />
                 </td>
               </tr>
             );

@@ -9,7 +9,7 @@ import { fixed, percent, grouped } from "../ui/format";
 import { change, integer, oneOf, useParam } from "../url";
 import { type Sides, sidesText, textDocument, textLines, textTable } from "./compareExport";
 import { DifferenceMap } from "./differenceMap";
-import { legendOf, measuresOf, mostOf, type Measure } from "./compareMeasures";
+import { legendOf, measuresOf, maxOf, type Measure } from "./compareMeasures";
 import { PlacePanel, Worst, PlaceTable } from "./positions";
 import { nats } from "./promptResult";
 import type { TextField } from "../text/usePromptParam";
@@ -31,7 +31,7 @@ export function TextResult({ found, sides, field, settled }: AlongProps): JSX.El
   const [measure, setMeasure] = useParam("by", oneOf<Measure>(measures[0] ?? "kl", measures));
   const [at] = useParam("at", integer(0, 1, 1e6));
   const setAt = (position: number): void => change({ ...field.to(field.text ?? ""), at: String(position) });
-  const most = mostOf(found.places, measure);
+  const max = maxOf(found.places, measure);
   const worst = [...found.places].sort(
     (x, y) =>
       (y.kl ?? Infinity) - (x.kl ?? Infinity) ||
@@ -81,10 +81,10 @@ export function TextResult({ found, sides, field, settled }: AlongProps): JSX.El
         onChoose={setMeasure}
       />
       <p class="note">{s.explain[measure]}</p>
-      <Legend title={measure === "gain" ? s.gainLegend : s.legend} steps={legendOf(measure, most)} notes={[s.parted]} />
+      <Legend title={measure === "gain" ? s.gainLegend : s.legend} steps={legendOf(measure, max)} notes={[s.parted]} />
       <div class="look">
         <div class="main">
-          <DifferenceMap found={found} measure={measure} most={most} chosen={place?.position ?? 0} onChoose={setAt} />
+          <DifferenceMap found={found} measure={measure} max={max} chosen={place?.position ?? 0} onChoose={setAt} />
           <Worst places={worst} onChoose={setAt} />
           <PlaceTable places={found.places} samplers={samplers} />
         </div>

@@ -5,7 +5,7 @@ import { picture } from "./picture";
 // Characters that are not allowed in XML.
 const NO_XML =
   /[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
-const [SCALE, MOST_PIXELS, MOST_SIDE] = [2, 1 << 27, 16_384]; // limits of a canvas in browsers
+const [SCALE, MAX_PIXELS, MAX_SIDE] = [2, 1 << 27, 16_384]; // limits of a canvas in browsers
 
 export function svgText(charts: readonly Element[], title: string, about: readonly string[] = []): string {
   return new XMLSerializer().serializeToString(picture(charts, title, about)).replace(NO_XML, "\ufffd");
@@ -18,7 +18,7 @@ export async function png(charts: readonly Element[], title: string, about: read
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(charts, title, about))}`;
   await image.decode();
   const { naturalWidth: width, naturalHeight: height } = image;
-  const scale = Math.min(SCALE, MOST_SIDE / Math.max(width, height), Math.sqrt(MOST_PIXELS / (width * height)));
+  const scale = Math.min(SCALE, MAX_SIDE / Math.max(width, height), Math.sqrt(MAX_PIXELS / (width * height)));
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [Math.floor(width * scale), Math.floor(height * scale)];
   canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);

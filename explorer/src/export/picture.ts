@@ -60,7 +60,7 @@ function nameOf(chart: Element): string | undefined {
   return chart.getAttribute("aria-label") ?? chart.querySelector("caption")?.textContent ?? undefined;
 }
 
-function whole(chart: Element): DOMRect {
+function fullBox(chart: Element): DOMRect {
   const { left, top, width, height } = chart.getBoundingClientRect();
   return new DOMRect(left, top, Math.max(width, chart.scrollWidth), Math.max(height, chart.scrollHeight));
 }
@@ -76,10 +76,12 @@ function around(boxes: readonly DOMRect[]): DOMRect {
 }
 
 function drawing(charts: readonly Element[], title: string, about: readonly string[]): SVGSVGElement {
-  const boxes = charts.map((chart) => around(parts(chart).map(whole)));
+  const boxes = charts.map((chart) => around(parts(chart).map(fullBox)));
   const width = Math.max(...boxes.map((box) => box.width), 1) + 2 * PADDING;
-  const most = Math.max(24, Math.floor((width - 2 * PADDING) / LETTER));
-  const lines = about.flatMap((line) => wrapped(line.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "�"), most));
+  const columns = Math.max(24, Math.floor((width - 2 * PADDING) / LETTER));
+  const lines = about.flatMap((line) =>
+    wrapped(line.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "�"), columns),
+  );
   const foot = lines.length ? GAP + lines.length * LINE : 0;
   const height = boxes.reduce((sum, box) => sum + box.height + GAP, 2 * PADDING - GAP) + foot;
   const root = make("svg", {
@@ -109,13 +111,13 @@ function drawing(charts: readonly Element[], title: string, about: readonly stri
   return root;
 }
 
-/** A line in pieces of at most `most` characters; Chinese ones count twice. */
-function wrapped(line: string, most: number): string[] {
+/** A line in pieces of at most `columns` characters; Chinese ones count twice. */
+function wrapped(line: string, columns: number): string[] {
   const found: string[] = [""];
   let used = 0;
   for (const c of line) {
     const wide = c.charCodeAt(0) > 0x2e80 ? 2 : 1;
-    if (used + wide > most) {
+    if (used + wide > columns) {
       found.push("");
       used = 0;
     }
@@ -244,15 +246,15 @@ function text(node: Text, style: CSSStyleDeclaration, lines: string, into: Eleme
 
 /** The text of a node, line by line. */
 function pieces(node: Text): { shown: string; box: DOMRect }[] {
-  const whole = node.data;
-  if (!whole.trim()) return [];
+  const text = node.data;
+  if (!text.trim()) return [];
   const range = document.createRange();
   range.selectNodeContents(node);
   const boxes = [...range.getClientRects()].filter((box) => box.width > 0);
-  if (boxes.length === 1) return [{ shown: collapsed(whole), box: boxes[0] as DOMRect }];
+  if (boxes.length === 1) return [{ shown: collapsed(text), box: boxes[0] as DOMRect }];
   const found: { shown: string; box: DOMRect }[] = [];
   let at = 0;
-  for (const c of whole) {
+  for (const c of text) {
     range.setStart(node, at);
     range.setEnd(node, (at += c.length));
     const box = range.getBoundingClientRect();

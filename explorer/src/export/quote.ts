@@ -37,12 +37,12 @@ export function pyText(text: string): string {
   return JSON.stringify(text).replace(ALL_UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-/** Keyword arguments: `temperature=0.8, order="hf"`; those in `wholes` are integers, other numbers floats. */
-export function pyOptions(options: Readonly<Record<string, string | number>>, wholes: readonly string[]): string {
+/** Keyword arguments: `temperature=0.8, order="hf"`; those in `integers` are integers, other numbers floats. */
+export function pyOptions(options: Readonly<Record<string, string | number>>, integers: readonly string[]): string {
   return Object.entries(options)
     .map(
       ([name, value]) =>
-        `${name}=${typeof value === "string" ? pyText(value) : wholes.includes(name) ? value : py(value)}`,
+        `${name}=${typeof value === "string" ? pyText(value) : integers.includes(name) ? value : py(value)}`,
     )
     .join(", ");
 }

@@ -123,11 +123,12 @@ ${body.join("\n")}
  */
 function figures(values: readonly number[], column: string): (x: number) => string {
   if (column === "id") return String; // a name
-  const whole = column !== "value" && values.every((x) => Number.isInteger(x) || !Number.isFinite(x));
+  const integers = column !== "value" && values.every((x) => Number.isInteger(x) || !Number.isFinite(x));
   const large = column !== "value" && values.some((x) => Number.isFinite(x) && Math.abs(x) >= 1000);
   return (x) => {
     if (!Number.isFinite(x)) return "–";
-    if (whole || large || (column === "value" && Number.isInteger(x))) return grouped(Math.round(x)).replace("-", "−");
+    if (integers || large || (column === "value" && Number.isInteger(x)))
+      return grouped(Math.round(x)).replace("-", "−");
     return x && Math.abs(x) < 0.001 ? x.toExponential(2).replaceAll("-", "−") : fixed(x, 4);
   };
 }

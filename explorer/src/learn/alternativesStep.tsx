@@ -2,15 +2,12 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
-import { sigmoid, sum } from "../math/linear";
+import { replaced, sigmoid, sum } from "../math/linear";
 import { normalize, softmax } from "../math/softmax";
 import { Bars, Figure } from "../ui/bars";
-import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
 import { Formula, frac, gap, i, n, o, over, row, sub, sup } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
 import type { Learn } from "./useLearn";
 
 const [LOW, HIGH] = [-5, 5];
@@ -28,9 +25,8 @@ export function Compare({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="compare"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <>
           <Formula label="plain: x over the sum of x; softmax: e to the x over the sum of e to the x">
@@ -47,25 +43,16 @@ export function Compare({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python {...STEP_CODE.compare(learn)} />}
     >
       <div class="controls">
         {x.map((value, d) => (
-          <Slider
+          <StepSlider
             key={d}
             name={`x${d + 1}`}
             label={fill(s.score, { i: d + 1 })}
             value={value}
-            low={LOW}
-            high={HIGH}
-            step={0.1}
-            shown={fixed(value, 1)}
-            onMove={(next) =>
-              learn.setScores(
-                x.map((old, at) => (at === d ? next : old)),
-                true,
-              )
-            }
+            range={[LOW, HIGH, 0.1]}
+            onMove={(next, drag) => learn.setScores(replaced(x, d, next), drag)}
           />
         ))}
       </div>

@@ -6,9 +6,8 @@ import { softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
 import { fixed } from "../ui/format";
 import { Formula, frac, i, o, row, sqrt, sup } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
-import { attentionScores, STEP_CODE } from "./learnPython";
+import { Step } from "./learnStep";
+import { attentionScores } from "./learnPython";
 import { KEYS } from "./toyModel";
 import type { Learn } from "./useLearn";
 
@@ -19,15 +18,13 @@ export function Attention({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="attention"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="weights are the softmax of q times K transposed over the root of d">
           {row(i("softmax"), row(o("("), frac([i("q"), sup(i("K"), i("⊤"))], sqrt(i("d"))), o(")")))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.attention(learn)} />}
     >
       <Bars
         name="attention"

@@ -5,13 +5,13 @@ import { fill, useStrings } from "../i18n/strings";
 import { Bars } from "../ui/bars";
 import { fixed, signed } from "../ui/format";
 import { Formula, frac, gap, i, o, row, sup } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
+import { Step } from "./learnStep";
 import { descend } from "./descent";
-import { gradients, STEP_CODE } from "./learnPython";
-import { MOST_STEPS } from "./lossStep";
+import { gradients } from "./learnPython";
+import { MAX_STEPS } from "./lossStep";
 import { WEIGHT } from "./toyModel";
 import type { Learn } from "./useLearn";
+import { Heads } from "../ui/factsTable";
 
 export function Backward({ learn }: { learn: Learn }): JSX.Element {
   const { backward: s, common, loss, words } = useStrings();
@@ -22,9 +22,8 @@ export function Backward({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="backward"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <>
           <Formula label="the gradient by W is p minus y, transposed, times h; the gradient by b is p minus y">
@@ -39,13 +38,12 @@ export function Backward({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python {...STEP_CODE.backward(learn)} />}
     >
       <div class="controls buttons">
         <button
           type="button"
           data-do="step-weight"
-          disabled={steps >= MOST_STEPS}
+          disabled={steps >= MAX_STEPS}
           onClick={() => learn.setSteps(steps + 1)}
         >
           {loss.step}
@@ -76,33 +74,21 @@ export function Backward({ learn }: { learn: Learn }): JSX.Element {
       </div>
       <p class="note">{s.bar_and_tick}</p>
       <table class="dots" data-chart="backward">
-        <thead>
-          <tr>
-            <th scope="col">{common.word}</th>
-            <th scope="col">p − y</th>
-            <th scope="col">{s.gradient}</th>
-            <th scope="col">{fill(s.weight, { n: steps })}</th>
-          </tr>
-        </thead>
+        <Heads of={[common.word, "p − y", s.gradient, fill(s.weight, { n: steps })]} />
         <tbody>
           {words.map((word, v) => (
             <tr key={v} class={v === target ? "hit" : undefined}>
               <th scope="row">{word}</th>
               <td>{signed(gradient[v] ?? NaN, 3)}</td>
-              <td>
-                {(weightGradient[v] ?? []).map((x, d) => (
-                  <span key={d} class="weight">
-                    {fixed(x)}
-                  </span>
-                ))}
-              </td>
-              <td>
-                {(weight[v] ?? []).map((x, d) => (
-                  <span key={d} class="weight">
-                    {fixed(x)}
-                  </span>
-                ))}
-              </td>
+              {[weightGradient[v], weight[v]].map((entries, i) => (
+                <td key={i}>
+                  {(entries ?? []).map((x, d) => (
+                    <span key={d} class="weight">
+                      {fixed(x)}
+                    </span>
+                  ))}
+                </td>
+              ))}
             </tr>
           ))}
         </tbody>

@@ -3,12 +3,10 @@
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { Bars } from "../ui/bars";
-import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
 import { Formula, i, o, row, sup } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
-import { biased, STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
+import { biased } from "./learnPython";
 import { BIASED } from "./toyModel";
 import type { Learn } from "./useLearn";
 
@@ -21,44 +19,29 @@ export function Bias({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="bias"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="z is h times W transposed plus b">
           {row(i("z"), o("="), i("h"), sup(i("W"), i("⊤")), o("+"), i("b"))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.bias(learn)} />}
     >
       <div class="controls">
-        <Slider
+        <StepSlider
           name="bias"
           label={fill(s.slider, { word: words[BIASED] ?? "" })}
           value={bias}
-          low={-8}
-          high={8}
-          step={0.5}
-          shown={fixed(bias, 1)}
-          onMove={(x) => learn.setBias(x, true)}
+          range={[-8, 8, 0.5]}
+          onMove={learn.setBias}
         />
-        <Slider
-          name="batch"
-          label={s.batch}
-          value={batch}
-          low={1}
-          high={8}
-          step={1}
-          onMove={(x) => learn.setBatch(x, true)}
-        />
-        <Slider
+        <StepSlider name="batch" label={s.batch} value={batch} range={[1, 8, 1]} onMove={learn.setBatch} />
+        <StepSlider
           name="positions"
           label={s.positions}
           value={positions}
-          low={1}
-          high={16}
-          step={1}
-          onMove={(x) => learn.setPositions(x, true)}
+          range={[1, 16, 1]}
+          onMove={learn.setPositions}
         />
       </div>
       <Bars

@@ -6,9 +6,8 @@ import { Bars } from "../ui/bars";
 import { Choice, NumberField } from "../ui/controls";
 import { fixed, grouped } from "../ui/format";
 import { Formula, gap, i, log, n, o, over, row, sub } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { drawnTokens, SHOWN, STEP_CODE } from "./learnPython";
+import { Step } from "./learnStep";
+import { drawnTokens, SHOWN } from "./learnPython";
 import { DRAW_COUNTS, SEEDS, type Learn } from "./useLearn";
 
 export function Draw({ learn }: { learn: Learn }): JSX.Element {
@@ -20,9 +19,8 @@ export function Draw({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="draw"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <>
           <Formula label="the word is the argmax over i of z plus g">
@@ -43,7 +41,6 @@ export function Draw({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python {...STEP_CODE.draw(learn)} />}
     >
       <div class="controls pair">
         <NumberField

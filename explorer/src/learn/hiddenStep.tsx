@@ -2,15 +2,14 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
-import { layerNorm, mean, sum, variance, type Vector } from "../math/linear";
+import { layerNorm, mean, replaced, sum, variance, type Vector } from "../math/linear";
 import { softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
-import { Slider, Switch } from "../ui/controls";
+import { Switch } from "../ui/controls";
+import { FactRow, Heads } from "../ui/factsTable";
 import { fixed } from "../ui/format";
 import { Formula, frac, gap, i, n, o, row, sqrt } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
 import type { Learn } from "./useLearn";
 
 export function Hidden({ learn }: { learn: Learn }): JSX.Element {
@@ -25,9 +24,8 @@ export function Hidden({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="hidden"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="(x - mean) / √(variance + ε)">
           {row(i("h"), o("↦"))}
@@ -35,36 +33,25 @@ export function Hidden({ learn }: { learn: Learn }): JSX.Element {
           {row(gap(), i("ε"), o("="), n("0.00001"))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.hidden(learn)} />}
     >
       <div class="controls">
         {learn.h.map((x, d) => (
-          <Slider
+          <StepSlider
             key={d}
             name={`h${d + 1}`}
             label={fill(s.component, { i: d + 1 })}
             value={x}
-            low={-3}
-            high={3}
-            step={0.1}
-            shown={fixed(x, 1)}
-            onMove={(value) =>
-              learn.setH(
-                learn.h.map((old, at) => (at === d ? value : old)),
-                true,
-              )
-            }
+            range={[-3, 3, 0.1]}
+            onMove={(value, drag) => learn.setH(replaced(learn.h, d, value), drag)}
           />
         ))}
-        <Slider
+        <StepSlider
           name="stretch"
           label={s.stretch}
           value={learn.stretch}
-          low={0.5}
-          high={10}
-          step={0.5}
+          range={[0.5, 10, 0.5]}
           shown={`× ${fixed(learn.stretch, 1)}`}
-          onMove={(value) => learn.setStretch(value, true)}
+          onMove={learn.setStretch}
         />
         <Switch name="norm" label={s.norm} on={learn.norm} onFlip={learn.setNorm} />
       </div>
@@ -87,16 +74,7 @@ export function Hidden({ learn }: { learn: Learn }): JSX.Element {
         ))}
       </div>
       <table class="facts">
-        <thead>
-          <tr>
-            <td />
-            {columns.map(([key, title]) => (
-              <th key={key} scope="col">
-                {title}
-              </th>
-            ))}
-          </tr>
-        </thead>
+        <Heads of={["", ...columns.map(([, title]) => title)]} />
         <tbody>
           {(
             [
@@ -105,12 +83,7 @@ export function Hidden({ learn }: { learn: Learn }): JSX.Element {
               [common.sum, sum],
             ] as const
           ).map(([name, measure]) => (
-            <tr key={name}>
-              <th scope="row">{name}</th>
-              {columns.map(([key, , values]) => (
-                <td key={key}>{fixed(measure(values), 3)}</td>
-              ))}
-            </tr>
+            <FactRow key={name} head={name} cells={columns.map(([, , values]) => fixed(measure(values), 3))} />
           ))}
         </tbody>
       </table>

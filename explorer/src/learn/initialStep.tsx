@@ -7,11 +7,10 @@ import { fill, useStrings } from "../i18n/strings";
 import { Choice, NumberField } from "../ui/controls";
 import { fixed, grouped } from "../ui/format";
 import { Formula, frac, i, n, o, row, sqrt, sub } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
+import { Step } from "./learnStep";
 import { histogram, initialLayer, ROWS, WIDTHS } from "./initialWeights";
-import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
+import { FactRow, Heads } from "../ui/factsTable";
 
 const [WIDTH, HEIGHT, SIDE, BOTTOM, TOP] = [300, 150, 12, 26, 8];
 
@@ -29,9 +28,8 @@ export function Initial({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="initial"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <>
           <Formula label="weights are uniform between minus and plus one over the root of D">
@@ -46,7 +44,6 @@ export function Initial({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python {...STEP_CODE.initial(learn)} />}
     >
       <div class="controls">
         <Choice
@@ -70,7 +67,7 @@ export function Initial({ learn }: { learn: Learn }): JSX.Element {
           name="initial-weights"
           caption={fill(s.weights, { n: grouped(layer.weight.length) })}
           values={layer.weight}
-          most={1}
+          limit={1}
           bins={64}
           bound={layer.bound}
         />
@@ -78,25 +75,21 @@ export function Initial({ learn }: { learn: Learn }): JSX.Element {
           name="initial-logits"
           caption={fill(s.logits, { n: grouped(ROWS) })}
           values={layer.logits}
-          most={3}
+          limit={3}
           bins={24}
         />
       </div>
       <table class="facts" data-chart="initial">
-        <thead>
-          <tr>
-            <td />
-            <th scope="col">{s.drawn}</th>
-            <th scope="col">{s.formula}</th>
-          </tr>
-        </thead>
+        <Heads of={["", s.drawn, s.formula]} />
         <tbody>
           {lines.map(([key, name, drawn, formula]) => (
-            <tr key={key} data-line={key} data-value={drawn}>
-              <th scope="row">{name}</th>
-              <td>{fixed(drawn, 4)}</td>
-              <td>{fixed(formula, 4)}</td>
-            </tr>
+            <FactRow
+              key={key}
+              data-line={key}
+              data-value={drawn}
+              head={name}
+              cells={[fixed(drawn, 4), fixed(formula, 4)]}
+            />
           ))}
         </tbody>
       </table>
@@ -108,16 +101,16 @@ interface HistogramProps {
   readonly name: string;
   readonly caption: string;
   readonly values: ArrayLike<number>;
-  /** The axis goes from -most to most. */
-  readonly most: number;
+  /** The axis goes from -limit to limit. */
+  readonly limit: number;
   readonly bins: number;
   /** Drawn as two lines. */
   readonly bound?: number;
 }
 
-function Histogram({ name, caption, values, most, bins, bound }: HistogramProps): JSX.Element {
-  const counts = histogram(values, most, bins);
-  const x = scaleLinear([-most, most], [SIDE, WIDTH - SIDE]);
+function Histogram({ name, caption, values, limit, bins, bound }: HistogramProps): JSX.Element {
+  const counts = histogram(values, limit, bins);
+  const x = scaleLinear([-limit, limit], [SIDE, WIDTH - SIDE]);
   const y = scaleLinear([0, Math.max(...counts)], [HEIGHT - BOTTOM, TOP]);
   const wide = (WIDTH - 2 * SIDE) / bins;
   return (
@@ -140,7 +133,7 @@ function Histogram({ name, caption, values, most, bins, bound }: HistogramProps)
           : [-bound, bound].map((end) => (
               <line key={end} class="limit" x1={x(end)} x2={x(end)} y1={TOP} y2={HEIGHT - BOTTOM} />
             ))}
-        {[-most, -most / 2, 0, most / 2, most].map((tick) => (
+        {[-limit, -limit / 2, 0, limit / 2, limit].map((tick) => (
           <text key={tick} class="label" x={x(tick)} y={HEIGHT - 8} text-anchor="middle">
             {fixed(tick, 1)}
           </text>

@@ -35,11 +35,11 @@ export function initialLayer(seed: number, width: number): InitialLayer {
   return { bound, weight, logits, weightDeviation, logitDeviation };
 }
 
-/** How many values fall into each of `bins` equal parts of -most to most. */
-export function histogram(values: ArrayLike<number>, most: number, bins: number): number[] {
+/** How many values fall into each of `bins` equal parts of -limit to limit. */
+export function histogram(values: ArrayLike<number>, limit: number, bins: number): number[] {
   const counts = new Uint32Array(bins);
   for (let at = 0; at < values.length; at++) {
-    const bin = Math.floor((((values[at] as number) + most) / (2 * most)) * bins);
+    const bin = Math.floor((((values[at] as number) + limit) / (2 * limit)) * bins);
     const place = Math.min(bins - 1, Math.max(0, bin));
     counts[place] = (counts[place] as number) + 1;
   }

@@ -7,9 +7,8 @@ import { Bars } from "../ui/bars";
 import { Choice } from "../ui/controls";
 import { fixed, signed } from "../ui/format";
 import { Formula, frac, i, o, row, sub } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
-import { jacobian, STEP_CODE } from "./learnPython";
+import { Step } from "./learnStep";
+import { jacobian } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 const SMALL = 1e-6;
@@ -25,16 +24,14 @@ export function Jacobian({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="jacobian"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="the derivative of p of i by z of j is p of i times delta minus p of j">
           {frac([o("∂"), sub(i("p"), i("i"))], [o("∂"), sub(i("z"), i("j"))])}
           {row(o("="), sub(i("p"), i("i")), o("("), sub(i("δ"), [i("i"), i("j")]), o("−"), sub(i("p"), i("j")), o(")"))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.jacobian(learn)} />}
     >
       <div class="controls">
         <Choice

@@ -12,7 +12,7 @@ import { Linear } from "./linearStep";
 import { Logits } from "./logitsStep";
 import { Loss } from "./lossStep";
 import { Stable } from "./overflowStep";
-import { StepNumber } from "../ui/learnStep";
+import { StepNumber } from "./learnStep";
 import { Attention } from "./attentionStep";
 import { Backward } from "./backwardStep";
 import { Bias } from "./biasStep";

@@ -3,14 +3,13 @@
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { Bars } from "../ui/bars";
-import { Choice } from "../ui/controls";
+import { Choice, optionsOf } from "../ui/controls";
 import { fixed, percent, grouped } from "../ui/format";
 import { Formula, gap, i, o, over, sub, sup } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step } from "./learnStep";
 import { MODELS, type Learn, type ModelName } from "./useLearn";
 import { WEIGHT } from "./toyModel";
+import { Heads } from "../ui/factsTable";
 
 /** Vocabulary size, hidden size, and the parameters of all other layers. */
 const SIZES: Record<ModelName, { name: string; vocab: number; width: number; body: number }> = {
@@ -26,9 +25,8 @@ export function Linear({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="linear"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="z of word v is the sum over d of W[v, d] times h[d]">
           {sub(i("z"), i("v"))}
@@ -43,17 +41,9 @@ export function Linear({ learn }: { learn: Learn }): JSX.Element {
           {sup(i("W"), i("⊤"))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.linear(learn)} />}
     >
       <table class="dots" data-chart="dots">
-        <thead>
-          <tr>
-            <th scope="col">{common.word}</th>
-            <th scope="col">{s.row}</th>
-            <th scope="col">{s.products}</th>
-            <th scope="col">{common.logit}</th>
-          </tr>
-        </thead>
+        <Heads of={[common.word, s.row, s.products, common.logit]} />
         <tbody>
           {WEIGHT.map((row, v) => (
             <tr key={v}>
@@ -111,12 +101,7 @@ function Tying({ learn }: { learn: Learn }): JSX.Element {
           name="tied"
           label={s.tying}
           value={learn.tied}
-          options={
-            [
-              ["untied", s.untied],
-              ["tied", s.tied],
-            ] as const
-          }
+          options={optionsOf(s, "untied", "tied")}
           onChoose={learn.setTied}
         />
         <Choice

@@ -4,12 +4,9 @@ import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
-import { Slider } from "../ui/controls";
 import { fixed, signed } from "../ui/format";
 import { Formula, frac, i, o, over, sub, sup } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
 import type { Learn } from "./useLearn";
 
 export function Logits({ learn }: { learn: Learn }): JSX.Element {
@@ -22,9 +19,8 @@ export function Logits({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="logits"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="p of i is e to the z of i plus c, over the sum of e to the z of j plus c; e to the c cancels">
           {sub(i("p"), i("i"))}
@@ -37,18 +33,15 @@ export function Logits({ learn }: { learn: Learn }): JSX.Element {
           )}
         </Formula>
       }
-      python={<Python {...STEP_CODE.logits(learn)} />}
     >
       <div class="controls">
-        <Slider
+        <StepSlider
           name="c"
           label={s.shift}
           value={learn.shift}
-          low={-10}
-          high={10}
-          step={0.5}
+          range={[-10, 10, 0.5]}
           shown={learn.shift ? signed(learn.shift, 1) : "0.0"}
-          onMove={(value) => learn.setShift(value, true)}
+          onMove={learn.setShift}
         />
       </div>
       <div class="duo">

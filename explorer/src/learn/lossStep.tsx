@@ -5,16 +5,14 @@ import { fill, useStrings } from "../i18n/strings";
 import { sum } from "../math/linear";
 import { crossEntropyGradient, smoothedTruth, softmax } from "../math/softmax";
 import { Bars } from "../ui/bars";
-import { Choice, Slider } from "../ui/controls";
+import { Choice } from "../ui/controls";
 import { fixed, signed } from "../ui/format";
 import { Formula, frac, gap, i, log, o, over, row, sub } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
+import { Step, StepSlider } from "./learnStep";
 import { descend } from "./descent";
-import { STEP_CODE } from "./learnPython";
 import type { Learn } from "./useLearn";
 
-export const MOST_STEPS = 50;
+export const MAX_STEPS = 50;
 
 export function Loss({ learn }: { learn: Learn }): JSX.Element {
   const { loss: s, common, words } = useStrings();
@@ -27,9 +25,8 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="loss"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="loss is minus the sum of y log p; its gradient by the logits is p minus y">
           {row(i("L"), o("="), o("−"), over("∑", i("i")), sub(i("y"), i("i")), log(sub(i("p"), i("i"))), gap())}
@@ -37,7 +34,6 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
           {row(o("="), i("p"), o("−"), i("y"))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.loss(learn)} />}
     >
       <div class="controls">
         <Choice
@@ -47,29 +43,17 @@ export function Loss({ learn }: { learn: Learn }): JSX.Element {
           options={words.map((word, v) => [String(v), word] as const)}
           onChoose={(v) => learn.setTarget(Number(v))}
         />
-        <Slider
+        <StepSlider
           name="eps"
           label={s.smoothing}
           value={smoothing}
-          low={0}
-          high={0.9}
-          step={0.05}
-          shown={fixed(smoothing, 2)}
-          onMove={(value) => learn.setSmoothing(value, true)}
+          range={[0, 0.9, 0.05]}
+          onMove={learn.setSmoothing}
         />
-        <Slider
-          name="rate"
-          label={s.rate}
-          value={learn.rate}
-          low={0.01}
-          high={0.5}
-          step={0.01}
-          shown={fixed(learn.rate, 2)}
-          onMove={(value) => learn.setRate(value, true)}
-        />
+        <StepSlider name="rate" label={s.rate} value={learn.rate} range={[0.01, 0.5, 0.01]} onMove={learn.setRate} />
       </div>
       <div class="controls buttons">
-        <button type="button" data-do="step" disabled={steps >= MOST_STEPS} onClick={() => learn.setSteps(steps + 1)}>
+        <button type="button" data-do="step" disabled={steps >= MAX_STEPS} onClick={() => learn.setSteps(steps + 1)}>
           {s.step}
         </button>
         <button type="button" class="quiet" data-do="undo" disabled={steps === 0} onClick={() => learn.setSteps(0)}>

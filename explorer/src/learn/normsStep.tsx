@@ -4,12 +4,10 @@ import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
 
 import { Bars } from "../ui/bars";
-import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
 import { Formula, frac, i, n, o, row, space, sqrt, sup } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
-import { norms, STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
+import { norms } from "./learnPython";
 import { SUBLAYER } from "./toyModel";
 import type { Learn } from "./useLearn";
 
@@ -25,9 +23,8 @@ export function Norms({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="norms"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <>
           <Formula label="LayerNorm: gamma times (h - mean) / √(var + ε) plus beta">
@@ -47,7 +44,6 @@ export function Norms({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python {...STEP_CODE.norms(learn)} />}
     >
       <div class="controls">
         {(
@@ -57,17 +53,7 @@ export function Norms({ learn }: { learn: Learn }): JSX.Element {
             ["f", s.residual, sublayer, -3, 3, learn.setSublayer],
           ] as const
         ).map(([name, label, value, low, high, set]) => (
-          <Slider
-            key={name}
-            name={name}
-            label={label}
-            value={value}
-            low={low}
-            high={high}
-            step={0.1}
-            shown={fixed(value, 1)}
-            onMove={(x) => set(x, true)}
-          />
+          <StepSlider key={name} name={name} label={label} value={value} range={[low, high, 0.1]} onMove={set} />
         ))}
       </div>
       <p class="note" data-chart="sublayer">

@@ -4,13 +4,12 @@ import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { LIMIT, naive, stable } from "../math/floatFormats";
 import { Figure } from "../ui/bars";
-import { Choice, Slider } from "../ui/controls";
+import { Choice, optionsOf } from "../ui/controls";
 import { fixed, short } from "../ui/format";
 import { Formula, frac, gap, i, o, over, row, sub, sup } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
 import type { Learn } from "./useLearn";
+import { FactRow, Heads } from "../ui/factsTable";
 
 export function Stable({ learn }: { learn: Learn }): JSX.Element {
   const { stable: s, common, words } = useStrings();
@@ -22,9 +21,8 @@ export function Stable({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="stable"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="p of i is e to the z of i minus m, over the sum of e to the z of j minus m, where m is the largest z">
           {sub(i("p"), i("i"))}
@@ -36,55 +34,37 @@ export function Stable({ learn }: { learn: Learn }): JSX.Element {
           {row(gap(), i("m"), o("="), over("max", i("j")), sub(i("z"), i("j")))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.stable(learn)} />}
     >
       <div class="controls">
-        <Slider
+        <StepSlider
           name="big"
           label={fill(s.logit, { word: words[0] ?? "" })}
           value={learn.big}
-          low={-5}
-          high={120}
-          step={0.1}
-          shown={fixed(learn.big, 1)}
-          onMove={(value) => learn.setBig(value, true)}
+          range={[-5, 120, 0.1]}
+          onMove={learn.setBig}
         />
         <Choice
           name="format"
           label={s.format}
           value={learn.format}
-          options={
-            [
-              ["fp32", s.fp32],
-              ["fp16", s.fp16],
-            ] as const
-          }
+          options={optionsOf(s, "fp32", "fp16")}
           onChoose={learn.setFormat}
         />
       </div>
       <table class="facts wide" data-chart="stable">
-        <thead>
-          <tr>
-            <th scope="col">{common.word}</th>
-            <th scope="col">z</th>
-            <th scope="col">{s.exponential}</th>
-            <th scope="col">{s.naive}</th>
-            <th scope="col">{s.stable}</th>
-          </tr>
-        </thead>
+        <Heads of={[common.word, "z", s.exponential, s.naive, s.stable]} />
         <tbody>
           {z.map((value, v) => (
-            <tr key={v}>
-              <th scope="row">{words[v]}</th>
-              <td>{fixed(value)}</td>
-              <td>
-                <Odd x={unshifted.exponentials[v] ?? NaN} text={short} />
-              </td>
-              <td>
-                <Odd x={unshifted.p[v] ?? NaN} text={(x) => fixed(x, 3)} wrong={wrong[v] ?? false} />
-              </td>
-              <td>{fixed(shifted.p[v] ?? NaN, 3)}</td>
-            </tr>
+            <FactRow
+              key={v}
+              head={words[v]}
+              cells={[
+                fixed(value),
+                <Odd x={unshifted.exponentials[v] ?? NaN} text={short} />,
+                <Odd x={unshifted.p[v] ?? NaN} text={(x) => fixed(x, 3)} wrong={wrong[v] ?? false} />,
+                fixed(shifted.p[v] ?? NaN, 3),
+              ]}
+            />
           ))}
         </tbody>
         <tfoot>

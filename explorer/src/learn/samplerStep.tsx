@@ -7,9 +7,7 @@ import { Processed } from "../sampler/process";
 import { Bars } from "../ui/bars";
 import { fixed, percent } from "../ui/format";
 import { Formula, i, o, row, sub, sup } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step } from "./learnStep";
 import { EXAMPLE, inOrder, ORDERS, orderOf, RANGES, stagesOf, type Card, type Learn, type Order } from "./useLearn";
 
 export function Chain({ learn }: { learn: Learn }): JSX.Element {
@@ -30,8 +28,8 @@ export function Chain({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="chain"
-      title={s.title}
-      text={s.text}
+      texts={s}
+      learn={learn}
       tryThis={fill(s.try, { hf: leaves(EXAMPLE, "hf").length, llama: leaves(EXAMPLE, "llama.cpp").length })}
       formula={
         <Formula label="a word that is removed gets the logit minus infinity, so its probability is 0">
@@ -39,7 +37,6 @@ export function Chain({ learn }: { learn: Learn }): JSX.Element {
           {row(sup(i("e"), [o("−"), i("∞")]), o("="), i("0"))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.chain(learn)} />}
     >
       <div class="controls buttons">
         {(["hf", "llama.cpp"] as const).map((order) => (

@@ -7,12 +7,9 @@ import { useStrings } from "../i18n/strings";
 import { entropy, softmax } from "../math/softmax";
 import type { Vector } from "../math/linear";
 import { Bars } from "../ui/bars";
-import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
 import { Formula, frac, i, log, o, over, sub, sup } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
 import type { Learn } from "./useLearn";
 
 export function Temperature({ learn }: { learn: Learn }): JSX.Element {
@@ -24,9 +21,8 @@ export function Temperature({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="temperature"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <>
           <Formula label="p of i is e to the z of i over T, normalised">
@@ -47,19 +43,9 @@ export function Temperature({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python {...STEP_CODE.temperature(learn)} />}
     >
       <div class="controls">
-        <Slider
-          name="t"
-          label={s.slider}
-          value={t}
-          low={0.1}
-          high={5}
-          step={0.05}
-          shown={fixed(t, 2)}
-          onMove={(value) => learn.setTemperature(value, true)}
-        />
+        <StepSlider name="t" label={s.slider} value={t} range={[0.1, 5, 0.05]} onMove={learn.setTemperature} />
       </div>
       <Bars
         name="warm"
@@ -84,9 +70,9 @@ const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [440, 190, 34, 28, 16];
 
 function Curve({ logits, t }: { logits: Vector; t: number }): JSX.Element {
   const { temperature: s, common } = useStrings();
-  const most = Math.log(logits.length);
+  const max = Math.log(logits.length);
   const x = scaleLinear([0, 5], [LEFT, WIDTH - 12]);
-  const y = scaleLinear([0, most * 1.08], [HEIGHT - BOTTOM, TOP]);
+  const y = scaleLinear([0, max * 1.08], [HEIGHT - BOTTOM, TOP]);
   const at = (warm: number): number => entropy(logits.map((z) => z / warm));
   const samples = Array.from({ length: 99 }, (_, k) => 0.1 + 0.05 * k);
   const path =
@@ -116,8 +102,8 @@ function Curve({ logits, t }: { logits: Vector; t: number }): JSX.Element {
             {tick}
           </text>
         ))}
-        <line class="limit" x1={LEFT} x2={WIDTH - 12} y1={y(most)} y2={y(most)} />
-        <text class="label" x={WIDTH - 14} y={y(most) - 5} text-anchor="end">
+        <line class="limit" x1={LEFT} x2={WIDTH - 12} y1={y(max)} y2={y(max)} />
+        <text class="label" x={WIDTH - 14} y={y(max) - 5} text-anchor="end">
           {s.most}
         </text>
         <path d={path} class="line" />

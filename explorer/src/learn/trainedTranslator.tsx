@@ -25,7 +25,7 @@ interface Translated {
   readonly text: string;
 }
 
-const MOST_TOKENS = 64;
+const MAX_TOKENS = 64;
 
 /** The name of the run, if it trains a translation model. */
 export function useTranslationRun(): string | undefined {
@@ -37,7 +37,7 @@ export function useTranslationRun(): string | undefined {
 export function TrainedTranslator({ run }: { readonly run: string }): JSX.Element {
   const { translation: s, common } = useStrings();
   const [sentence, setSentence] = useParam("sentence", textCodec(s.sample));
-  const [place, setPlace] = useParam("place", integer(1, 1, MOST_TOKENS));
+  const [place, setPlace] = useParam("place", integer(1, 1, MAX_TOKENS));
   const [typed, setTyped] = useState<string>();
   const request = useRequest(`translate ${sentence}`, async (signal): Promise<Translated> => {
     return (await (await post("/api/translate", { text: sentence }, signal)).json()) as Translated;

@@ -3,13 +3,13 @@
 import type { JSX } from "preact";
 import { useStrings } from "../i18n/strings";
 import { linear } from "../math/linear";
+import { FactRow, Heads } from "../ui/factsTable";
 import { fixed } from "../ui/format";
 import { Formula, i, o, row, sup } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
+import { Step } from "./learnStep";
 import { WEIGHT } from "./toyModel";
 import { TrainedTranslator, useTranslationRun } from "./trainedTranslator";
-import { decoderStates, STEP_CODE } from "./learnPython";
+import { decoderStates } from "./learnPython";
 import type { Learn } from "./useLearn";
 
 const [BOX, TALL] = [170, 38];
@@ -22,15 +22,14 @@ export function Translation({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="translation"
-      title={s.title}
-      text={s.text}
+      texts={s}
+      learn={learn}
       tryThis={run === undefined ? s.try : s.try_run}
       formula={
         <Formula label="the logits of every position of the decoder are H times W transposed">
           {row(i("Z"), o("="), i("H"), sup(i("W"), i("⊤")))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.translation(learn)} />}
     >
       <svg class="tree" viewBox="0 0 520 232" role="img" aria-label={s.title}>
         <Box x={10} y={186} text={s.source} />
@@ -54,24 +53,10 @@ export function Translation({ learn }: { learn: Learn }): JSX.Element {
       {run === undefined ? (
         <table class="facts" data-chart="positions">
           <caption>{s.positions}</caption>
-          <thead>
-            <tr>
-              <th scope="col">{common.word}</th>
-              {rows.map((_, at) => (
-                <th key={at} scope="col">
-                  {common.logit}, t = {at + 1}
-                </th>
-              ))}
-            </tr>
-          </thead>
+          <Heads of={[common.word, ...rows.map((_, at) => `${common.logit}, t = ${at + 1}`)]} />
           <tbody>
             {words.map((word, v) => (
-              <tr key={v}>
-                <th scope="row">{word}</th>
-                {rows.map((logits, at) => (
-                  <td key={at}>{fixed(logits[v] ?? NaN)}</td>
-                ))}
-              </tr>
+              <FactRow key={v} head={word} cells={rows.map((logits) => fixed(logits[v] ?? NaN))} />
             ))}
           </tbody>
         </table>

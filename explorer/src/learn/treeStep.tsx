@@ -8,11 +8,10 @@ import { huffman, leafProbability, paths, turnProbability, type Node, type Turn 
 import { Choice } from "../ui/controls";
 import { fixed } from "../ui/format";
 import { Formula, i, o, over, row, sub } from "../ui/formula";
-import { Python } from "../ui/prose";
-import { Step } from "../ui/learnStep";
-import { STEP_CODE } from "./learnPython";
+import { Step } from "./learnStep";
 import type { Learn } from "./useLearn";
 import { COUNTS, FORKS } from "./toyModel";
+import { FactRow, Heads } from "../ui/factsTable";
 
 const ROOT = huffman(COUNTS);
 const PATHS = paths(ROOT);
@@ -29,9 +28,8 @@ export function TreeStep({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="tree"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <Formula label="p of a word is the product over the forks on its path of sigma of plus or minus w dot h">
           {row(i("p"), o("("), i("w"), o(")"), o("="))}
@@ -39,7 +37,6 @@ export function TreeStep({ learn }: { learn: Learn }): JSX.Element {
           {row(i("σ"), o("("), o("±"), sub(i("w"), i("f")), o("·"), i("h"), o(")"))}
         </Formula>
       }
-      python={<Python {...STEP_CODE.tree(learn)} />}
     >
       <div class="controls">
         <Choice
@@ -58,24 +55,19 @@ export function TreeStep({ learn }: { learn: Learn }): JSX.Element {
       <details>
         <summary>{common.numbers}</summary>
         <table class="facts" data-chart="leaves">
-          <thead>
-            <tr>
-              <th scope="col">{common.word}</th>
-              <th scope="col">{s.seen}</th>
-              <th scope="col">{s.depth}</th>
-              <th scope="col">{s.way}</th>
-              <th scope="col">{common.probability}</th>
-            </tr>
-          </thead>
+          <Heads of={[common.word, s.seen, s.depth, s.way, common.probability]} />
           <tbody>
             {words.map((text, v) => (
-              <tr key={v}>
-                <th scope="row">{text}</th>
-                <td>{COUNTS[v]}</td>
-                <td>{PATHS.get(v)?.length}</td>
-                <td>{(PATHS.get(v) ?? []).map((turn) => (turn.sign > 0 ? s.left : s.right)).join(" ")}</td>
-                <td>{fixed(p[v] ?? NaN, 4)}</td>
-              </tr>
+              <FactRow
+                key={v}
+                head={text}
+                cells={[
+                  COUNTS[v],
+                  PATHS.get(v)?.length,
+                  (PATHS.get(v) ?? []).map((turn) => (turn.sign > 0 ? s.left : s.right)).join(" "),
+                  fixed(p[v] ?? NaN, 4),
+                ]}
+              />
             ))}
           </tbody>
         </table>

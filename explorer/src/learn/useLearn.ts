@@ -2,7 +2,7 @@
 
 import { layerNorm, linear, type Vector } from "../math/linear";
 import type { Format } from "../math/floatFormats";
-import { flag, integer, number, numbers, oneOf, useParam, type Codec } from "../url";
+import { flag, integer, number, numbers, oneOf, param, type Codec, type Set } from "../url";
 import { NEUTRAL, type Stage } from "../sampler/options";
 import { Processed } from "../sampler/process";
 import { Row } from "../sampler/row";
@@ -92,98 +92,64 @@ export const MODELS = ["toy", "smollm2", "gemma3", "llama3"] as const;
 export type ModelName = (typeof MODELS)[number];
 export const SEEDS = Number.MAX_SAFE_INTEGER;
 
-export function useLearn() {
-  const [h, setH] = useParam("h", numbers(HIDDEN, -3, 3));
-  const [stretch, setStretch] = useParam("stretch", number(1, 0.5, 10));
-  const [norm, setNorm] = useParam("norm", flag(false));
-  const [tied, setTied] = useParam("tied", oneOf("untied", ["tied", "untied"] as const));
-  const [model, setModel] = useParam("sizes", oneOf<ModelName>("smollm2", MODELS));
-  const [shift, setShift] = useParam("c", number(0, -10, 10));
-  const [big, setBig] = useParam("big", number(3.1, -5, 120));
-  const [format, setFormat] = useParam("format", oneOf<Format>("fp32", ["fp32", "fp16"]));
-  const [temperature, setTemperature] = useParam("t", number(1, 0.1, 5));
-  const [cards, setCards] = useParam("chain", cardsCodec);
-  const [seed, setSeed] = useParam("seed", number(42, 0, SEEDS));
-  const [draws, setDraws] = useParam("draws", oneOf<Draws>("10", DRAWS));
-  const [target, setTarget] = useParam("target", number(1, 0, 5));
-  const [smoothing, setSmoothing] = useParam("eps", number(0, 0, 0.9));
-  const [rate, setRate] = useParam("rate", number(0.1, 0.01, 0.5));
-  const [steps, setSteps] = useParam("steps", number(0, 0, 50));
-  const [scores, setScores] = useParam("x", numbers([1, 2, 3], -5, 5));
-  const [gamma, setGamma] = useParam("gamma", number(1, -3, 3));
-  const [beta, setBeta] = useParam("beta", number(0, -3, 3));
-  const [sublayer, setSublayer] = useParam("f", number(0.5, -3, 3));
-  const [bias, setBias] = useParam("bias", number(0, -8, 8));
-  const [batch, setBatch] = useParam("batch", integer(2, 1, 8));
-  const [positions, setPositions] = useParam("positions", integer(4, 1, 16));
-  const [changed, setChanged] = useParam("changed", integer(0, 0, 5));
-  const [low, setLow] = useParam("low", number(-20, -150, 5));
-  const [width, setWidth] = useParam("width", oneOf<Width>("64", WIDTHS));
-  const [initialSeed, setInitialSeed] = useParam("initseed", integer(0, 0, 2 ** 32 - 1));
-  const [leaf, setLeaf] = useParam("leaf", number(1, 0, 5));
+/** The settings: names in the address, and how values are written there. */
+const SETTINGS = {
+  h: ["h", numbers(HIDDEN, -3, 3)],
+  stretch: ["stretch", number(1, 0.5, 10)],
+  norm: ["norm", flag(false)],
+  tied: ["tied", oneOf("untied", ["tied", "untied"] as const)],
+  model: ["sizes", oneOf<ModelName>("smollm2", MODELS)],
+  shift: ["c", number(0, -10, 10)],
+  big: ["big", number(3.1, -5, 120)],
+  format: ["format", oneOf<Format>("fp32", ["fp32", "fp16"])],
+  temperature: ["t", number(1, 0.1, 5)],
+  cards: ["chain", cardsCodec],
+  seed: ["seed", number(42, 0, SEEDS)],
+  draws: ["draws", oneOf<Draws>("10", DRAWS)],
+  target: ["target", number(1, 0, 5)],
+  smoothing: ["eps", number(0, 0, 0.9)],
+  rate: ["rate", number(0.1, 0.01, 0.5)],
+  steps: ["steps", number(0, 0, 50)],
+  scores: ["x", numbers([1, 2, 3], -5, 5)],
+  gamma: ["gamma", number(1, -3, 3)],
+  beta: ["beta", number(0, -3, 3)],
+  sublayer: ["f", number(0.5, -3, 3)],
+  bias: ["bias", number(0, -8, 8)],
+  batch: ["batch", integer(2, 1, 8)],
+  positions: ["positions", integer(4, 1, 16)],
+  changed: ["changed", integer(0, 0, 5)],
+  low: ["low", number(-20, -150, 5)],
+  width: ["width", oneOf<Width>("64", WIDTHS)],
+  initialSeed: ["initseed", integer(0, 0, 2 ** 32 - 1)],
+  leaf: ["leaf", number(1, 0, 5)],
+} as const;
 
+type Settings = typeof SETTINGS;
+type Value<K extends keyof Settings> = Settings[K][1] extends Codec<infer T> ? T : never;
+type Values = { readonly [K in keyof Settings]: Value<K> };
+type Setters = { readonly [K in keyof Settings as `set${Capitalize<K>}`]: Set<Value<K>> };
+
+export function useLearn() {
+  const all = Object.entries(SETTINGS).map(
+    ([name, [key, codec]]) => [name, param(key, codec as Codec<unknown>)] as const,
+  );
+  const values = Object.fromEntries(all.map(([name, [value]]) => [name, value])) as unknown as Values;
+  const setters = Object.fromEntries(
+    all.map(([name, [, set]]) => [`set${name.charAt(0).toUpperCase()}${name.slice(1)}`, set]),
+  ) as unknown as Setters;
+  const { h, stretch, norm, cards, seed, target, steps, leaf } = values;
   const given: Vector = h.map((x) => x * stretch);
   const hidden: Vector = norm ? layerNorm(given) : given;
   const logits = linear(hidden, WEIGHT);
   const row = new Row(Float64Array.from(logits));
   const left = new Processed(row, stagesOf(cards));
   return {
-    h,
-    setH,
-    stretch,
-    setStretch,
-    norm,
-    setNorm,
-    tied,
-    setTied,
-    model,
-    setModel,
-    shift,
-    setShift,
-    big,
-    setBig,
-    format,
-    setFormat,
-    temperature,
-    setTemperature,
-    cards,
-    setCards,
+    ...values,
+    ...setters,
     seed: Math.floor(seed),
-    setSeed,
-    draws,
-    setDraws,
     target: Math.floor(target),
-    setTarget,
-    smoothing,
-    setSmoothing,
-    rate,
-    setRate,
     steps: Math.floor(steps),
-    setSteps,
-    scores,
-    setScores,
     leaf: Math.floor(leaf),
-    setLeaf,
-    gamma,
-    setGamma,
-    beta,
-    setBeta,
-    sublayer,
-    setSublayer,
-    bias,
-    setBias,
-    batch,
-    setBatch,
-    positions,
-    setPositions,
-    changed,
-    setChanged,
-    low,
-    setLow,
-    width,
-    setWidth,
-    initialSeed,
-    setInitialSeed,
     given,
     hidden,
     logits,

@@ -4,13 +4,12 @@ import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { softmax } from "../math/softmax";
 import { Figure } from "../ui/bars";
-import { Slider } from "../ui/controls";
 import { fixed } from "../ui/format";
 import { Formula, i, log, o, over, row, space, sub, sup } from "../ui/formula";
-import { Step } from "../ui/learnStep";
-import { Python } from "../ui/prose";
-import { argmax, loweredTarget, STEP_CODE } from "./learnPython";
+import { Step, StepSlider } from "./learnStep";
+import { argmax, loweredTarget } from "./learnPython";
 import type { Learn } from "./useLearn";
+import { FactRow } from "../ui/factsTable";
 
 export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
   const { whylogits: s, words } = useStrings();
@@ -19,9 +18,8 @@ export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
   return (
     <Step
       id="whylogits"
-      title={s.title}
-      text={s.text}
-      tryThis={s.try}
+      texts={s}
+      learn={learn}
       formula={
         <>
           <Formula label="log p of i is z of i minus the log of the sum of e to the z of j">
@@ -33,32 +31,20 @@ export function WhyLogits({ learn }: { learn: Learn }): JSX.Element {
           </Formula>
         </>
       }
-      python={<Python {...STEP_CODE.whylogits(learn)} />}
     >
       <div class="controls">
-        <Slider
+        <StepSlider
           name="low"
           label={fill(s.slider, { word: words[target] ?? "" })}
           value={low}
-          low={-150}
-          high={5}
-          step={1}
-          shown={fixed(low, 0)}
-          onMove={(x) => learn.setLow(x, true)}
+          range={[-150, 5, 1]}
+          onMove={learn.setLow}
         />
       </div>
       <table class="facts" data-chart="whylogits">
         <tbody>
-          <tr>
-            <th scope="row">{s.naive}</th>
-            <td>
-              <Figure text={fixed(naive, 4)} bad={!Number.isFinite(naive)} />
-            </td>
-          </tr>
-          <tr>
-            <th scope="row">{s.stable}</th>
-            <td>{fixed(exact, 4)}</td>
-          </tr>
+          <FactRow head={s.naive} cells={[<Figure text={fixed(naive, 4)} bad={!Number.isFinite(naive)} />]} />
+          <FactRow head={s.stable} cells={[fixed(exact, 4)]} />
         </tbody>
       </table>
       <p class="note">{fill(s.argmax, { a: words[argmax(z)] ?? "", b: words[argmax(softmax(z))] ?? "" })}</p>

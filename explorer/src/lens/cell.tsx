@@ -3,10 +3,12 @@
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { chance } from "../next/rankedTokens";
+import { Track } from "../ui/bars";
 import { TokenText, visible } from "../ui/tokenText";
 import { LayerCurve } from "./layerCurve";
 import { layerName, type At } from "./grid";
 import { exact, MEASURES, textOfToken, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
+import { Heads } from "../ui/factsTable";
 
 interface CellProps {
   readonly lens: Lens;
@@ -30,15 +32,7 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onTarget }:
       </p>
       <table class="bars" data-chart="best">
         <caption>{s.best}</caption>
-        <thead>
-          <tr>
-            <th scope="col">{common.token}</th>
-            <th scope="col" class="figure">
-              {common.probability}
-            </th>
-            <td class="bar" />
-          </tr>
-        </thead>
+        <Heads of={[common.token, [common.probability, "figure"]]} bar />
         <tbody>
           {cell.best.map((token) => (
             <tr key={token.id} class={token.id === target.id ? "hit" : undefined} data-id={token.id} data-p={token.p}>
@@ -54,9 +48,7 @@ export function CellPanel({ lens, scale, measure, at: [row, column], onTarget }:
               </th>
               <td class="figure">{chance(token.p)}</td>
               <td class="bar">
-                <div class="track" aria-hidden="true">
-                  <div class="fill plain" style={{ left: "0", width: `${100 * token.p}%` }} />
-                </div>
+                <Track share={token.p} />
               </td>
             </tr>
           ))}

@@ -71,26 +71,23 @@ export function Grid({ lens, scale, measure, figures, chosen, picked, onChoose }
   const heads = useMemo(
     () => (
       <thead>
-        <tr role="row">
-          <th scope="col" role="columnheader">
-            {s.read}
-          </th>
-          {lens.prompt.map((token, at) => (
-            <th key={at} scope="col" role="columnheader" title={visible(textOfToken(token))}>
-              <TokenText text={textOfToken(token)} />
+        {(
+          [
+            [undefined, s.read, lens.prompt],
+            ["targets", s.target, lens.targets],
+          ] as const
+        ).map(([name, head, tokens]) => (
+          <tr key={head} role="row" class={name}>
+            <th scope="col" role="columnheader">
+              {head}
             </th>
-          ))}
-        </tr>
-        <tr role="row" class="targets">
-          <th scope="col" role="columnheader">
-            {s.target}
-          </th>
-          {lens.targets.map((token, at) => (
-            <th key={at} scope="col" role="columnheader" title={visible(textOfToken(token))}>
-              <TokenText text={textOfToken(token)} />
-            </th>
-          ))}
-        </tr>
+            {tokens.map((token, at) => (
+              <th key={at} scope="col" role="columnheader" title={visible(textOfToken(token))}>
+                <TokenText text={textOfToken(token)} />
+              </th>
+            ))}
+          </tr>
+        ))}
       </thead>
     ),
     [lens, s],
@@ -138,7 +135,7 @@ export function Grid({ lens, scale, measure, figures, chosen, picked, onChoose }
 }
 
 /** Scroll the grid to the left before an export, so that the layer names come first. */
-export function wholeInView(): void {
+export function scrollToStart(): void {
   document.querySelectorAll('[data-chart="grid"]').forEach((box) => {
     const left = box.scrollLeft;
     box.scrollLeft = 0;

@@ -7,7 +7,7 @@ import { fill, useStrings } from "../i18n/strings";
 import { layerName, type At } from "./grid";
 import { brief, legendOf, shareOf, valueOf, type Lens, type Measure, type Scale } from "./lensMeasures";
 
-const ROOM = 0.12; // least distance between two labels
+const MIN_DISTANCE = 0.12; // least distance between two labels
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [300, 150, 52, 12, 10, 24];
 
 interface ClimbProps {
@@ -33,7 +33,7 @@ export function LayerCurve({ lens, scale, measure, at: [row, column] }: ClimbPro
       (share) => y(share),
     )(shares) ?? "";
   const steps = legendOf(measure, scale);
-  const ticks = steps.filter(({ share }, i) => i === 0 || share - (steps[i - 1]?.share ?? 0) > ROOM);
+  const ticks = steps.filter(({ share }, i) => i === 0 || share - (steps[i - 1]?.share ?? 0) > MIN_DISTANCE);
   const title = fill(s.climb, { measure: s.measures[measure], scale: s.scales[measure] });
   return (
     <figure class="curve climb" data-chart="climb">

@@ -34,17 +34,17 @@ export interface Lens {
 }
 
 /** Smaller divergences have the strongest color. */
-const LEAST_KL = 0.01;
+const MIN_KL = 0.01;
 
 /** What the color scale needs to know about the whole grid. */
 export interface Scale {
   readonly vocabSize: number;
-  readonly mostKl: number;
+  readonly maxKl: number;
 }
 
 export function scaleOf(lens: Lens, vocabSize: number): Scale {
   const found = lens.layers.flatMap(({ cells }) => cells.map(({ kl }) => kl));
-  return { vocabSize, mostKl: Math.max(1, ...found.map(Math.ceil)) };
+  return { vocabSize, maxKl: Math.max(1, ...found.map(Math.ceil)) };
 }
 
 export function valueOf(cell: Cell, measure: Measure): number {
@@ -61,15 +61,15 @@ export function shareOf(value: number, measure: Measure, scale: Scale): number {
     case "entropy":
       return 1 - value / Math.log(Math.max(scale.vocabSize, 2));
     case "kl":
-      // A log scale from LEAST_KL: large values of early layers would hide the rest.
-      return value <= LEAST_KL ? 1 : 1 - Math.log(value / LEAST_KL) / Math.log(scale.mostKl / LEAST_KL);
+      // A log scale from MIN_KL: large values of early layers would hide the rest.
+      return value <= MIN_KL ? 1 : 1 - Math.log(value / MIN_KL) / Math.log(scale.maxKl / MIN_KL);
   }
 }
 
 /** A short text for a cell. Ranks start from 1. */
 export function brief(value: number, measure: Measure): string {
   if (measure === "p") return chance(value);
-  if (measure === "rank") return shortWhole(value + 1);
+  if (measure === "rank") return shortInteger(value + 1);
   return fixed(value, value < 9.95 ? 2 : 1);
 }
 
@@ -80,15 +80,15 @@ export function exact(value: number, measure: Measure): string {
 }
 
 export function legendOf(measure: Measure, scale: Scale): Step[] {
-  const most = Math.log(scale.vocabSize);
+  const max = Math.log(scale.vocabSize);
   const values = {
     p: [0, 0.01, 0.1, 0.5, 1],
     rank: [1, 10, 100, 1000, 10_000, 100_000]
       .map((n) => n - 1)
       .filter((rank) => rank < scale.vocabSize)
       .reverse(),
-    entropy: [most, most * 0.75, most / 2, most / 4, 0],
-    kl: [...new Set([scale.mostKl, 10, 1, 0.1, LEAST_KL])].filter((kl) => kl <= scale.mostKl),
+    entropy: [max, max * 0.75, max / 2, max / 4, 0],
+    kl: [...new Set([scale.maxKl, 10, 1, 0.1, MIN_KL])].filter((kl) => kl <= scale.maxKl),
   }[measure];
   return values.map((value) => ({ text: brief(value, measure), share: shareOf(value, measure, scale) }));
 }
@@ -100,8 +100,8 @@ function chance(p: number): string {
   return `${(100 * p).toFixed(p < 0.0095 ? 1 : 0)}%`;
 }
 
-/** At most four characters: 942, 1.2k, 49k. */
-function shortWhole(n: number): string {
+/** At max four characters: 942, 1.2k, 49k. */
+function shortInteger(n: number): string {
   if (n < 1000) return String(n);
   return n < 9950 ? `${(n / 1000).toFixed(1)}k` : `${Math.floor(n / 1000)}k`;
 }

@@ -8,14 +8,14 @@ import { Models } from "../models";
 import { Choice, Switch } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { grouped } from "../ui/format";
-import { Prose } from "../ui/prose";
+import { Alarm, Prose } from "../ui/prose";
 import { PromptForm, useDraft } from "../ui/promptForm";
 import { Status } from "../ui/requestStatus";
 import { usePromptParam } from "../text/usePromptParam";
 import { change, flag, integer, oneOf, useParam, type Codec } from "../url";
 import { CellPanel } from "./cell";
 import { lensDocument, lensLive, lensLines, lensTable } from "./lensExport";
-import { Grid, wholeInView, type At } from "./grid";
+import { Grid, scrollToStart, type At } from "./grid";
 import { legendOf, MEASURES, scaleOf, textOfToken, type Measure } from "./lensMeasures";
 import { visible } from "../ui/tokenText";
 import { Numbers } from "./lensTable";
@@ -78,11 +78,7 @@ export function LensPage(): JSX.Element {
           else change(to(given));
         }}
       />
-      {prompt === undefined ? (
-        <p class="note alarm" role="alert">
-          {textUnavailable}
-        </p>
-      ) : null}
+      {prompt === undefined ? <Alarm>{textUnavailable}</Alarm> : null}
       <Status request={request} waiting={s.waiting} />
       {lens && scale ? (
         <div class={request.current && !draft.edited ? "" : "stale"}>
@@ -116,7 +112,7 @@ export function LensPage(): JSX.Element {
             <CellPanel lens={lens} scale={scale} measure={measure} at={at} onTarget={setTarget} />
           </div>
           {model && prompt !== undefined && request.current && !request.loading ? (
-            <div onClickCapture={wholeInView}>
+            <div onClickCapture={scrollToStart}>
               <ExportPanel
                 name="lens"
                 title={s.title}

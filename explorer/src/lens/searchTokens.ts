@@ -1,6 +1,6 @@
 // Search tokens: the id itself, then equal texts, then texts that start with the query.
 
-const MOST = 8;
+const MAX_MATCHES = 8;
 
 export function search(query: string, texts: readonly string[]): number[] {
   const found = new Set<number>();
@@ -12,6 +12,6 @@ export function search(query: string, texts: readonly string[]): number[] {
     (text) => bare !== "" && text.trim().startsWith(bare),
   ];
   for (const fits of passes)
-    for (let id = 0; id < texts.length && found.size < MOST; id++) if (fits(texts[id] ?? "")) found.add(id);
+    for (let id = 0; id < texts.length && found.size < MAX_MATCHES; id++) if (fits(texts[id] ?? "")) found.add(id);
   return [...found];
 }

@@ -38,3 +38,8 @@ export function sigmoid(x: number): number {
   const small = Math.exp(-Math.abs(x));
   return (x >= 0 ? 1 : small) / (1 + small);
 }
+
+/** A copy with one entry replaced. */
+export function replaced(x: Vector, index: number, value: number): number[] {
+  return x.map((old, at) => (at === index ? value : old));
+}

@@ -10,7 +10,7 @@ export interface Branches {
   readonly current: number;
 }
 
-export const MOST = 12;
+export const MAX_BRANCHES = 12;
 const HERE = "*";
 
 export function path({ all, current }: Branches): Path {
@@ -44,7 +44,7 @@ export function parse(more: string | null, branches: string | null): Branches {
   const current = parts.indexOf(HERE);
   const all = parts.map((part) => (part === HERE ? here : ids(part)));
   const read = all.every((one) => one !== undefined) && parts.filter((part) => part === HERE).length === 1;
-  return read && all.length <= MOST ? { all: all, current } : { all: [here], current: 0 };
+  return read && all.length <= MAX_BRANCHES ? { all: all, current } : { all: [here], current: 0 };
 }
 
 /** Write for the address; null for what is not needed. */

@@ -52,24 +52,8 @@ export function Paths({ model, prompt, output, options, tokenText, onTake }: Pat
       <h2>{s.paths.title}</h2>
       <p class="note">{s.paths.lead}</p>
       <div class="controls pair">
-        <Slider
-          name="n"
-          label={s.paths.tokens}
-          value={tokens}
-          low={1}
-          high={64}
-          step={1}
-          onMove={(x) => setTokens(x, true)}
-        />
-        <Slider
-          name="beams"
-          label={s.paths.beams}
-          value={beams}
-          low={2}
-          high={8}
-          step={1}
-          onMove={(x) => setBeams(x, true)}
-        />
+        <Slider name="n" label={s.paths.tokens} value={tokens} low={1} high={64} onMove={(x) => setTokens(x, true)} />
+        <Slider name="beams" label={s.paths.beams} value={beams} low={2} high={8} onMove={(x) => setBeams(x, true)} />
       </div>
       <div class="controls buttons">
         <button type="button" data-do="paths" disabled={request.loading} onClick={generate}>

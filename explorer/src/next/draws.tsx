@@ -7,7 +7,9 @@ import type { Processed } from "../sampler/process";
 import type { Row } from "../sampler/row";
 import { fixed, grouped } from "../ui/format";
 import { chance } from "./rankedTokens";
+import { Track } from "../ui/bars";
 import { TokenText } from "../ui/tokenText";
+import { Heads } from "../ui/factsTable";
 
 const [DRAWS, SHOWN, SLICE_MS] = [1000, 12, 12];
 
@@ -62,21 +64,10 @@ export function Draws({ row, processed, seed, position, tokenText }: DrawsProps)
         <>
           <table class="bars">
             <caption>{t.draws.title}</caption>
-            <thead>
-              <tr>
-                <th scope="col">{common.token}</th>
-                <th scope="col" class="figure">
-                  {t.draws.times}
-                </th>
-                <th scope="col" class="figure">
-                  {t.draws.share}
-                </th>
-                <th scope="col" class="figure">
-                  {s.processed}
-                </th>
-                <td class="bar" />
-              </tr>
-            </thead>
+            <Heads
+              of={[common.token, [t.draws.times, "figure"], [t.draws.share, "figure"], [s.processed, "figure"]]}
+              bar
+            />
             <tbody>
               {shown.map(([id, count]) => (
                 <tr key={id} data-id={id} data-count={count}>
@@ -87,10 +78,7 @@ export function Draws({ row, processed, seed, position, tokenText }: DrawsProps)
                   <td class="figure">{fixed(count / Math.max(1, done), 3)}</td>
                   <td class="figure">{chance(processed.pOf(id))}</td>
                   <td class="bar">
-                    <div class="track" aria-hidden="true">
-                      <div class="fill plain" style={{ left: "0", width: `${(100 * count) / Math.max(1, done)}%` }} />
-                      <div class="mark" style={{ left: `${100 * processed.pOf(id)}%` }} />
-                    </div>
+                    <Track share={count / Math.max(1, done)} mark={processed.pOf(id)} />
                   </td>
                 </tr>
               ))}

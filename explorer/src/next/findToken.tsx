@@ -9,8 +9,9 @@ import { chance } from "./rankedTokens";
 import type { Processed } from "../sampler/process";
 import type { Row } from "../sampler/row";
 import { TokenText } from "../ui/tokenText";
+import { Heads } from "../ui/factsTable";
 
-const MOST = 8;
+const MAX_MATCHES = 8;
 const NOTHING = text("");
 
 interface FindProps {
@@ -37,14 +38,7 @@ export function FindToken({ row, processed, texts, onTake }: FindProps): JSX.Ele
       {query && !found.length ? <p class="note">{s.nothing}</p> : null}
       {found.length ? (
         <table class="facts" data-chart="found">
-          <thead>
-            <tr>
-              <th scope="col">{s.id}</th>
-              <th scope="col">{s.rank}</th>
-              <th scope="col">{s.raw}</th>
-              <th scope="col">{s.processed}</th>
-            </tr>
-          </thead>
+          <Heads of={[s.id, s.rank, s.raw, s.processed]} />
           <tbody>
             {found.map((id) => {
               const rank = row.rankOf(id);
@@ -73,7 +67,7 @@ export function FindToken({ row, processed, texts, onTake }: FindProps): JSX.Ele
 function search(query: string, texts: readonly string[]): number[] {
   const found = new Set<number>();
   if (/^\d+$/.test(query) && Number(query) < texts.length) found.add(Number(query));
-  texts.forEach((text, id) => text.trim() === query.trim() && found.size < MOST && found.add(id));
-  texts.forEach((text, id) => found.size < MOST && text.includes(query) && found.add(id));
-  return [...found].slice(0, MOST);
+  texts.forEach((text, id) => text.trim() === query.trim() && found.size < MAX_MATCHES && found.add(id));
+  texts.forEach((text, id) => found.size < MAX_MATCHES && text.includes(query) && found.add(id));
+  return [...found].slice(0, MAX_MATCHES);
 }

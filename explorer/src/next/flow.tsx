@@ -128,11 +128,11 @@ function Part({ title, note, children }: { title: string; note: string; children
 /** The first numbers of the vector as colored cells. */
 function VectorCells({ hidden }: { readonly hidden: readonly number[] | undefined }): JSX.Element {
   const shown = (hidden ?? Array.from({ length: CELLS }, () => 0)).slice(0, CELLS);
-  const most = Math.max(...shown.map(Math.abs), 1e-9);
+  const max = Math.max(...shown.map(Math.abs), 1e-9);
   return (
     <div class="flow-cells" aria-hidden="true">
       {shown.map((x, d) => (
-        <i key={d} class={x < 0 ? "down" : "up"} style={{ opacity: Math.abs(x) / most }} />
+        <i key={d} class={x < 0 ? "down" : "up"} style={{ opacity: Math.abs(x) / max }} />
       ))}
     </div>
   );
@@ -147,11 +147,11 @@ function MiniRow({
   readonly hidden: readonly number[] | undefined;
 }): JSX.Element {
   const products = (weights ?? []).slice(0, PRODUCTS).map((w, d) => w * (hidden?.[d] ?? 0));
-  const most = Math.max(...products.map(Math.abs), 1e-9);
+  const max = Math.max(...products.map(Math.abs), 1e-9);
   return (
     <span class="flow-cells line" aria-hidden="true">
       {products.map((x, d) => (
-        <i key={d} class={x < 0 ? "down" : "up"} style={{ opacity: Math.abs(x) / most }} />
+        <i key={d} class={x < 0 ? "down" : "up"} style={{ opacity: Math.abs(x) / max }} />
       ))}
     </span>
   );

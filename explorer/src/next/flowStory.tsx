@@ -10,6 +10,7 @@ import { PageLink } from "../ui/pageLink";
 import { TokenText, visible } from "../ui/tokenText";
 import type { FlowProps } from "./flow";
 import { chance } from "./rankedTokens";
+import { FactRow, Heads } from "../ui/factsTable";
 
 /** How many products are listed. */
 const LARGEST = 5;
@@ -63,22 +64,10 @@ export function Story({
         <h3>{s.s2}</h3>
         <p>{fill(s.t2, { d: grouped(hidden.length), token: visible(tokenText(first)) })}</p>
         <table class="facts" data-chart="terms">
-          <thead>
-            <tr>
-              <th scope="col">{s.index}</th>
-              <th scope="col">h</th>
-              <th scope="col">w</th>
-              <th scope="col">{s.product}</th>
-            </tr>
-          </thead>
+          <Heads of={[s.index, "h", "w", s.product]} />
           <tbody>
             {shown.map(({ d, h, w, product }) => (
-              <tr key={d}>
-                <th scope="row">{d + 1}</th>
-                <td>{fixed(h, 3)}</td>
-                <td>{fixed(w, 3)}</td>
-                <td>{fixed(product, 3)}</td>
-              </tr>
+              <FactRow key={d} head={d + 1} cells={[fixed(h, 3), fixed(w, 3), fixed(product, 3)]} />
             ))}
             <tr>
               <th scope="row" colSpan={3}>
@@ -112,26 +101,16 @@ export function Story({
         <h3>{s.s3}</h3>
         <p>{fill(s.t3, { n: grouped(size), total: fixed(row.candidates.total, 4) })}</p>
         <table class="facts">
-          <thead>
-            <tr>
-              <th scope="col">{common.token}</th>
-              <th scope="col">z − max</th>
-              <th scope="col">eᶻ⁻ᵐᵃˣ</th>
-              <th scope="col">{next.raw}</th>
-            </tr>
-          </thead>
+          <Heads of={[common.token, "z − max", "eᶻ⁻ᵐᵃˣ", next.raw]} />
           <tbody>
             {tokens.map((id) => {
               const x = (row.logits[id] ?? 0) - best;
               return (
-                <tr key={id}>
-                  <th scope="row">
-                    <TokenText text={tokenText(id)} />
-                  </th>
-                  <td>{fixed(x, 3)}</td>
-                  <td>{fixed(Math.exp(x), 4)}</td>
-                  <td>{chance(row.probability[id] ?? 0)}</td>
-                </tr>
+                <FactRow
+                  key={id}
+                  head={<TokenText text={tokenText(id)} />}
+                  cells={[fixed(x, 3), fixed(Math.exp(x), 4), chance(row.probability[id] ?? 0)]}
+                />
               );
             })}
           </tbody>
@@ -176,27 +155,18 @@ function Sums({ ids, row, processed, noise, tokenText }: SumsProps): JSX.Element
   const shown = [...new Set([...ids, winner])];
   return (
     <table class="facts" data-chart="noise">
-      <thead>
-        <tr>
-          <th scope="col">{common.token}</th>
-          <th scope="col">{s.logit_left}</th>
-          <th scope="col">{s.noise}</th>
-          <th scope="col">{s.total}</th>
-        </tr>
-      </thead>
+      <Heads of={[common.token, s.logit_left, s.noise, s.total]} />
       <tbody>
         {shown.map((id) => {
           const rank = row.rankOf(id);
           const [z, g] = [processed.logit(rank) ?? 0, noise[rank] ?? 0];
           return (
-            <tr key={id} class={id === winner ? "hit" : undefined}>
-              <th scope="row">
-                <TokenText text={tokenText(id)} />
-              </th>
-              <td>{fixed(z, 3)}</td>
-              <td>{fixed(g, 3)}</td>
-              <td>{id === winner ? <strong>{fixed(z + g, 3)}</strong> : fixed(z + g, 3)}</td>
-            </tr>
+            <FactRow
+              key={id}
+              class={id === winner ? "hit" : undefined}
+              head={<TokenText text={tokenText(id)} />}
+              cells={[fixed(z, 3), fixed(g, 3), id === winner ? <strong>{fixed(z + g, 3)}</strong> : fixed(z + g, 3)]}
+            />
           );
         })}
       </tbody>

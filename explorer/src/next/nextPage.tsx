@@ -5,9 +5,10 @@ import { useContext, useMemo } from "preact/hooks";
 import type { Model } from "../api";
 import { fill, useStrings } from "../i18n/strings";
 import { Models } from "../models";
-import { Choice } from "../ui/controls";
+import { Choice, optionsOf } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { fixed, grouped } from "../ui/format";
+import { Alarm } from "../ui/prose";
 import { PromptForm, useDraft } from "../ui/promptForm";
 import { Status } from "../ui/requestStatus";
 import { useVocabulary } from "../useRequest";
@@ -74,11 +75,7 @@ export function NextPage(): JSX.Element {
           else restart(to(given));
         }}
       />
-      {prompt === undefined ? (
-        <p class="note alarm" role="alert">
-          {textUnavailable}
-        </p>
-      ) : null}
+      {prompt === undefined ? <Alarm>{textUnavailable}</Alarm> : null}
       <Status request={request} waiting={s.waiting} />
       {texts.error ? <Status request={texts} waiting="" /> : null}
       {reading && read ? (
@@ -189,10 +186,7 @@ function Prediction({ model, reading, current, texts, branches, sampler, onChang
               name="scale"
               label={s.scale}
               value={scale}
-              options={[
-                ["linear", s.linear],
-                ["log", s.log],
-              ]}
+              options={optionsOf(s, "linear", "log")}
               onChoose={setScale}
             />
           </div>

@@ -10,9 +10,10 @@ import type { Row } from "../sampler/row";
 import { grouped } from "../ui/format";
 import { chance } from "./rankedTokens";
 import { visible } from "../ui/tokenText";
+import { FactRow, Heads } from "../ui/factsTable";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [440, 200, 48, 28, 10, 14];
-const LEAST = 1e-9;
+const MIN_P = 1e-9;
 const POINTS = 120;
 
 interface CurveProps {
@@ -26,13 +27,13 @@ export function RankCurve({ row, processed, tokenText }: CurveProps): JSX.Elemen
   const [pointed, setPointed] = useState<number>();
   const last = row.ids.length;
   const x = scaleLog([1, Math.max(last, 2)], [LEFT, WIDTH - RIGHT]).clamp(true);
-  const y = scaleLog([LEAST, 1], [HEIGHT - BOTTOM, TOP]).clamp(true);
+  const y = scaleLog([MIN_P, 1], [HEIGHT - BOTTOM, TOP]).clamp(true);
   const ranks = [...new Set(Array.from({ length: POINTS }, (_, k) => Math.round(last ** (k / (POINTS - 1)))))];
   const path = (p: (rank: number) => number): string =>
     line<number>(
       (rank) => x(rank),
       (rank) => y(p(rank - 1)),
-    )(ranks.filter((rank) => p(rank - 1) >= LEAST)) ?? "";
+    )(ranks.filter((rank) => p(rank - 1) >= MIN_P)) ?? "";
   const tens = [1, 10, 100, 1000, 10_000, 100_000].filter((rank) => rank <= last);
   const removed = processed.kept < row.candidates.size;
   // The lowest rank of the model that is left; with XTC or typical-p, higher ranks may be gone too.
@@ -89,7 +90,7 @@ export function RankCurve({ row, processed, tokenText }: CurveProps): JSX.Elemen
           </g>
         )}
         {pointed === undefined ? null : (
-          <circle class="dot" cx={x(pointed)} cy={y(Math.max(LEAST, row.p(pointed - 1)))} r={4} />
+          <circle class="dot" cx={x(pointed)} cy={y(Math.max(MIN_P, row.p(pointed - 1)))} r={4} />
         )}
       </svg>
       <p class="note pointed" data-picture="none">
@@ -100,20 +101,14 @@ export function RankCurve({ row, processed, tokenText }: CurveProps): JSX.Elemen
       <details>
         <summary>{common.numbers}</summary>
         <table class="facts">
-          <thead>
-            <tr>
-              <th scope="col">{s.rank}</th>
-              <th scope="col">{s.raw}</th>
-              <th scope="col">{s.processed}</th>
-            </tr>
-          </thead>
+          <Heads of={[s.rank, s.raw, s.processed]} />
           <tbody>
             {tens.map((rank) => (
-              <tr key={rank}>
-                <th scope="row">{grouped(rank)}</th>
-                <td>{chance(row.p(rank - 1))}</td>
-                <td>{chance(processed.p(rank - 1))}</td>
-              </tr>
+              <FactRow
+                key={rank}
+                head={grouped(rank)}
+                cells={[chance(row.p(rank - 1)), chance(processed.p(rank - 1))]}
+              />
             ))}
           </tbody>
         </table>

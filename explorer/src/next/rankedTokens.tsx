@@ -9,7 +9,9 @@ import { useKeptFocus } from "../ui/useKeptFocus";
 import { fixed, grouped } from "../ui/format";
 import type { Processed } from "../sampler/process";
 import type { Row } from "../sampler/row";
+import { Track } from "../ui/bars";
 import { TokenText, visible } from "../ui/tokenText";
+import { Heads } from "../ui/factsTable";
 
 interface RankedProps {
   readonly row: Row;
@@ -53,27 +55,17 @@ export function Ranked({ row, processed, ranks, scale, tokenText, onTake }: Rank
           </span>
         </span>
       </caption>
-      <thead>
-        <tr>
-          <th scope="col" class="figure rank">
-            {s.rank}
-          </th>
-          <th scope="col">{common.token}</th>
-          <th scope="col" class="figure id">
-            {s.id}
-          </th>
-          <th scope="col" class="figure logit">
-            {common.logit}
-          </th>
-          <th scope="col" class="figure">
-            {s.raw}
-          </th>
-          <th scope="col" class="figure">
-            {s.processed}
-          </th>
-          <td class="bar" />
-        </tr>
-      </thead>
+      <Heads
+        of={[
+          [s.rank, "figure rank"],
+          common.token,
+          [s.id, "figure id"],
+          [common.logit, "figure logit"],
+          [s.raw, "figure"],
+          [s.processed, "figure"],
+        ]}
+        bar
+      />
       <tbody>
         {ranks.map((rank, at) => {
           const id = row.ids[rank] ?? 0;
@@ -107,10 +99,7 @@ export function Ranked({ row, processed, ranks, scale, tokenText, onTake }: Rank
                 {cut ? <small title={fill(s.cut_by, { stage: t.stages[cut] })}>{t.stages[cut]}</small> : chance(left)}
               </td>
               <td class="bar">
-                <div class="track" aria-hidden="true">
-                  <div class="fill plain" style={{ left: "0", width: `${100 * barWidth(left, scale)}%` }} />
-                  <div class="mark" style={{ left: `${100 * barWidth(raw, scale)}%` }} />
-                </div>
+                <Track share={barWidth(left, scale)} mark={barWidth(raw, scale)} />
               </td>
             </tr>
           );

@@ -7,6 +7,7 @@ import { chance } from "./rankedTokens";
 import type { Processed } from "../sampler/process";
 import type { Row } from "../sampler/row";
 import { TokenText } from "../ui/tokenText";
+import { Heads } from "../ui/factsTable";
 
 interface StagesProps {
   readonly row: Row;
@@ -24,15 +25,7 @@ export function Stages({ row, processed, tokenText }: StagesProps): JSX.Element 
   return (
     <table class="facts stages" data-chart="stages">
       <caption>{s.stages}</caption>
-      <thead>
-        <tr>
-          <th scope="col">{s.stage}</th>
-          <th scope="col">{s.left}</th>
-          <th scope="col">{s.mass}</th>
-          <th scope="col">{s.entropy_head}</th>
-          <th scope="col">{s.best}</th>
-        </tr>
-      </thead>
+      <Heads of={[s.stage, s.left, s.mass, s.entropy_head, s.best]} />
       <tbody>
         {lines.map(({ name, left, mass, entropy, best, bestP }, at) => (
           <tr key={at} data-kept={left} data-mass={mass} data-entropy={entropy} data-best={best} data-p={bestP}>

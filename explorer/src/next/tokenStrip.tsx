@@ -5,7 +5,7 @@ import { useRef } from "preact/hooks";
 import { fill, useStrings } from "../i18n/strings";
 import { useKeptFocus } from "../ui/useKeptFocus";
 import { spell } from "../text/tokenSpelling";
-import { MOST, close, fork, goTo, open, path, type Branches } from "./branches";
+import { MAX_BRANCHES, close, fork, goTo, open, path, type Branches } from "./branches";
 import { TokenText, ending, joined, visible } from "../ui/tokenText";
 import type { Reading } from "./useNext";
 
@@ -29,7 +29,7 @@ export function TokenStrip({ reading, branches, sampled, tokenText, onChange }: 
   const spelled = spell(tokens); // a character of several tokens is shown at the first
   const here = path(branches);
   const prompt = context.prompt.length;
-  const full = branches.all.length >= MOST;
+  const full = branches.all.length >= MAX_BRANCHES;
   return (
     <section ref={section} class="written" aria-label={s.tokens}>
       <p class="pieces" data-chart="pieces">

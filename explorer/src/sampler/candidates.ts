@@ -101,8 +101,8 @@ export class Candidates {
   }
 
   /** Those with a logit of at least this, and the best one. */
-  above(least: number): Candidates {
-    return this.best(firstIndex(this.size, (at) => (this.z[at] as number) < least));
+  above(minimum: number): Candidates {
+    return this.best(firstIndex(this.size, (at) => (this.z[at] as number) < minimum));
   }
 
   scaled(temperature: number): Candidates {

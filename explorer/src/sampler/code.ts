@@ -8,6 +8,7 @@ import {
   OPTION_NAMES,
   OPTIONS,
   orderName,
+  split,
   type OptionName,
   type Options,
   type Stage,
@@ -141,26 +142,10 @@ export interface Translated {
   readonly recounted: boolean;
 }
 
-const HUGGINGFACE: readonly OptionName[] = [
-  "temperature",
-  "top_k",
-  "top_p",
-  "min_p",
-  "top_h",
-  "typical_p",
-  "epsilon_cutoff",
-  "eta_cutoff",
-  "repetition_penalty",
-];
-const VLLM: readonly OptionName[] = [
-  "temperature",
-  "top_k",
-  "top_p",
-  "min_p",
-  "repetition_penalty",
-  "frequency_penalty",
-  "presence_penalty",
-];
+const HUGGINGFACE = split<OptionName>(
+  "temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty",
+);
+const VLLM = split<OptionName>("temperature top_k top_p min_p repetition_penalty frequency_penalty presence_penalty");
 /** The flag, and the name in `--samplers`. */
 const LLAMA: Partial<Record<OptionName, string>> = {
   temperature: "temp",
@@ -212,17 +197,17 @@ export function translated(chain: Chain, program: Program): Translated {
       .filter(([name]) => LLAMA[name as OptionName])
       .map(([name, value]) => `--${LLAMA[name as OptionName]} ${value}`);
     // Ours has no sequence breakers, and counts the whole text unless the order is llama.cpp's.
-    const whole = orderName(chain.order) !== "llama.cpp";
+    const countsAll = orderName(chain.order) !== "llama.cpp";
     const extra = [
       ...(active.includes("dry_multiplier") ? ["--dry-sequence-breaker none"] : []),
-      ...(named.includes("penalties") && whole ? ["--repeat-last-n -1"] : []),
+      ...(named.includes("penalties") && countsAll ? ["--repeat-last-n -1"] : []),
     ];
     const samplers = named.length && !given.mirostat ? [`--samplers '${named.join(";")}'`] : [];
     return {
       code: [...samplers, ...options, ...extra, `--seed ${chain.seed}`].join(" "),
       missing: chain.stages.filter(({ name }) => !(LLAMA_SAMPLERS[name] ?? LLAMA[name])).map(({ name }) => name),
       reordered: false,
-      recounted: whole && active.includes("frequency_penalty"),
+      recounted: countsAll && active.includes("frequency_penalty"),
     };
   }
   const names = program === "vllm" ? VLLM : HUGGINGFACE;
@@ -244,16 +229,6 @@ export function translated(chain: Chain, program: Program): Translated {
 }
 
 const PROGRAM_ORDER: Record<"huggingface" | "vllm", readonly StageName[]> = {
-  huggingface: [
-    "repetition_penalty",
-    "temperature",
-    "top_h",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-  ],
-  vllm: ["repetition_penalty", "frequency_penalty", "temperature", "min_p", "top_k", "top_p"],
+  huggingface: split("repetition_penalty temperature top_h top_k top_p min_p typical_p epsilon_cutoff eta_cutoff"),
+  vllm: split("repetition_penalty frequency_penalty temperature min_p top_k top_p"),
 };

@@ -31,11 +31,11 @@ export function topNSigma(c: Candidates, n: number): Candidates {
   return n > 0 ? c.above((c.z[0] as number) - n * c.deviation) : c;
 }
 
-const MOST_H = 100;
+const MAX_H = 100;
 
 /** Of the 100 best: the first ones whose terms -p log p add up to at most the share of their entropy. */
 export function topH(c: Candidates, share: number): Candidates {
-  const best = c.best(MOST_H);
+  const best = c.best(MAX_H);
   const limit = share >= 1 ? Infinity : share * best.entropy;
   let [sum, n] = [0, 0];
   for (; n < best.size && best.p(n) > 0; n++) {
@@ -86,7 +86,7 @@ export function mirostat2(c: Candidates, mu: number): Candidates {
 
 /** Mirostat 1: the k best, k estimated as if probabilities followed Zipf's law. */
 export function mirostat1(c: Candidates, mu: number, vocabulary: number): Candidates {
-  const fitted = Math.min(MOST_H, c.size);
+  const fitted = Math.min(MAX_H, c.size);
   if (fitted < 2) return c.best(1);
   let [products, squares] = [0, 0];
   for (let at = 1; at < fitted; at++) {

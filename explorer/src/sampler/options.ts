@@ -4,30 +4,6 @@
 
 import type { Codec } from "../url";
 
-export type OptionName =
-  | "temperature"
-  | "dynatemp_range"
-  | "dynatemp_exponent"
-  | "top_k"
-  | "top_p"
-  | "min_p"
-  | "top_h"
-  | "typical_p"
-  | "epsilon_cutoff"
-  | "eta_cutoff"
-  | "top_n_sigma"
-  | "xtc_probability"
-  | "xtc_threshold"
-  | "mirostat"
-  | "mirostat_tau"
-  | "mirostat_eta"
-  | "repetition_penalty"
-  | "frequency_penalty"
-  | "presence_penalty"
-  | "dry_multiplier"
-  | "dry_base"
-  | "dry_allowed_length";
-
 export interface OptionInfo {
   /** The name in the address. */
   readonly param: string;
@@ -50,7 +26,7 @@ const option = (
   example: number,
 ): OptionInfo => ({ param, neutral, low, high, step, example, ...(step === 1 ? { integer: true } : {}) });
 
-export const OPTIONS: Readonly<Record<OptionName, OptionInfo>> = {
+const TABLE = {
   temperature: option("t", 1, 0.05, 3, 0.05, 0.7),
   dynatemp_range: option("dyn", 0, 0, 2, 0.05, 0.3),
   dynatemp_exponent: option("dynexp", 1, 0.1, 5, 0.1, 1),
@@ -75,6 +51,8 @@ export const OPTIONS: Readonly<Record<OptionName, OptionInfo>> = {
   dry_allowed_length: option("drylen", 2, 1, 20, 1, 2),
 };
 
+export type OptionName = keyof typeof TABLE;
+export const OPTIONS: Readonly<Record<OptionName, OptionInfo>> = TABLE;
 export const OPTION_NAMES = Object.keys(OPTIONS) as OptionName[];
 
 /** All options with their values. */
@@ -82,24 +60,8 @@ export type Options = Readonly<Record<OptionName, number>>;
 
 export const NEUTRAL = Object.fromEntries(OPTION_NAMES.map((name) => [name, OPTIONS[name].neutral])) as Options;
 
-export type StageName =
-  | "repetition_penalty"
-  | "frequency_penalty"
-  | "dry_multiplier"
-  | "temperature"
-  | "top_n_sigma"
-  | "top_h"
-  | "top_k"
-  | "top_p"
-  | "min_p"
-  | "typical_p"
-  | "epsilon_cutoff"
-  | "eta_cutoff"
-  | "xtc_probability"
-  | "mirostat";
-
 /** The options of each stage; the first ones decide whether it is active. */
-export const STAGE_OPTIONS: Readonly<Record<StageName, readonly OptionName[]>> = {
+const OPTIONS_OF_STAGES = {
   repetition_penalty: ["repetition_penalty"],
   frequency_penalty: ["frequency_penalty", "presence_penalty"],
   dry_multiplier: ["dry_multiplier", "dry_base", "dry_allowed_length"],
@@ -114,7 +76,10 @@ export const STAGE_OPTIONS: Readonly<Record<StageName, readonly OptionName[]>> =
   eta_cutoff: ["eta_cutoff"],
   xtc_probability: ["xtc_probability", "xtc_threshold"],
   mirostat: ["mirostat", "mirostat_tau", "mirostat_eta"],
-};
+} as const;
+
+export type StageName = keyof typeof OPTIONS_OF_STAGES;
+export const STAGE_OPTIONS: Readonly<Record<StageName, readonly OptionName[]>> = OPTIONS_OF_STAGES;
 
 const SWITCHES: Partial<Record<StageName, readonly OptionName[]>> = {
   frequency_penalty: ["frequency_penalty", "presence_penalty"],
@@ -141,8 +106,9 @@ export const ORDERS: Readonly<Record<OrderName, readonly StageName[]>> = {
 export const ORDER_NAMES = Object.keys(ORDERS) as OrderName[];
 export const STAGES = ORDERS.hf;
 
-function split(names: string): readonly StageName[] {
-  return names.split(/\s+/) as StageName[];
+/** Names that are separated by spaces. */
+export function split<T extends string = StageName>(names: string): readonly T[] {
+  return names.split(/\s+/) as T[];
 }
 
 /** The program whose order this is; undefined for an order of the user's own. */
@@ -219,14 +185,6 @@ export function givenOptions(stages: readonly Stage[]): Record<string, number> {
   );
 }
 
-const STAGE_OF: Readonly<Record<OptionName, StageName>> = {
-  ...(Object.fromEntries(OPTION_NAMES.map((name) => [name, name])) as Record<OptionName, StageName>),
-  presence_penalty: "frequency_penalty",
-  dry_base: "dry_multiplier",
-  dry_allowed_length: "dry_multiplier",
-  dynatemp_range: "temperature",
-  dynatemp_exponent: "temperature",
-  xtc_threshold: "xtc_probability",
-  mirostat_tau: "mirostat",
-  mirostat_eta: "mirostat",
-};
+const STAGE_OF = Object.fromEntries(
+  Object.entries(STAGE_OPTIONS).flatMap(([stage, options]) => options.map((option) => [option, stage])),
+) as Readonly<Record<OptionName, StageName>>;

@@ -51,9 +51,12 @@ export function dryPenalty(
     const id = reversed[at - 1] ?? -1;
     longest.set(id, Math.max(longest.get(id) ?? 0, length));
   });
-  const most = base > 1.000001 ? Math.floor(88.7228391 / Math.log(base)) : Infinity; // base^most fits in float32
+  const maxLength = base > 1.000001 ? Math.floor(88.7228391 / Math.log(base)) : Infinity; // base^maxLength fits in float32
   return new Map(
-    [...longest].map(([id, length]) => [id, (logit) => logit - multiplier * base ** Math.min(length - allowed, most)]),
+    [...longest].map(([id, length]) => [
+      id,
+      (logit) => logit - multiplier * base ** Math.min(length - allowed, maxLength),
+    ]),
   );
 }
 

@@ -44,8 +44,8 @@ export interface SamplerState {
 /** `side` is added to the names in the address; `first` is what a new page starts with. */
 export function useSampler(side = "", first: Partial<Options> = {}): SamplerState {
   const codec = (name: OptionName): Codec<number> => {
-    const { neutral, low, high, integer: whole } = OPTIONS[name];
-    return (whole ? integer : number)(first[name] ?? neutral, low, high);
+    const { neutral, low, high, integer: isInteger } = OPTIONS[name];
+    return (isInteger ? integer : number)(first[name] ?? neutral, low, high);
   };
   const all = OPTION_NAMES.map((name) => [name, param(OPTIONS[name].param + side, codec(name))] as const);
   const options = Object.fromEntries(all.map(([name, [value]]) => [name, value])) as Options;

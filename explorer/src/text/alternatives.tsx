@@ -7,6 +7,7 @@ import { useRequest } from "../useRequest";
 import { fill, useStrings } from "../i18n/strings";
 import { chance } from "../next/rankedTokens";
 import { Row } from "../sampler/row";
+import { Track } from "../ui/bars";
 import { visible } from "../ui/tokenText";
 import { grouped } from "../ui/format";
 import { Status } from "../ui/requestStatus";
@@ -14,6 +15,7 @@ import { Figures } from "./tokenFacts";
 import { fits } from "./storedText";
 import { everyToken, windowStart, type Score } from "./score";
 import { spell, textOf } from "./tokenSpelling";
+import { Heads } from "../ui/factsTable";
 
 const [TOP, BEFORE] = [10, 24];
 
@@ -44,7 +46,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
   const found = request.current ? request.data : undefined;
 
   const section = useRef<HTMLElement>(null);
-  const close = useWayBack(section, position, onClose);
+  const close = useReturnFocus(section, position, onClose);
   const before = spelled.slice(Math.max(0, position - BEFORE), position).map(({ own }) => own);
   // The page Next token reads a text from its start, so this window must start there too.
   const prefix = windowStart(position, score) === 0 ? textOf(tokens.slice(0, position)) : undefined;
@@ -76,18 +78,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
       {found && token ? (
         <table class="bars" data-chart="distribution">
           <caption>{fill(s.likely, { n: grouped(found.row.ids.length) })}</caption>
-          <thead>
-            <tr>
-              <th scope="col" class="figure">
-                {s.measures.rank}
-              </th>
-              <th scope="col">{common.token}</th>
-              <th scope="col" class="figure">
-                {s.measures.p}
-              </th>
-              <td class="bar" />
-            </tr>
-          </thead>
+          <Heads of={[[s.measures.rank, "figure"], common.token, [s.measures.p, "figure"]]} bar />
           <tbody>
             {places.map((place) => {
               const id = found.row.ids[place] ?? 0;
@@ -100,12 +91,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
                   </th>
                   <td class="figure">{chance(found.row.p(place))}</td>
                   <td class="bar">
-                    <div class="track" aria-hidden="true">
-                      <div
-                        class={place === own ? "fill own" : "fill plain"}
-                        style={{ left: "0", width: `${100 * found.row.p(place)}%` }}
-                      />
-                    </div>
+                    <Track share={found.row.p(place)} tone={place === own ? "own" : "plain"} />
                   </td>
                 </tr>
               );
@@ -123,7 +109,7 @@ export function Drawer({ model, score, position, onClose }: DrawerProps): JSX.El
 }
 
 /** Escape closes the panel; focus returns to the element that opened it, or to the map. */
-function useWayBack(
+function useReturnFocus(
   section: { readonly current: HTMLElement | null },
   position: number,
   onClose: () => void,

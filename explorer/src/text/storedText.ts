@@ -2,7 +2,7 @@
 //
 // Back button and reload restore both; a link contains only a short text.
 
-const MOST = 3000; // characters of the address
+const MAX_LENGTH = 3000; // characters of the address
 const KEY = "lmhead.text.";
 
 const here = new Map<string, string>();
@@ -15,7 +15,7 @@ export interface Kept {
 
 /** Whether a text fits in the address. */
 export function fits(text: string): boolean {
-  return encodeURIComponent(text).length <= MOST;
+  return encodeURIComponent(text).length <= MAX_LENGTH;
 }
 
 export function storeText(text: string): Kept {

@@ -7,6 +7,7 @@ import { grouped } from "../ui/format";
 import { MEASURES, SCALES } from "./textMeasures";
 import { everyToken, type Score, type Scored } from "./score";
 import { spell } from "./tokenSpelling";
+import { Heads } from "../ui/factsTable";
 
 const [WORST, BEFORE, AFTER, EXCERPT, PORTION] = [12, 14, 8, 28, 200];
 
@@ -15,13 +16,13 @@ interface ListProps {
   onOpen(position: number): void;
 }
 
-const LEAST_BITS = 1; // less: the model gave the token more than half of the probability
+const MIN_BITS = 1; // less: the model gave the token more than half of the probability
 
 /** The last characters of a text, starting after white space. */
-export function excerpt(text: string, most: number): string {
-  if (text.length <= most) return text;
-  const end = text.slice(-most);
-  const cut = /\S/.test(text.charAt(text.length - most - 1)) ? end.search(/\s/) : 0;
+export function excerpt(text: string, length: number): string {
+  if (text.length <= length) return text;
+  const end = text.slice(-length);
+  const cut = /\S/.test(text.charAt(text.length - length - 1)) ? end.search(/\s/) : 0;
   return cut > 0 ? end.slice(cut + 1) : end;
 }
 
@@ -36,31 +37,27 @@ export function lettersAfter(token: string, following: string): string {
 }
 
 /** The tokens with the largest surprisal, without first choices of the model; equal ones in text order. */
-export function greatestSurprises(tokens: readonly Scored[], count: number): Scored[] {
+export function mostSurprising(tokens: readonly Scored[], count: number): Scored[] {
   return tokens
-    .filter(({ bits, rank }) => rank > 0 && (bits ?? Infinity) >= LEAST_BITS)
+    .filter(({ bits, rank }) => rank > 0 && (bits ?? Infinity) >= MIN_BITS)
     .sort((a, b) => (b.bits ?? Infinity) - (a.bits ?? Infinity) || a.position - b.position)
     .slice(0, count);
 }
 
-export function Surprises({ score, onOpen }: ListProps): JSX.Element {
+export function MostSurprising({ score, onOpen }: ListProps): JSX.Element {
   const { text: s } = useStrings();
   const spelled = useMemo(() => spell(everyToken(score)), [score]);
-  const found = useMemo(() => greatestSurprises(score.tokens, WORST), [score]);
+  const found = useMemo(() => mostSurprising(score.tokens, WORST), [score]);
   return (
     <table class="facts surprises" data-chart="worst">
       <caption>{s.worst}</caption>
-      <thead>
-        <tr>
-          <th scope="col">{s.inText}</th>
-          <th scope="col" class="figure">
-            {fill(s.withUnit, { measure: s.measures.bits, unit: s.units.bits })}
-          </th>
-          <th scope="col" class="figure">
-            {s.measures.rank}
-          </th>
-        </tr>
-      </thead>
+      <Heads
+        of={[
+          s.inText,
+          [fill(s.withUnit, { measure: s.measures.bits, unit: s.units.bits }), "figure"],
+          [s.measures.rank, "figure"],
+        ]}
+      />
       <tbody>
         {found.map((token) => {
           const before = spelled.slice(Math.max(0, token.position - BEFORE), token.position);

@@ -9,19 +9,19 @@ import { Choice, Switch } from "../ui/controls";
 import { ExportPanel } from "../ui/exportPanel";
 import { grouped } from "../ui/format";
 import { PromptForm, useDraft } from "../ui/promptForm";
-import { Inline } from "../ui/prose";
+import { Alarm, Inline } from "../ui/prose";
 import { Status } from "../ui/requestStatus";
 import { change, flag, integer, oneOf, text as textCodec, useParam } from "../url";
 import { Drawer } from "./alternatives";
 import { scoreDocument, scoreLines, scoreLive, scoreTables } from "./textExport";
-import { MOST_BYTES, readFile } from "./readFile";
+import { MAX_BYTES, readFile } from "./readFile";
 import { Heat } from "./heatMap";
 import { beginning, wellFormed } from "./storedText";
 import { LEVELS, legend, MEASURES, type Measure } from "./textMeasures";
 import { useScore } from "./score";
 import { TextTotals } from "./textTotals";
 import { usePromptParam } from "./usePromptParam";
-import { TokenTable, Surprises } from "./surprises";
+import { TokenTable, MostSurprising } from "./surprises";
 
 export function TextPage(): JSX.Element {
   const { text: s, common } = useStrings();
@@ -51,7 +51,7 @@ export function TextPage(): JSX.Element {
   const read = async (chosen: File | undefined): Promise<void> => {
     if (!chosen) return;
     const found = await readFile(chosen);
-    const [size, most] = [chosen.size, MOST_BYTES].map((bytes) => grouped(Math.ceil(bytes / 1024))) as [string, string];
+    const [size, most] = [chosen.size, MAX_BYTES].map((bytes) => grouped(Math.ceil(bytes / 1024))) as [string, string];
     if ("text" in found) take(found.text, chosen.name);
     else setProblem(fill(s[found.problem], { file: chosen.name, size, most }));
   };
@@ -103,16 +103,8 @@ export function TextPage(): JSX.Element {
           {s.kept}
         </p>
       ) : null}
-      {problem ? (
-        <p class="note alarm" role="alert">
-          {problem}
-        </p>
-      ) : null}
-      {held && text === undefined ? (
-        <p class="note alarm" role="alert">
-          {s.textUnavailable}
-        </p>
-      ) : null}
+      {problem ? <Alarm>{problem}</Alarm> : null}
+      {held && text === undefined ? <Alarm>{s.textUnavailable}</Alarm> : null}
       <Status request={request} waiting={s.waiting} />
       {request.error ? (
         <Begin failed={request.error} onBegin={(share) => take(beginning(text ?? "", share), "")} />
@@ -137,7 +129,7 @@ export function TextPage(): JSX.Element {
             </div>
             <aside>
               {open ? <Drawer model={name} score={score} position={open} onClose={() => setAt(0)} /> : null}
-              <Surprises score={score} onOpen={(position) => setAt(position)} />
+              <MostSurprising score={score} onOpen={(position) => setAt(position)} />
             </aside>
           </div>
           <section aria-label={s.summary}>

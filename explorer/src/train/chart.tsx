@@ -132,11 +132,11 @@ function scaleOf({ domain, log }: Axis, range: [number, number]): Scale {
 }
 
 /** Round numbers, no more than fit. */
-function ticksOf({ ticks, domain, log }: Axis, scale: Scale, most: number): readonly number[] {
+function ticksOf({ ticks, domain, log }: Axis, scale: Scale, max: number): readonly number[] {
   const [low, high] = domain;
-  const all = ticks?.filter((tick) => tick >= low && tick <= high) ?? scale.ticks(most);
+  const all = ticks?.filter((tick) => tick >= low && tick <= high) ?? scale.ticks(max);
   const fitting = !ticks && log ? all.filter((tick) => tick >= low && tick <= high) : all;
-  const every = Math.ceil(fitting.length / Math.max(2, most));
+  const every = Math.ceil(fitting.length / Math.max(2, max));
   return fitting.filter((_, i) => i % every === 0);
 }
 

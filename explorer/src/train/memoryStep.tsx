@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
 import { Bars } from "../ui/bars";
-import { Choice } from "../ui/controls";
+import { Choice, optionsOf } from "../ui/controls";
 import { fixed, grouped } from "../ui/format";
 import { Code, Prose, Python } from "../ui/prose";
 import { change, number, oneOf, useParam } from "../url";
@@ -24,6 +24,7 @@ import {
 } from "./lossMemory";
 import { MIB } from "./tilePlan";
 import { Size } from "./sizeField";
+import { FactRow, Heads } from "../ui/factsTable";
 
 export const LIMITS = { v: [64, 1_048_576], d: [16, 16_384], n: [16, 1_048_576] } as const;
 const CURVE = Array.from({ length: 15 }, (_, k) => 2 ** (4 + k));
@@ -80,30 +81,15 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
               </button>
             ))}
           </div>
-          <Size
-            name="v"
-            label={s.vocab}
-            value={sizes.vocab}
-            low={LIMITS.v[0]}
-            high={LIMITS.v[1]}
-            onSet={given.setVocab}
-          />
-          <Size
-            name="d"
-            label={s.width}
-            value={sizes.width}
-            low={LIMITS.d[0]}
-            high={LIMITS.d[1]}
-            onSet={given.setWidth}
-          />
-          <Size
-            name="n"
-            label={s.tokens}
-            value={sizes.tokens}
-            low={LIMITS.n[0]}
-            high={LIMITS.n[1]}
-            onSet={given.setTokens}
-          />
+          {(
+            [
+              ["v", s.vocab, sizes.vocab, given.setVocab],
+              ["d", s.width, sizes.width, given.setWidth],
+              ["n", s.tokens, sizes.tokens, given.setTokens],
+            ] as const
+          ).map(([name, label, value, set]) => (
+            <Size key={name} name={name} label={label} value={value} range={LIMITS[name]} onSet={set} />
+          ))}
         </div>
         <div class="controls pair">
           <Choice
@@ -116,26 +102,21 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
                 ["bfloat16", "bfloat16"],
               ] as const
             }
-            onChoose={(value) => given.setDtype(value)}
+            onChoose={given.setDtype}
           />
           <Choice
             name="max"
             label={s.bound}
             value={budget}
             options={BUDGETS.map((mib) => [String(mib), `${mib} MiB`] as const)}
-            onChoose={(value) => given.setBudget(value)}
+            onChoose={given.setBudget}
           />
           <Choice
             name="loss"
             label={s.written}
             value={sizes.written}
-            options={
-              [
-                ["plain", s.plain],
-                ["upcast", s.upcast],
-              ] as const
-            }
-            onChoose={(value) => given.setWritten(value)}
+            options={optionsOf(s, "plain", "upcast")}
+            onChoose={given.setWritten}
           />
         </div>
         <p class="headline" data-chart="headline" aria-live="polite">
@@ -157,14 +138,7 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
         />
         <table class="facts tensors" data-chart="tensors">
           <caption>{s.tensors}</caption>
-          <thead>
-            <tr>
-              <th scope="col">{s.tensor}</th>
-              <th scope="col">{s.shape}</th>
-              <th scope="col">{s.dtype}</th>
-              <th scope="col">{s.size}</th>
-            </tr>
-          </thead>
+          <Heads of={[s.tensor, s.shape, s.dtype, s.size]} />
           {(
             [
               [s.dense, found.dense],
@@ -203,12 +177,12 @@ export function Cost({ given }: { given: ReturnType<typeof useSizes> }): JSX.Ele
 function TensorRow({ tensor }: { tensor: Tensor }): JSX.Element {
   const { train } = useStrings();
   return (
-    <tr data-tensor={tensor.name} data-bytes={tensor.bytes}>
-      <th scope="row">{train.cost.names[tensor.name]}</th>
-      <td>{tensor.shape || "—"}</td>
-      <td>{tensor.dtype}</td>
-      <td>{showBytes(tensor.bytes)}</td>
-    </tr>
+    <FactRow
+      data-tensor={tensor.name}
+      data-bytes={tensor.bytes}
+      head={train.cost.names[tensor.name]}
+      cells={[tensor.shape || "—", tensor.dtype, showBytes(tensor.bytes)]}
+    />
   );
 }
 
@@ -255,20 +229,10 @@ function Growth({ sizes }: { sizes: Sizes }): JSX.Element {
       height={240}
     >
       <table class="facts">
-        <thead>
-          <tr>
-            <th scope="col">{s.tokens}</th>
-            <th scope="col">{s.dense}</th>
-            <th scope="col">{s.streamed}</th>
-          </tr>
-        </thead>
+        <Heads of={[s.tokens, s.dense, s.streamed]} />
         <tbody>
           {rows.map(([n, dense, streamed]) => (
-            <tr key={n}>
-              <th scope="row">{grouped(n)}</th>
-              <td>{showBytes(dense)}</td>
-              <td>{showBytes(streamed)}</td>
-            </tr>
+            <FactRow key={n} head={grouped(n)} cells={[showBytes(dense), showBytes(streamed)]} />
           ))}
         </tbody>
       </table>

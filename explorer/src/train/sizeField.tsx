@@ -2,42 +2,26 @@
 
 import type { JSX } from "preact";
 import { useId } from "preact/hooks";
-import { NumberInput } from "../ui/controls";
+import { NumberInput, Range } from "../ui/controls";
 import { grouped } from "../ui/format";
 
 interface SizeProps {
   readonly name: string;
   readonly label: string;
   readonly value: number;
-  readonly low: number;
-  readonly high: number;
+  readonly range: readonly [number, number];
   onSet(value: number, drag: boolean): void;
 }
 
-export function Size({ name, label, value, low, high, onSet }: SizeProps): JSX.Element {
+export function Size({ name, label, value, range: [low, high], onSet }: SizeProps): JSX.Element {
   const id = useId();
+  const stops = { value: stopOf(value), low: stopOf(low), high: stopOf(high), shown: grouped(value) };
+  const exact = { name: `${name}-exact`, aria: label, value, low, high };
   return (
     <div class="slider size">
       <label for={id}>{label}</label>
-      <input
-        id={id}
-        name={name}
-        type="range"
-        min={stopOf(low)}
-        max={stopOf(high)}
-        step={1}
-        value={stopOf(value)}
-        aria-valuetext={grouped(value)}
-        onInput={(event) => onSet(sizeOf(event.currentTarget.valueAsNumber), true)}
-      />
-      <NumberInput
-        name={`${name}-exact`}
-        aria={label}
-        value={value}
-        low={low}
-        high={high}
-        onSet={(next) => onSet(next, true)}
-      />
+      <Range id={id} name={name} {...stops} onMove={(stop) => onSet(sizeOf(stop), true)} />
+      <NumberInput {...exact} onSet={(next) => onSet(next, true)} />
     </div>
   );
 }

@@ -27,17 +27,17 @@ export function makePlan(
   maxBytes = DEFAULT_MAX_BYTES,
 ): Plan {
   const budget = Math.floor(maxBytes / ITEM);
-  const mostTokens = Math.max(1, Math.min(MAX_TILE_TOKENS, Math.ceil(vocab / 2)));
+  const maxTokens = Math.max(1, Math.min(MAX_TILE_TOKENS, Math.ceil(vocab / 2)));
   const tokenCost = converts ? width : 0;
   const rowCost = 3 * width + 16;
   const cost = (chunkRows: number, tileTokens: number, kept: number): number =>
     (kept + SCRATCH * tileTokens) * chunkRows + tileTokens * tokenCost + chunkRows * rowCost;
-  const fitRows = (tileTokens: number, kept: number, most: number): number => {
+  const fitRows = (tileTokens: number, kept: number, maxRows: number): number => {
     const perRow = cost(1, tileTokens, kept) - tileTokens * tokenCost;
-    return Math.max(1, Math.min(most, Math.floor((budget - tileTokens * tokenCost) / perRow)));
+    return Math.max(1, Math.min(maxRows, Math.floor((budget - tileTokens * tokenCost) / perRow)));
   };
 
-  let tileTokens = mostTokens;
+  let tileTokens = maxTokens;
   while (tileTokens > 512 && tileTokens * tokenCost > Math.floor(budget / 4)) tileTokens = Math.floor(tileTokens / 2);
   let chunkRows = fitRows(tileTokens, vocab, rows);
   if (chunkRows >= Math.min(MIN_RETAINED, rows) && cost(chunkRows, tileTokens, vocab) <= budget) {
@@ -46,10 +46,10 @@ export function makePlan(
   }
 
   chunkRows = Math.min(MAX_CHUNK_ROWS, rows);
-  tileTokens = mostTokens;
-  const least = Math.min(8, mostTokens);
-  while (tileTokens > least && cost(chunkRows, tileTokens, tileTokens) > budget)
-    tileTokens = Math.max(least, Math.floor(tileTokens / 2));
+  tileTokens = maxTokens;
+  const minTokens = Math.min(8, maxTokens);
+  while (tileTokens > minTokens && cost(chunkRows, tileTokens, tileTokens) > budget)
+    tileTokens = Math.max(minTokens, Math.floor(tileTokens / 2));
   if (cost(chunkRows, tileTokens, tileTokens) > budget) chunkRows = fitRows(tileTokens, tileTokens, chunkRows);
   chunkRows = balanced(rows, chunkRows);
   return { chunkRows, tileTokens, retained: false, bytes: cost(chunkRows, tileTokens, tileTokens) * ITEM };

@@ -117,10 +117,10 @@ export function at<T extends { readonly step: number }>(points: readonly T[], st
   return points[low - 1];
 }
 
-/** Reduce to about `most` points that keep every peak: first, minimum, maximum and last of each interval. */
-export function thin(points: readonly Point[], most: number): readonly Point[] {
-  if (points.length <= most) return points;
-  const stretch = Math.ceil(points.length / Math.max(1, Math.floor(most / 4)));
+/** Reduce to about `count` points that keep every peak: first, minimum, maximum and last of each interval. */
+export function thin(points: readonly Point[], count: number): readonly Point[] {
+  if (points.length <= count) return points;
+  const stretch = Math.ceil(points.length / Math.max(1, Math.floor(count / 4)));
   const kept: Point[] = [];
   for (let from = 0; from < points.length; from += stretch) {
     const part = points.slice(from, from + stretch);

@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { fill, useStrings } from "../i18n/strings";
-import { Choice, Slider } from "../ui/controls";
+import { Choice, Slider, optionsOf } from "../ui/controls";
 import { fixed, grouped } from "../ui/format";
 import { Code, Prose } from "../ui/prose";
 import { number, oneOf, useParam } from "../url";
@@ -11,8 +11,9 @@ import { Chart } from "./chart";
 import { at, best, clock, legible, stateOf, thin, timeLeft, type Point, type Run } from "./trainingRun";
 import { trainCommand } from "./trainExport";
 import type { Watched } from "./useRun";
+import { FactRow, Heads } from "../ui/factsTable";
 
-const MOST_POINTS = 800;
+const MAX_POINTS = 800;
 
 export function Watch({ watched }: { watched: Watched }): JSX.Element {
   const { train, common } = useStrings();
@@ -36,7 +37,7 @@ export function Watch({ watched }: { watched: Watched }): JSX.Element {
               : ""
             : fill(s.failed, { message: failed || s.unreachable })}
         </p>
-        {begun ? <Standing run={run} /> : null}
+        {begun ? <RunStatus run={run} /> : null}
       </div>
       <div class="play">{begun ? <Curves run={run} /> : run === undefined ? null : <HowTo run={run} />}</div>
     </section>
@@ -57,7 +58,7 @@ function HowTo({ run }: { run: Run | null }): JSX.Element {
   );
 }
 
-function Standing({ run }: { run: Run }): JSX.Element {
+function RunStatus({ run }: { run: Run }): JSX.Element {
   const { watch: s } = useStrings().train;
   const state = stateOf(run);
   const left = timeLeft(run);
@@ -105,11 +106,11 @@ function Curves({ run }: { run: Run }): JSX.Element {
   const first = Math.min(run.train[0]?.step ?? run.step, run.valid[0]?.step ?? run.step);
   const viewed = chosen ? Math.min(Math.max(chosen, first), run.step) : run.step;
   const gap = Math.max(1, (run.train[1]?.step ?? 0) - (run.train[0]?.step ?? 0));
-  const [train, valid] = [thin(run.train, MOST_POINTS), thin(run.valid, MOST_POINTS)];
+  const [train, valid] = [thin(run.train, MAX_POINTS), thin(run.valid, MAX_POINTS)];
   const values = [...train, ...valid].map(({ value }) => value);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const log = scale === "log" && low > 0;
-  const room = log ? 0 : (high - low || 1) * 0.06;
+  const margin = log ? 0 : (high - low || 1) * 0.06;
   const across = { label: s.step, domain: [0, Math.max(1, run.step)] as const, show: grouped };
   const sample = at(run.samples, viewed);
   // The last step means "follow the run".
@@ -135,7 +136,7 @@ function Curves({ run }: { run: Run }): JSX.Element {
           x={across}
           y={{
             label: s.loss,
-            domain: log ? [low / 1.03, high * 1.03] : [low - room, high + room],
+            domain: log ? [low / 1.03, high * 1.03] : [low - margin, high + margin],
             log,
             show: (value) => fixed(value, high - low < 0.5 ? 2 : 1),
           }}
@@ -165,13 +166,8 @@ function Curves({ run }: { run: Run }): JSX.Element {
           name="scale"
           label={s.scale}
           value={scale}
-          options={
-            [
-              ["linear", s.linear],
-              ["log", s.log],
-            ] as const
-          }
-          onChoose={(value) => setScale(value)}
+          options={optionsOf(s, "linear", "log")}
+          onChoose={setScale}
         />
       </div>
       <dl class="standing here" data-chart="here" data-step={viewed}>
@@ -200,25 +196,21 @@ function LossTable({ run }: { run: Run }): JSX.Element {
   const rows = run.valid.length ? run.valid : thin(run.train, 40);
   return (
     <table class="facts">
-      <thead>
-        <tr>
-          <th scope="col">{s.step}</th>
-          <th scope="col">{s.train}</th>
-          <th scope="col">{s.valid}</th>
-          <th scope="col">{s.perplexity}</th>
-        </tr>
-      </thead>
+      <Heads of={[s.step, s.train, s.valid, s.perplexity]} />
       <tbody>
         {rows.map(({ step }) => {
           const [train, valid] = [at(run.train, step), run.valid.length ? at(run.valid, step) : undefined];
           const loss = valid ?? train;
           return (
-            <tr key={step}>
-              <th scope="row">{grouped(step)}</th>
-              <td>{train ? fixed(train.value, 4) : "—"}</td>
-              <td>{valid ? fixed(valid.value, 4) : "—"}</td>
-              <td>{loss ? fixed(Math.exp(loss.value), 2) : "—"}</td>
-            </tr>
+            <FactRow
+              key={step}
+              head={grouped(step)}
+              cells={[
+                train ? fixed(train.value, 4) : "—",
+                valid ? fixed(valid.value, 4) : "—",
+                loss ? fixed(Math.exp(loss.value), 2) : "—",
+              ]}
+            />
           );
         })}
       </tbody>
@@ -228,8 +220,8 @@ function LossTable({ run }: { run: Run }): JSX.Element {
 
 function Pace({ run, viewed }: { run: Run; viewed: number }): JSX.Element {
   const { watch: s } = useStrings().train;
-  const points = thin(run.speed, MOST_POINTS);
-  const most = Math.max(...points.map(({ value }) => value));
+  const points = thin(run.speed, MAX_POINTS);
+  const max = Math.max(...points.map(({ value }) => value));
   return (
     <Chart
       name="speed"
@@ -238,26 +230,18 @@ function Pace({ run, viewed }: { run: Run; viewed: number }): JSX.Element {
       x={{ label: s.step, domain: [0, Math.max(1, run.step)], show: grouped }}
       y={{
         label: s.speed,
-        domain: [0, most * 1.1 || 1],
-        show: (value) => (most >= 10_000 && value > 0 ? `${fixed(value / 1000, 0)}k` : grouped(value)),
+        domain: [0, max * 1.1 || 1],
+        show: (value) => (max >= 10_000 && value > 0 ? `${fixed(value / 1000, 0)}k` : grouped(value)),
       }}
       series={[{ label: s.speed, look: "plain", points: points.map(({ step, value }) => [step, value]) }]}
       guide={viewed}
       height={180}
     >
       <table class="facts">
-        <thead>
-          <tr>
-            <th scope="col">{s.step}</th>
-            <th scope="col">{s.speed}</th>
-          </tr>
-        </thead>
+        <Heads of={[s.step, s.speed]} />
         <tbody>
           {thin(run.speed, 40).map(({ step, value }) => (
-            <tr key={step}>
-              <th scope="row">{grouped(step)}</th>
-              <td>{grouped(Math.round(value))}</td>
-            </tr>
+            <FactRow key={step} head={grouped(step)} cells={[grouped(Math.round(value))]} />
           ))}
         </tbody>
       </table>

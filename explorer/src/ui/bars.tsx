@@ -103,6 +103,23 @@ function Bar({ row, scale }: { row: Row; scale: (x: number) => number }): JSX.El
   );
 }
 
+interface TrackProps {
+  /** The length of the bar, from 0 to 1. */
+  readonly share: number;
+  readonly mark?: number;
+  readonly tone?: string;
+}
+
+/** A bar from the left end, and a mark. */
+export function Track({ share, mark, tone = "plain" }: TrackProps): JSX.Element {
+  return (
+    <div class="track" aria-hidden="true">
+      <div class={`fill ${tone}`} style={{ left: "0", width: `${100 * share}%` }} />
+      {mark === undefined ? null : <div class="mark" style={{ left: `${100 * mark}%` }} />}
+    </div>
+  );
+}
+
 /** A number; an invalid one is red, bold and has a warning sign. */
 export function Figure({ text, bad }: { text: string; bad: boolean }): JSX.Element {
   return bad ? (

@@ -10,7 +10,8 @@ interface SliderProps {
   readonly value: number;
   readonly low: number;
   readonly high: number;
-  readonly step: number;
+  /** 1 if not given. */
+  readonly step?: number;
   readonly name: string;
   readonly shown?: string;
   /** An accessible name, where no label is shown. */
@@ -18,24 +19,32 @@ interface SliderProps {
   onMove(value: number): void;
 }
 
-export function Slider({ label, value, low, high, step, name, shown, aria, onMove }: SliderProps): JSX.Element {
+/** The range input of a slider. */
+export function Range(props: Omit<SliderProps, "label"> & { readonly id: string }): JSX.Element {
+  const { id, value, low, high, step = 1, name, shown, aria, onMove } = props;
+  return (
+    <input
+      id={id}
+      name={name}
+      aria-label={aria}
+      type="range"
+      min={low}
+      max={high}
+      step={step}
+      value={value}
+      aria-valuetext={shown ?? String(value)}
+      onInput={(event) => onMove(event.currentTarget.valueAsNumber)}
+    />
+  );
+}
+
+export function Slider({ label, ...range }: SliderProps): JSX.Element {
   const id = useId();
   return (
     <div class="slider">
       {label ? <label for={id}>{label}</label> : null}
-      <input
-        id={id}
-        name={name}
-        aria-label={aria}
-        type="range"
-        min={low}
-        max={high}
-        step={step}
-        value={value}
-        aria-valuetext={shown ?? String(value)}
-        onInput={(event) => onMove(event.currentTarget.valueAsNumber)}
-      />
-      <output for={id}>{shown ?? value}</output>
+      <Range id={id} {...range} />
+      <output for={id}>{range.shown ?? range.value}</output>
     </div>
   );
 }
@@ -92,6 +101,11 @@ export function Choice<T extends string>(props: ChoiceProps<T>): JSX.Element {
       </div>
     </fieldset>
   );
+}
+
+/** The options of a `Choice` that `texts` has names for. */
+export function optionsOf<T extends string>(texts: Readonly<Record<T, string>>, ...keys: T[]): [T, string][] {
+  return keys.map((key) => [key, texts[key]]);
 }
 
 interface NumberProps {
@@ -156,31 +170,15 @@ export function NumberField({ label, ...field }: NumberProps & { readonly label:
 }
 
 /** A slider with a number field beside it, for exact values. */
-export function SliderField({ label, value, low, high, step, name, shown, onMove }: SliderProps): JSX.Element {
+export function SliderField({ label, ...range }: SliderProps): JSX.Element {
   const id = useId();
+  const { name, value, low, high, step = 1, onMove } = range;
+  const exact = { name: `${name}-exact`, aria: label, value, low, high };
   return (
     <div class="slider exact">
       <label for={id}>{label}</label>
-      <input
-        id={id}
-        name={name}
-        type="range"
-        min={low}
-        max={high}
-        step={step}
-        value={value}
-        aria-valuetext={shown ?? String(value)}
-        onInput={(event) => onMove(event.currentTarget.valueAsNumber)}
-      />
-      <NumberInput
-        name={`${name}-exact`}
-        aria={label}
-        value={value}
-        low={low}
-        high={high}
-        fractions={step !== 1}
-        onSet={onMove}
-      />
+      <Range id={id} {...range} />
+      <NumberInput {...exact} fractions={step !== 1} onSet={onMove} />
     </div>
   );
 }

@@ -108,6 +108,13 @@ export function ExportPanel(props: ExportPanelProps): JSX.Element {
       foot: fill(s.foot, { version, date: new Date().toISOString().slice(0, 10) }),
     });
   };
+  const files: [string, string, string, () => string | Blob | Promise<string | Blob>][] = [
+    ["json", "JSON", "application/json", async () => documentText(name, version, await props.document())],
+    ["csv", "CSV", "text/csv", () => csvText(props.tables()[0] ?? { columns: [], rows: [] })],
+    ["svg", "SVG", "image/svg+xml", () => svgText(drawn(), title, about())],
+    ["png", "PNG", "image/png", () => png(drawn(), title, about())],
+    ["html", s.report, "text/html", report],
+  ];
   const copy = (kind: "python" | "command", line: string): void => {
     const failed = (): void => {
       // No clipboard, e.g. over plain HTTP from another machine: show and select the code instead.
@@ -124,39 +131,11 @@ export function ExportPanel(props: ExportPanelProps): JSX.Element {
     <section class="exports" aria-labelledby="exports-title" data-picture="none">
       <h2 id="exports-title">{s.title}</h2>
       <div class="controls buttons">
-        <button
-          type="button"
-          data-export="json"
-          onClick={() =>
-            keep("json", "application/json", async () => documentText(name, version, await props.document()))
-          }
-        >
-          JSON
-        </button>
-        <button
-          type="button"
-          data-export="csv"
-          onClick={() => keep("csv", "text/csv", () => csvText(props.tables()[0] ?? { columns: [], rows: [] }))}
-        >
-          CSV
-        </button>
-        <button
-          type="button"
-          data-export="svg"
-          onClick={() => keep("svg", "image/svg+xml", () => svgText(drawn(), title, about()))}
-        >
-          SVG
-        </button>
-        <button
-          type="button"
-          data-export="png"
-          onClick={() => keep("png", "image/png", () => png(drawn(), title, about()))}
-        >
-          PNG
-        </button>
-        <button type="button" data-export="html" onClick={() => keep("html", "text/html", report)}>
-          {s.report}
-        </button>
+        {files.map(([kind, label, type, make]) => (
+          <button key={kind} type="button" data-export={kind} onClick={() => keep(kind, type, make)}>
+            {label}
+          </button>
+        ))}
       </div>
       <div class="controls buttons">
         <button type="button" data-export="python" onClick={() => copy("python", python)}>

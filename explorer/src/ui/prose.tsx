@@ -1,6 +1,6 @@
 // Text with **strong** parts and `commands`, and code with a button that copies it.
 
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
 import { runnable } from "../export/runnable";
 import { useStrings } from "../i18n/strings";
@@ -22,6 +22,15 @@ export function Prose({ text }: { text: string }): JSX.Element {
   return (
     <p>
       <Inline text={text} />
+    </p>
+  );
+}
+
+/** An error or warning, read aloud at once. */
+export function Alarm({ children }: { children: ComponentChildren }): JSX.Element {
+  return (
+    <p class="note alarm" role="alert">
+      {children}
     </p>
   );
 }

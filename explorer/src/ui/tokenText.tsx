@@ -40,10 +40,10 @@ export function joined(texts: readonly string[]): string {
   return new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(bytes));
 }
 
-/** The end of a text in one line of at most `most` characters. */
-export function ending(text: string, most = 26): string {
+/** The end of a text in one line of at most `width` characters. */
+export function ending(text: string, width = 26): string {
   const line = [...text.replace(/\s+/g, " ").trim()].map((c) => (c === " " ? c : visible(c)));
-  return line.length > most ? `…${line.slice(1 - most).join("")}` : line.join("");
+  return line.length > width ? `…${line.slice(1 - width).join("")}` : line.join("");
 }
 
 export function TokenText({ text }: { text: string }): JSX.Element {

@@ -1,8 +1,4 @@
-"""`compare_models`, `compare_samplers`: how far apart two next-token distributions are on a text.
-
-In:  two models with one vocabulary, or one model and two samplers; a text.
-Out: `Comparison`: divergence, agreement, and the positions that differ most (`Difference`).
-"""
+"""`compare_models`, `compare_samplers`: divergence of two next-token distributions on a text."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from torch import Tensor
 from lmhead import checks
 from lmhead.analysis.same_vocabulary import check_same_tokenization, check_same_vocabulary
 from lmhead.analysis.score import WINDOW, windows
-from lmhead.analysis.token_text import Piece, finite, hidden_states, piece_of, stream_ids
+from lmhead.analysis.token_text import Piece, finite, hidden_states, piece_of, pieces_of, stream_ids
 from lmhead.lazy import LazyLogits
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler
@@ -29,24 +25,16 @@ _CONTEXT = 12  # tokens kept to show where a difference is
 
 @dataclass(frozen=True)
 class Difference:
-    """A position of the text, and the predictions of both sides.
+    """A position of the text, and the predictions of both sides."""
 
-    Attributes:
-        position: index of the predicted token in the text, from 0.
-        before: the last few tokens before it.
-        token: the token of the text.
-        log_prob: of that token, for each side; -inf where a sampler removes it.
-        kl: KL(a ‖ b) in nats.
-        total_variation: ½ Σ |a - b|; None for two models, since it would need all logits.
-        best: the most probable token of each side, with its probability.
-    """
-
-    position: int
-    before: tuple[Piece, ...]
-    token: Piece
-    log_prob: tuple[float, float]
-    kl: float
+    position: int  # index of the predicted token in the text, from 0
+    before: tuple[Piece, ...]  # the last few tokens before it
+    token: Piece  # the token of the text
+    log_prob: tuple[float, float]  # of that token, for each side; -inf where a sampler removes it
+    kl: float  # KL(a ‖ b) in nats
+    # ½ Σ |a - b|; None for two models, since it would need all logits
     total_variation: float | None
+    # the most probable token of each side, with its probability
     best: tuple[tuple[Piece, float], tuple[Piece, float]]
 
     def to_json(self) -> dict[str, Any]:
@@ -67,25 +55,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two distributions at every position of a text.
+    """Two distributions at every position of a text."""
 
-    Attributes:
-        positions: number of positions compared.
-        kl: mean of KL(a ‖ b) in nats; inf where b removes a token that a keeps.
-        max_kl: the largest.
-        total_variation: mean of ½ Σ |a - b|, from 0 to 1; None for two models.
-        agreement: share of positions where both have the same most probable token.
-        perplexity: of the text, for a and for b; None for samplers.
-        differences: the positions that differ most, worst first.
-    """
-
-    positions: int
-    kl: float
-    max_kl: float
-    total_variation: float | None
-    agreement: float
-    perplexity: tuple[float, float] | None
-    differences: tuple[Difference, ...]
+    positions: int  # number of positions compared
+    kl: float  # mean of KL(a ‖ b) in nats; inf where b removes a token that a keeps
+    max_kl: float  # the largest
+    total_variation: float | None  # mean of ½ Σ |a - b|, from 0 to 1; None for two models
+    agreement: float  # share of positions where both have the same most probable token
+    perplexity: tuple[float, float] | None  # of the text, for a and for b; None for samplers
+    differences: tuple[Difference, ...]  # the positions that differ most, worst first
 
     def to_json(self) -> dict[str, Any]:
         """Return every attribute; null for what is infinite or was not measured."""
@@ -163,13 +141,7 @@ def compare_samplers(
 
     Equivalent to: KL and total variation of softmax(a.process(logits)) and softmax(b.process(...))
 
-    Args:
-        model: a model.
-        a: a sampler.
-        b: another sampler.
-        text: the text, or an iterable of pieces of it.
-        window: tokens per window, without overlap; None for 1024 or the model's context.
-        worst: number of largest differences to keep.
+    Other arguments are those of `compare_models`.
     """
     return _last(stream_compare_samplers(model, a, b, text, window=window, worst=worst)).result()
 
@@ -253,11 +225,7 @@ def _predictions(answers: Any) -> _Predictions:
 
 
 class RunningComparison:
-    """Sums over the positions so far, and the worst of them.
-
-    Attributes:
-        positions: number of positions so far.
-    """
+    """Sums over the positions so far, and the worst of them."""
 
     def __init__(self, model: LanguageModel, worst: int, *, samplers: bool) -> None:
         checks.check_integer("worst", worst, low=0)
@@ -288,41 +256,24 @@ class RunningComparison:
             full = len(self._worst) >= self.worst
             if self.worst and not (full and value <= self._worst[0][0]):
                 index = len(ids) - len(values) + i
-                difference = self._difference(
-                    ids, index, self.positions + i + 1, i, a, b, value, variations[i]
+                best = [
+                    (piece_of(self.model, int(s.best[i]), ids[index - 1]), float(s.best_p[i]))
+                    for s in (a, b)
+                ]
+                start = max(0, index - _CONTEXT)
+                context = pieces_of(self.model, ids[start:index], ids[start - 1] if start else None)
+                difference = Difference(
+                    position=self.positions + i + 1,
+                    before=tuple(context),
+                    token=piece_of(self.model, ids[index], ids[index - 1]),
+                    log_prob=(float(a.log_prob[i]), float(b.log_prob[i])),
+                    kl=value,
+                    total_variation=variations[i],
+                    best=(best[0], best[1]),
                 )
                 push = heapq.heapreplace if full else heapq.heappush
                 push(self._worst, (value, -difference.position, difference))
         self.positions += len(values)
-
-    def _difference(
-        self,
-        ids: list[int],
-        index: int,
-        position: int,
-        i: int,
-        a: _Predictions,
-        b: _Predictions,
-        kl: float,
-        variation: float | None,
-    ) -> Difference:
-        start = max(0, index - _CONTEXT)
-        before = tuple(
-            piece_of(self.model, ids[j], ids[j - 1] if j else None) for j in range(start, index)
-        )
-        best = [
-            (piece_of(self.model, int(s.best[i]), ids[index - 1]), float(s.best_p[i]))
-            for s in (a, b)
-        ]
-        return Difference(
-            position=position,
-            before=before,
-            token=piece_of(self.model, ids[index], ids[index - 1]),
-            log_prob=(float(a.log_prob[i]), float(b.log_prob[i])),
-            kl=kl,
-            total_variation=variation,
-            best=(best[0], best[1]),
-        )
 
     def result(self) -> Comparison:
         """Return the means; total variation for samplers only, perplexity for models only."""

@@ -1,9 +1,4 @@
-"""`logit_lens`: what the head predicts after each layer, at each position.
-
-In:  a model, a prompt.
-Out: `Lens`: a grid of layers x positions; each cell has the best tokens, the rank of the target,
-     and the divergence from the model's output.
-"""
+"""`logit_lens`: what the head predicts after each layer, at each position."""
 
 from __future__ import annotations
 
@@ -23,21 +18,14 @@ from lmhead.sweep.stored_logits import stored
 
 @dataclass(frozen=True)
 class Cell:
-    """What the head predicts after one layer, at one position.
+    """What the head predicts after one layer, at one position."""
 
-    Attributes:
-        best: the most probable tokens with their probabilities, best first.
-        entropy: of the distribution, in nats.
-        target_p: the probability of the target.
-        target_rank: rank of the target, from 0 (the most probable token).
-        kl: KL(this layer ‖ the last one) in nats; 0 in the last layer.
-    """
-
+    # the most probable tokens with their probabilities, best first
     best: tuple[tuple[Piece, float], ...]
-    entropy: float
-    target_p: float
-    target_rank: int
-    kl: float
+    entropy: float  # of the distribution, in nats
+    target_p: float  # the probability of the target
+    target_rank: int  # rank of the target, from 0 (the most probable token)
+    kl: float  # KL(this layer ‖ the last one) in nats; 0 in the last layer
 
     def to_json(self) -> dict[str, Any]:
         """Return `best`, `entropy`, `target_p`, `target_rank`, `kl`."""
@@ -52,18 +40,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Lens:
-    """The logit lens of a prompt.
+    """The logit lens of a prompt."""
 
-    Attributes:
-        prompt: its tokens, one per position.
-        targets: for each position the token whose rank is given: the next token of the prompt, and
-            at the last position the model's own prediction; or the requested target.
-        cells: one tuple per layer, with one cell per position; layer 0 is the embedding, the last
-            one is the model's output.
-    """
-
-    prompt: tuple[Piece, ...]
+    prompt: tuple[Piece, ...]  # its tokens, one per position
+    # for each position the token whose rank is given: the next token of the prompt, and at the last
+    # position the model's own prediction; or the requested target
     targets: tuple[Piece, ...]
+    # one tuple per layer, with one cell per position; layer 0 is the embedding, the last one is the
+    # model's output
     cells: tuple[tuple[Cell, ...], ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -86,12 +70,8 @@ def logit_lens(
 
     Equivalent to: [model.head(layer).softmax(-1).topk(top) for layer in model.layers(ids)]
 
-    Args:
-        model: a `LanguageModel` whose body has layers.
-        prompt: text, or ids.
-        top: number of tokens per cell.
-        target: id of the token whose rank is given everywhere; None for the next token of the
-            prompt, and the model's own prediction at the end.
+    `target` is the id of the token whose rank is given everywhere; None for the next token of the
+    prompt, and the model's own prediction at the end.
     """
     return list(stream_lens(model, prompt, top=top, target=target))[-1][0]
 

@@ -1,8 +1,4 @@
-"""`next_tokens`: the next-token distribution after a prompt, before and after a sampler.
-
-In:  a model, a prompt, optionally a sampler.
-Out: `NextTokens`: the best tokens with logit, probability, sampler probability, removing stage.
-"""
+"""`next_tokens`: the next-token distribution after a prompt, before and after a sampler."""
 
 from __future__ import annotations
 
@@ -29,23 +25,14 @@ from lmhead.sampling import Sampler, Step
 
 @dataclass(frozen=True)
 class Processed:
-    """The distribution after a sampler's stages.
+    """The distribution after a sampler's stages."""
 
-    Attributes:
-        settings: the sampler, as text.
-        kept: number of tokens left.
-        mass: the model's probability of the tokens left.
-        entropy: of the remaining distribution, in nats.
-        steps: what each stage did.
-        token: the token that the sampler chooses, with its seed.
-    """
-
-    settings: str
-    kept: int
-    mass: float
-    entropy: float
-    steps: tuple[Step, ...]
-    token: Piece
+    settings: str  # the sampler, as text
+    kept: int  # number of tokens left
+    mass: float  # the model's probability of the tokens left
+    entropy: float  # of the remaining distribution, in nats
+    steps: tuple[Step, ...]  # what each stage did
+    token: Piece  # the token that the sampler chooses, with its seed
 
     def to_json(self) -> dict[str, Any]:
         """Return every attribute; `steps` without row numbers and ids."""
@@ -65,23 +52,14 @@ class Processed:
 
 @dataclass(frozen=True)
 class NextTokens:
-    """The distribution of the token after a prompt.
+    """The distribution of the token after a prompt."""
 
-    Attributes:
-        prompt: the tokens of the prompt.
-        tokens: the best tokens, best first; with a sampler also its own best ones.
-        vocab_size: size of the vocabulary.
-        entropy: of the model's distribution, in nats.
-        mass: the model's probability of all `tokens` together.
-        processed: what the sampler did; None without one.
-    """
-
-    prompt: tuple[Piece, ...]
-    tokens: tuple[Token, ...]
-    vocab_size: int
-    entropy: float
-    mass: float
-    processed: Processed | None
+    prompt: tuple[Piece, ...]  # the tokens of the prompt
+    tokens: tuple[Token, ...]  # the best tokens, best first; with a sampler also its own best ones
+    vocab_size: int  # size of the vocabulary
+    entropy: float  # of the model's distribution, in nats
+    mass: float  # the model's probability of all `tokens` together
+    processed: Processed | None  # what the sampler did; None without one
 
     def to_json(self) -> dict[str, Any]:
         """Return `prompt`, `tokens` best first, `entropy`, `mass`, `processed`."""

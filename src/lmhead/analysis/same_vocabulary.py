@@ -1,8 +1,4 @@
-"""Check that two models have the same tokens, so that their probabilities can be compared.
-
-In:  two models, optionally the ids of a text.
-Out: nothing, or `VocabularyMismatch`, which names the first difference.
-"""
+"""Check that two models have the same tokens, so that their probabilities can be compared."""
 
 from __future__ import annotations
 

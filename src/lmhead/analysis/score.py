@@ -1,8 +1,4 @@
-"""`score`: log-probability, rank and entropy of every token of a text, in bounded memory.
-
-In:  a model, and a text of any length, whole or in pieces.
-Out: `Score`; optionally every `ScoredToken`, through a callback.
-"""
+"""`score`: log-probability, rank and entropy of every token of a text, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +10,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from lmhead import checks
-from lmhead.analysis.token_text import Piece, Token, finite, hidden_states, piece_of, stream_ids
+from lmhead.analysis.token_text import (
+    Piece,
+    Token,
+    finite,
+    hidden_states,
+    piece_of,
+    stream_ids,
+    top_log_probs,
+)
 from lmhead.html_table import html_table
 from lmhead.models import LanguageModel
 
@@ -28,18 +32,12 @@ class TextTooShort(ValueError):  # noqa: N818
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token of a text and how well the model predicted it.
+    """A token of a text and how well the model predicted it."""
 
-    Attributes:
-        position: its index in the text, from 0.
-        token: its text, log-probability and rank.
-        entropy: of the predicted distribution, in nats.
-        top: the `top_k` most probable tokens, as (id, log-probability), best first.
-    """
-
-    position: int
-    token: Token
-    entropy: float
+    position: int  # its index in the text, from 0
+    token: Token  # its text, log-probability and rank
+    entropy: float  # of the predicted distribution, in nats
+    # the `top_k` most probable tokens, as (id, log-probability), best first
     top: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -55,32 +53,20 @@ class ScoredToken:
 
 @dataclass
 class Score:
-    """Totals of a scored text.
+    """Totals of a scored text."""
 
-    Attributes:
-        window: tokens the model sees at once.
-        stride: tokens between the starts of two windows.
-        tokens: number of scored tokens: all but the first, which has no context.
-        bytes: length of their text in UTF-8.
-        words: number of words of the text, separated by white space.
-        bos: whether the tokenizer put a special token before the text; if not, the first token of
-            the text is not scored.
-        log_prob: sum over all scored tokens, in nats.
-        entropy_sum: sum of the entropies, in nats.
-        first_choices: number of tokens with rank 0.
-        in_top_10: number of tokens with rank 0 to 9.
-    """
-
-    window: int
-    stride: int
-    tokens: int = 0
-    bytes: int = 0
-    words: int = 0
+    window: int  # tokens the model sees at once
+    stride: int  # tokens between the starts of two windows
+    tokens: int = 0  # number of scored tokens: all but the first, which has no context
+    bytes: int = 0  # length of their text in UTF-8
+    words: int = 0  # number of words of the text, separated by white space
+    # whether the tokenizer put a special token before the text; if not, the first token of the text
+    # is not scored
     bos: bool = False
-    log_prob: float = 0.0
-    entropy_sum: float = field(default=0.0, repr=False)
-    first_choices: int = 0
-    in_top_10: int = 0
+    log_prob: float = 0.0  # sum over all scored tokens, in nats
+    entropy_sum: float = field(default=0.0, repr=False)  # sum of the entropies, in nats
+    first_choices: int = 0  # number of tokens with rank 0
+    in_top_10: int = 0  # number of tokens with rank 0 to 9
 
     @property
     def perplexity(self) -> float:
@@ -143,17 +129,11 @@ class Score:
 
 
 class Window(NamedTuple):
-    """A part of a text: `ids[:-1]` are read, the last `new` of `ids` are scored.
+    """A part of a text: `ids[:-1]` are read, the last `new` of `ids` are scored."""
 
-    Attributes:
-        ids: of the tokens.
-        new: number of tokens to score.
-        position: of the first of them in the text.
-    """
-
-    ids: list[int]
-    new: int
-    position: int
+    ids: list[int]  # of the tokens
+    new: int  # number of tokens to score
+    position: int  # of the first of them in the text
 
 
 class Spread(Protocol):
@@ -234,20 +214,14 @@ def stream_score(
 
 @dataclass
 class ScoredText:
-    """One of several texts while it is scored.
+    """One of several texts while it is scored."""
 
-    Attributes:
-        result: the totals so far.
-        skip: number of tokens that were scored before, not counting the first; they are not scored
-            again and not counted, except in `bytes` and `words`.
-        first: the first token; None if there are fewer than two.
-        ended: whether all of it is scored.
-    """
-
-    result: Score
+    result: Score  # the totals so far
+    # number of tokens that were scored before, not counting the first; they are not scored again
+    # and not counted, except in `bytes` and `words`
     skip: int = 0
-    first: Piece | None = None
-    ended: bool = False
+    first: Piece | None = None  # the first token; None if there are fewer than two
+    ended: bool = False  # whether all of it is scored
 
 
 def stream_scores(
@@ -261,13 +235,7 @@ def stream_scores(
 ) -> Iterator[tuple[ScoredText, list[ScoredToken]]]:
     """Yield the scored tokens of each window of several texts; at the end of a text, once more.
 
-    Args:
-        model: as for `score`.
-        texts: each with the number of its tokens to skip, see `ScoredText`.
-        window: as for `score`.
-        stride: as for `score`.
-        top_k: as for `score`.
-        spread: as for `score`.
+    A text comes with the number of its tokens to skip, see `ScoredText`. Other arguments: `score`.
     """
     window = default_window(model) if window is None else window
     checks.check_integer("window", window, low=1, high=model.max_length)
@@ -312,13 +280,7 @@ def _all_windows(
 def score_windows(
     model: LanguageModel, windows: Iterable[tuple[T, Window | None]], top_k: int
 ) -> Iterator[tuple[T, list[ScoredToken]]]:
-    """Yield the scored tokens of each window, in order; none for None.
-
-    Args:
-        model: the model.
-        windows: each with a key, which is returned with the tokens.
-        top_k: number of most probable tokens to return with each token.
-    """
+    """Yield the scored tokens of each window, in order, with the window's key; none for None."""
     for key, window in windows:
         yield key, [] if window is None else list(score_window(model, window, top_k))
 
@@ -360,11 +322,7 @@ def score_window(model: LanguageModel, window: Window, top_k: int) -> Iterator[S
     answers: Any = logits.ask(
         log_prob=targets, rank=targets, entropy=True, logsumexp=True, top_k=top_k
     )
-    tops: list[tuple[tuple[int, float], ...]] = [()] * new
-    if top_k:
-        log_probs = (answers.top_k.values - answers.logsumexp[:, None]).tolist()
-        pairs = zip(answers.top_k.indices.tolist(), log_probs, strict=True)
-        tops = [tuple(zip(best, values, strict=True)) for best, values in pairs]
+    tops = top_log_probs(answers) if top_k else [()] * new
     target_logits = answers.log_prob + answers.logsumexp
     figures = zip(
         *(t.tolist() for t in (answers.log_prob, target_logits, answers.rank, answers.entropy)),

@@ -1,8 +1,5 @@
 """`score_files`: score any number of texts into one file, one row per token, resumable.
 
-In:  a model, names of texts and a way to read them, a file name ending in .jsonl or .parquet.
-Out: the file, and the totals of each text.
-
 Rows are appended to OUT.partial; OUT.partial.json has the settings and the totals of the texts that
 are done. A run that was stopped continues there. OUT appears only when it is complete. Memory is
 that of one window, however long the texts are.
@@ -27,8 +24,6 @@ try:
     import fcntl
 except ImportError:  # not on Windows: no lock
     fcntl = None  # type: ignore[assignment]
-
-__all__ = ["FORMATS", "score_files"]
 
 FORMATS = (".jsonl", ".parquet")
 _ROWS = 1 << 14  # rows per group of a Parquet file, and between flushes

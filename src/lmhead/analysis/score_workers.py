@@ -21,11 +21,7 @@ _EACH = 4  # windows per rank and round: more of them balance better
 
 
 class ScoreWorkers:
-    """The other ranks, as seen by rank 0; use it in a `with` statement.
-
-    Args:
-        ranks: of this command.
-    """
+    """The other ranks, as seen by rank 0; use it in a `with` statement."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -71,12 +67,7 @@ class ScoreWorkers:
 
 
 def serve(ranks: Ranks, open_model: Callable[[Any], LanguageModel]) -> None:
-    """Score what rank 0 sends until it ends.
-
-    Args:
-        ranks: of this command; not rank 0.
-        open_model: opens the model that rank 0 names.
-    """
+    """Score what rank 0 sends, with the model that it names, until it ends; for the other ranks."""
     model: LanguageModel | None = None
     problem: Exception | None = None
     while True:

@@ -1,9 +1,4 @@
-"""From text to token ids to hidden states, and from token ids back to text.
-
-In:  a model, and text or ids.
-Out: `prompt_ids`, `hidden_states`, `Piece`, `Token`; for long texts `stream_ids`, in bounded
-     memory.
-"""
+"""From text to token ids to hidden states, and from token ids back to text."""
 
 from __future__ import annotations
 
@@ -159,17 +154,11 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Piece:
-    """A token's id and text.
+    """A token's id and text."""
 
-    Attributes:
-        id: token id.
-        bytes: its bytes in a text; empty for a special token.
-        special: name of a token that has no text, e.g. `<eos>`; None for text.
-    """
-
-    id: int
-    bytes: bytes
-    special: str | None = None
+    id: int  # token id
+    bytes: bytes  # its bytes in a text; empty for a special token
+    special: str | None = None  # name of a token that has no text, e.g. `<eos>`; None for text
 
     @property
     def text(self) -> str:
@@ -188,22 +177,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a next-token distribution.
+    """A token of a next-token distribution."""
 
-    Attributes:
-        piece: its id and text.
-        logit: its score; -inf if the head masks it.
-        log_prob: the model's log-probability, in nats.
-        processed_p: its probability after the sampler's stages; `p` without a sampler.
-        rank: from 0, the most probable token.
-        cut_by: the sampler stage that removed it; None if it was kept.
-    """
-
-    piece: Piece
-    logit: float
-    log_prob: float
-    processed_p: float
-    rank: int
+    piece: Piece  # its id and text
+    logit: float  # its score; -inf if the head masks it
+    log_prob: float  # the model's log-probability, in nats
+    processed_p: float  # its probability after the sampler's stages; `p` without a sampler
+    rank: int  # from 0, the most probable token
+    # the sampler stage that removed it; None if it was kept
     cut_by: str | None = field(default=None)
 
     @property
@@ -244,12 +225,24 @@ def piece_of(model: Any, id: int, previous: int | None = None) -> Piece:
     return Piece(id, b"", _special_name(model, id))
 
 
-def pieces_of(model: Any, ids: Iterable[int]) -> Iterator[Piece]:
-    """Yield the pieces of ids from the start of a text."""
-    previous: int | None = None
+def pieces_of(model: Any, ids: Iterable[int], previous: int | None = None) -> Iterator[Piece]:
+    """Yield the pieces of ids after another one; None at the start of a text."""
     for id in ids:
         yield piece_of(model, id, previous)
         previous = id
+
+
+def text_of(model: Any, ids: Iterable[int], previous: int | None = None) -> str:
+    """Return the text of ids after another one; invalid UTF-8 becomes U+FFFD."""
+    pieces = pieces_of(model, ids, previous)
+    return b"".join(piece.bytes for piece in pieces).decode("utf-8", "replace")
+
+
+def top_log_probs(answers: Any) -> list[tuple[tuple[int, float], ...]]:
+    """Return (id, log-probability) of the top k of each row, of answers with `logsumexp`."""
+    values = (answers.top_k.values - answers.logsumexp[:, None]).tolist()
+    pairs = zip(answers.top_k.indices.tolist(), values, strict=True)
+    return [tuple(zip(*pair, strict=True)) for pair in pairs]
 
 
 def _special_name(model: Any, id: int) -> str:

@@ -187,6 +187,19 @@ def importing() -> Iterator[None]:
 
 
 @contextmanager
+def importing_server(extra: str) -> Iterator[None]:
+    """Import the server; without its packages, an error says which extra has them."""
+    try:
+        with importing():
+            yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
+            raise
+        message = f"{error.name} is not installed; run: pip install 'lmhead[{extra}]'"
+        raise click.ClickException(message) from None
+
+
+@contextmanager
 def as_usage_errors() -> Iterator[None]:
     """Turn `ValueError` and `TypeError` into usage errors (exit code 2)."""
     try:
@@ -202,6 +215,14 @@ def check_threshold(what: str, value: float, limit: float | None) -> None:
     if limit is not None and not value <= limit:
         click.echo(f"Failed: {what} is {value:.6g}, above {limit:g}.", err=True)
         raise SystemExit(THRESHOLD)
+
+
+def integer_option(
+    *names: str, default: int, help: str, low: int = 1, high: int | None = None
+) -> Callable[[_F], _F]:
+    """Return an option for an integer in [low, high] whose default is shown in the help."""
+    kind = click.IntRange(low, high)
+    return click.option(*names, type=kind, default=default, show_default=True, help=help)
 
 
 def combine_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:

@@ -38,13 +38,9 @@ lmhead.
 
 def page() -> str:
     """Return the whole page."""
-    return _INTRO + "".join(f"\n## {name}\n\n```\n{text}\n```\n" for name, text in _pages())
-
-
-def _pages() -> Iterator[tuple[str, str]]:
     settings = {"terminal_width": 80, "max_content_width": 80, **main.context_settings}
-    top = click.Context(main, info_name="lmhead", **settings)
-    yield from _help_of(main, top)
+    pages = _help_of(main, click.Context(main, info_name="lmhead", **settings))
+    return _INTRO + "".join(f"\n## {name}\n\n```\n{text}\n```\n" for name, text in pages)
 
 
 def _help_of(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:

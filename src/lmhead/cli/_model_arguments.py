@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lmhead.models import LanguageModel
 
 _BLOCK = 1 << 16
-_MOST_PROMPT = 1 << 24  # characters of a prompt, so that an endless input ends
-_LOOKED_AT = 8000  # bytes: a NUL among them means that this is no text
+_MAX_PROMPT = 1 << 24  # characters of a prompt, so that an endless input ends
+_CHECKED_BYTES = 8000  # bytes: a NUL among them means that this is no text
 MAX_THREADS = 1024  # OpenMP crashes if it cannot start all threads
 NAMED = ("smollm2", "tiny")  # as in lmhead.models.bundled, not imported to keep start-up fast
 
@@ -42,12 +42,12 @@ def _keep_engine(ctx: click.Context, _: click.Parameter, value: str | None) -> N
     ctx.meta[_ENGINE] = value
 
 
+threads_option = click.option(
+    "--threads", type=click.IntRange(1, MAX_THREADS), help="Number of threads.  [default: torch's]"
+)
+
 model_options: Callable[[Any], Any] = combine_options(
-    click.option(
-        "--threads",
-        type=click.IntRange(1, MAX_THREADS),
-        help="Number of threads.  [default: torch's]",
-    ),
+    threads_option,
     click.option("--download", is_flag=True, callback=_online, help="Allow downloading the model."),
     click.option(
         "--engine",
@@ -112,16 +112,12 @@ def split_arguments(arguments: tuple[str, ...], last: str) -> tuple[str | None, 
             f"Got {len(arguments)} arguments; expected at most MODEL and {last}. "
             "Put quotes around a text with spaces."
         )
-    if len(arguments) == 1:
-        _check_not_a_model(arguments[0], last)
-        return None, arguments[0]
-    return arguments[0], arguments[1]
-
-
-def _check_not_a_model(argument: str, last: str) -> None:
-    """Refuse a single argument that is a model: the other one is missing."""
-    if argument in NAMED or (last != "FILE" and Path(argument).suffix in (".gguf", ".bin")):
-        raise click.UsageError(f"Missing argument '{last}': {argument} is a model.")
+    if len(arguments) == 2:
+        return arguments[0], arguments[1]
+    (only,) = arguments
+    if only in NAMED or (last != "FILE" and Path(only).suffix in (".gguf", ".bin")):
+        raise click.UsageError(f"Missing argument '{last}': {only} is a model.")
+    return None, only
 
 
 def read_prompt(prompt: str) -> str:
@@ -130,8 +126,8 @@ def read_prompt(prompt: str) -> str:
         text = ""
         for piece in read_text("-"):
             text += piece
-            if len(text) > _MOST_PROMPT:
-                raise FileError(f"standard input must have at most {_MOST_PROMPT:,} characters.")
+            if len(text) > _MAX_PROMPT:
+                raise FileError(f"standard input must have at most {_MAX_PROMPT:,} characters.")
         return text.removesuffix("\n").removesuffix("\r")
     return check_utf8(prompt, "PROMPT")
 
@@ -175,10 +171,10 @@ def check_file(where: str) -> None:
 
 def check_window(model: LanguageModel, window: int | None) -> None:
     """Refuse a --window longer than the model's context."""
-    most = model.max_length
-    if window is not None and most is not None and window > most:
+    limit = model.max_length
+    if window is not None and limit is not None and window > limit:
         raise click.UsageError(
-            f"--window must be at most {most}, the context length of {model.name}; got {window}"
+            f"--window must be at most {limit}, the context length of {model.name}; got {window}"
         )
 
 
@@ -187,7 +183,7 @@ def _decode(file: BinaryIO, name: str) -> Iterator[str]:
     done = 0
     while True:
         block = file.read(_BLOCK)
-        if not done and b"\0" in block[:_LOOKED_AT]:
+        if not done and b"\0" in block[:_CHECKED_BYTES]:
             raise FileError(f"{name} must be text; byte {block.index(0):,} is NUL.")
         pending = len(decoder.getstate()[0])
         try:

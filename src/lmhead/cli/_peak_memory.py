@@ -28,17 +28,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Growth:
-    """Peak growth of the process, in bytes.
+    """Peak growth of the process, in bytes."""
 
-    Attributes:
-        first: in the first call, including loaded libraries and compiled code.
-        later: in the second call; None if the system does not report it.
-        results: size of the tensors that the call returned, e.g. gradients.
-    """
-
-    first: int
-    later: int | None
-    results: int
+    first: int  # in the first call, including loaded libraries and compiled code
+    later: int | None  # in the second call; None if the system does not report it
+    results: int  # size of the tensors that the call returned, e.g. gradients
 
     @property
     def temporary(self) -> int | None:

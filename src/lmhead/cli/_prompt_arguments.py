@@ -15,17 +15,11 @@ if TYPE_CHECKING:
 
 
 class Prompt(NamedTuple):
-    """A prompt.
+    """A prompt."""
 
-    Attributes:
-        text: as the model reads it.
-        ids: token ids, if they are not simply those of the text.
-        messages: of a chat; only the answer is shown.
-    """
-
-    text: str
-    ids: list[int] | None = None
-    messages: tuple[Message, ...] = ()
+    text: str  # as the model reads it
+    ids: list[int] | None = None  # token ids, if they are not simply those of the text
+    messages: tuple[Message, ...] = ()  # of a chat; only the answer is shown
 
     @property
     def shown(self) -> str:

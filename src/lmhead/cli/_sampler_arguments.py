@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lmhead.cli._command_group import SectionedOption, as_usage_errors
+from lmhead.cli._command_group import SectionedOption, as_usage_errors, combine_options
 from lmhead.sampler_options import ORDERS, Options
 
 if TYPE_CHECKING:
@@ -38,24 +39,17 @@ def sampler_options(function: _F) -> _F:
     """Add every sampler option to a command."""
     decorators = [_option(f) for f in fields(Options) if f.name not in LEFT_OUT]
     decorators += [
-        click.option(
+        _in_section(
             "--order",
-            cls=SectionedOption,
-            section=SECTION,
             type=click.Choice(ORDERS),
             help="Order of the stages: as in Hugging Face, vLLM or llama.cpp.  [default: hf]",
         ),
-        click.option(
-            "--seed",
-            cls=SectionedOption,
-            section=SECTION,
-            type=int,
-            help="Random seed; the same seed gives the same tokens.",
-        ),
+        _in_section("--seed", type=int, help="Random seed; the same seed gives the same tokens."),
     ]
-    for option in reversed(decorators):
-        function = option(function)
-    return function
+    return combine_options(*decorators)(function)
+
+
+_in_section = partial(click.option, cls=SectionedOption, section=SECTION)
 
 
 def _dashed(name: str) -> str:
@@ -86,15 +80,8 @@ def _option(f: Field[Any]) -> Callable[[_F], _F]:
     }  # fmt: skip
     if kind == "bool":
         declared += f"/--no-{_dashed(f.name)}"
-    return click.option(
-        declared,
-        f.name,
-        type=types[kind],
-        multiple=kind == "bias",
-        default=None,
-        help=help,
-        cls=SectionedOption,
-        section=SECTION,
+    return _in_section(
+        declared, f.name, type=types[kind], multiple=kind == "bias", default=None, help=help
     )
 
 

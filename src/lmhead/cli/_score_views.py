@@ -103,15 +103,17 @@ class TableView(View):
         label = left(clip(token_label(token.piece), _TOKEN - 1), _TOKEN)
         figures = f"{scored.bits:8.2f}{token.p:9.4f}{token.rank + 1:7,}{scored.entropy:8.2f}"
         drawn = bar(min(scored.bits / 20, 1.0), self._bars)
-        return f"{MARGIN}{label}{figures}" + (f"  {_heat(scored.bits, drawn)}" if drawn else "")
+        # Green is expected, red is not.
+        color = "green" if scored.bits < 3 else "yellow" if scored.bits < 8 else "red"
+        return f"{MARGIN}{label}{figures}" + ("  " + click.style(drawn, fg=color)) * bool(drawn)
 
     def finish(self, model: LanguageModel, result: Score) -> None:
         echo(["", *(MARGIN + line for line in summary(result)), ""])
         if self._found:
-            echo(self._surprises())
+            echo(self._most_surprising())
         echo(dim(f"{MARGIN}{model.name}"))
 
-    def _surprises(self) -> Iterator[str]:
+    def _most_surprising(self) -> Iterator[str]:
         yield dim(f"{MARGIN}    bits     rank   most surprising")
         for bits, _, scored, before in sorted(self._found, reverse=True):
             label = token_label(scored.token.piece)
@@ -119,11 +121,6 @@ class TableView(View):
             space = width() - len(MARGIN) - len(figures) - columns(label)
             yield f"{MARGIN}{figures}{dim(tail(one_line(before), max(space, 8)))}{cyan(label)}"
         yield ""
-
-
-def _heat(bits: float, drawn: str) -> str:
-    """Colour by surprisal: green is expected, red is not."""
-    return click.style(drawn, fg="green" if bits < 3 else "yellow" if bits < 8 else "red")
 
 
 def _large(x: float) -> str:
@@ -159,10 +156,7 @@ def table_of_files(results: dict[str, Score]) -> Iterator[str]:
 
 def document_of(result: Score) -> dict[str, Any]:
     """Return the totals as JSON, with those that depend on a definition of words."""
-    more_fields = {"word_perplexity": _finite(result.word_perplexity), "words": result.words}
+    from lmhead.analysis.token_text import finite
+
+    more_fields = {"word_perplexity": finite(result.word_perplexity), "words": result.words}
     return {**result.to_json(), **more_fields, "bos": result.bos}
-
-
-def _finite(x: float) -> float | None:
-    """Return the number, or None for infinities and NaN, which JSON cannot hold."""
-    return x if math.isfinite(x) else None

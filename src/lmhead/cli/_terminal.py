@@ -124,8 +124,8 @@ def bar(share: float, width: int) -> str:
     >>> bar(0.5, 8), bar(0.55, 8), bar(0.0, 8)
     ('████', '████▍', '')
     """
-    whole, eighth = divmod(round(share * width * 8), 8)
-    return "█" * whole + (_EIGHTHS[eighth] if eighth else "")
+    full, eighth = divmod(round(share * width * 8), 8)
+    return "█" * full + (_EIGHTHS[eighth] if eighth else "")
 
 
 def signed_bar(value: float, width: int) -> str:

@@ -49,16 +49,11 @@ class ToyDemo(Narration):
         self.loss = float(ref.cross_entropy(self.logits, TARGET))
 
     def lines(self) -> Iterator[str]:
-        yield from self.title()
-        yield from self.hidden_state()
-        yield from self.linear_layer()
-        yield from self.softmax()
-        yield from self.temperature()
-        yield from self.choice()
-        yield from self.cross_entropy()
-        yield from self.gradient()
-        yield from self.step()
-        yield from self.farewell()
+        for section in (
+            self.title, self.hidden_state, self.linear_layer, self.softmax, self.temperature,
+            self.choice, self.cross_entropy, self.gradient, self.step, self.farewell,
+        ):  # fmt: skip
+            yield from section()
 
     # Helpers
 

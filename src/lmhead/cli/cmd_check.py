@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import THRESHOLD
+from lmhead.cli._command_group import THRESHOLD, integer_option
 from lmhead.cli._model_arguments import model_json, model_options, open_model
 from lmhead.cli._terminal import table
 
@@ -47,13 +47,7 @@ class Finding:
 
 @click.command("check")
 @click.argument("model", required=False)
-@click.option(
-    "--tokens",
-    type=click.IntRange(2),
-    default=24,
-    show_default=True,
-    help="Number of hidden states to compare on.",
-)
+@integer_option("--tokens", default=24, low=2, help="Number of hidden states to compare on.")
 @model_options
 @_json.json_option
 def command(
@@ -122,18 +116,18 @@ def read_sample(model: LanguageModel, tokens: int) -> tuple[LMHead, Tensor, Tens
     sample = torch.tensor([ids[: tokens + 1]])
     with torch.no_grad():
         hidden, _ = model.hidden(sample[:, :-1])
-    whole_head = model.head
-    vocab = max(2, min(whole_head.vocab_size, _NUMBERS // whole_head.hidden_size))
+    full_head = model.head
+    vocab = max(2, min(full_head.vocab_size, _NUMBERS // full_head.hidden_size))
     head = LMHead(
-        whole_head.hidden_size,
+        full_head.hidden_size,
         vocab,
-        softcap=whole_head.softcap,
-        scale=whole_head.scale,
+        softcap=full_head.softcap,
+        scale=full_head.scale,
         device="meta",
     )
-    head.weight = torch.nn.Parameter(whole_head.weight.detach()[:vocab])
+    head.weight = torch.nn.Parameter(full_head.weight.detach()[:vocab])
     head.bias = (
-        None if whole_head.bias is None else torch.nn.Parameter(whole_head.bias.detach()[:vocab])
+        None if full_head.bias is None else torch.nn.Parameter(full_head.bias.detach()[:vocab])
     )
     return head, hidden[0].detach(), sample[0, 1:] % vocab
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import as_usage_errors, check_threshold
+from lmhead.cli._command_group import as_usage_errors, check_threshold, integer_option
 from lmhead.cli._model_arguments import (
     check_file,
     check_utf8,
@@ -58,13 +58,7 @@ METRICS = ("kl", "max-kl", "tv", "disagreement")
     help="Metric of --fail-above. kl and max-kl are in nats; tv is for samplers.",
 )
 @click.option("--window", type=click.IntRange(1), help="Context window in tokens.  [default: 1024]")
-@click.option(
-    "--worst",
-    type=click.IntRange(0),
-    default=5,
-    show_default=True,
-    help="Number of largest differences to show.",
-)
+@integer_option("--worst", default=5, low=0, help="Number of largest differences to show.")
 @model_options
 @_json.json_option
 def command(

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -80,7 +81,7 @@ def command(toy: bool, lang: str, model: str | None) -> None:
     require_lm_head(opened)
     tour = Tour(opened, opened.tokenizer, chinese=lang == "zh")
     _echo("\n".join(tour.title()))
-    for section in (tour.next_token, tour.surprise, tour.certified, tour.memory, tour.farewell):
+    for section in (tour.next_token, tour.surprisal, tour.certified, tour.memory, tour.farewell):
         with Progress() as progress:
             progress("...")
             lines = "\n".join(section())
@@ -142,7 +143,7 @@ class Tour(Narration):
             f"其余所有词元合计 {rest:.4f}。熵：{entropy:.2f} bit。",
         )
 
-    def surprise(self) -> Iterator[str]:
+    def surprisal(self) -> Iterator[str]:
         """Show the surprisal of each token."""
         import torch
 
@@ -157,7 +158,8 @@ class Tour(Narration):
             shown = left(visible_bytes(self.tokenizer.token_bytes(id)) or f"<{id}>", 14)
             label = right(self.say(f"#{rank + 1:,}", f"第 {rank + 1:,}"), 9)
             drawn = bar(cost / largest, _BAR)
-            yield f"{MARGIN}{shown}{cost:6.2f} bit{label}" + ("  " + _yellow(drawn)) * bool(drawn)
+            end = "  " + click.style(drawn, fg="yellow") if drawn else ""
+            yield f"{MARGIN}{shown}{cost:6.2f} bit{label}{end}"
         perplexity = 2 ** (sum(bits) / len(bits))
         yield ""
         yield from self.note(
@@ -188,8 +190,8 @@ class Tour(Narration):
                 hidden = states[0]
         head.screened = None
         text = self.tokenizer.decode([*ids, *tokens])
-        for line in _wrapped(text, 70):
-            yield MARGIN + line
+        for part in text.split("\n"):
+            yield from (MARGIN + line for line in textwrap.wrap(part, 70))
         full = TOKENS * head.weight.nbytes
         verdict = (
             ("the same tokens", "词元逐个相同") if same else ("NOT the same tokens", "并不相同")
@@ -288,15 +290,5 @@ def program() -> str:
     return shlex.join([str(first), *map(str, command[1:])])
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return [line for part in text.split("\n") for line in textwrap.wrap(part, width)]
-
-
 def _mib(size: float) -> str:
     return f"{size / 2**20:,.0f} MiB"
-
-
-def _yellow(text: str) -> str:
-    return click.style(text, fg="yellow")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import as_usage_errors
+from lmhead.cli._command_group import as_usage_errors, integer_option
 from lmhead.cli._model_arguments import model_json, model_options, open_model
 from lmhead.progress import exit_on_interrupt
 
@@ -53,11 +53,9 @@ def _batch_size(ctx: Any, param: Any, value: str) -> int | str:  # noqa: ARG001
     show_default=True,
     help="Rows of a batch; auto for as many as --max-mb allows.",
 )
-@click.option(
+@integer_option(
     "--max-mb",
-    type=click.IntRange(1),
     default=1024,
-    show_default=True,
     help="Estimated memory of an automatic batch, in MiB, besides the model.",
 )
 @click.option("--max-length", type=click.IntRange(1), help="Context length.  [default: model's]")
@@ -111,7 +109,8 @@ def command(
         raise click.UsageError(f"the folder of --output must exist; {output.parent} does not.")
     if output is not None and output.exists():
         raise click.UsageError(f"{output} exists; choose another --output.")
-    _check_installed()
+    if find_spec("lm_eval") is None:
+        raise click.ClickException("lm-eval is not installed; run: pip install 'lmhead[eval]'")
     if not options["download"]:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     opened = open_model(model, download=options["download"], threads=options["threads"])
@@ -151,11 +150,6 @@ def command(
     click.echo(make_table(results).rstrip())
     if results.get("groups"):
         click.echo("\n" + make_table(results, "groups").rstrip())
-
-
-def _check_installed() -> None:
-    if find_spec("lm_eval") is None:
-        raise click.ClickException("lm-eval is not installed; run: pip install 'lmhead[eval]'")
 
 
 def find_tasks(given: str) -> tuple[list[str], Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lmhead.cli._command_group import importing
+from lmhead.cli._command_group import importing_server
 from lmhead.cli._model_arguments import model_options, open_models
 
 
@@ -65,15 +65,8 @@ def command(
     """
     if no_model and models:
         raise click.UsageError(f"--no-model and the model {models[0]} cannot be combined.")
-    try:
-        with importing():
-            from lmhead.server import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
-            raise
-        raise click.ClickException(
-            f"{error.name} is not installed; run: pip install 'lmhead[explore]'"
-        ) from None
+    with importing_server("explore"):
+        from lmhead.server import serve
     if not no_model:
         click.echo(f"Opening {', '.join(models) or 'the default model'} ...", err=True)
     opened, given = ({}, {}) if no_model else open_models(models, download, threads)

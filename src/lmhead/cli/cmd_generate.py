@@ -6,13 +6,13 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import SectionedCommand, as_usage_errors
+from lmhead.cli._command_group import SectionedCommand, as_usage_errors, integer_option
 from lmhead.cli._model_arguments import model_json, model_options, open_model, read_text
 from lmhead.cli._prompt_arguments import Prompt, chat_prompt, parse_prompts
 from lmhead.cli._sampler_arguments import (
@@ -52,14 +52,7 @@ _SAMPLING_ONLY += ["do_sample", "temperature", "xtc_probability", "xtc_threshold
     "--chat", help="Answer this message, with the model's chat template, instead of PROMPT."
 )
 @click.option("--system", help="With --chat: system prompt.")
-@click.option(
-    "-n",
-    "--max-new-tokens",
-    type=click.IntRange(0),
-    default=64,
-    show_default=True,
-    help="Maximum number of new tokens.",
-)
+@integer_option("-n", "--max-new-tokens", default=64, low=0, help="Maximum number of new tokens.")
 @click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
 @click.option(
     "--logprobs", type=click.IntRange(0), default=0, help="Show the k best tokens at each position."
@@ -183,20 +176,20 @@ def _check(options: dict[str, Any], given: dict[str, Any]) -> None:
             )
 
 
+@dataclass(frozen=True)
 class _Run:
     """A generation and its output, during and after."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        prompts: list[Prompt],
-        sampler: Sampler | None,
-        as_json: bool,
-        options: dict[str, Any],
-    ) -> None:
-        self.model, self.prompts, self.sampler = model, prompts, sampler
-        self.as_json, self.options = as_json, options
-        self.live = not as_json and len(prompts) == 1 and not options["logprobs"]
+    model: LanguageModel
+    prompts: list[Prompt]
+    sampler: Sampler | None
+    as_json: bool
+    options: dict[str, Any]
+
+    @property
+    def live(self) -> bool:
+        """Whether tokens are shown as they come."""
+        return not self.as_json and len(self.prompts) == 1 and not self.options["logprobs"]
 
     def go(self) -> None:
         """Generate and print; exit with code 130 if interrupted."""
@@ -271,20 +264,17 @@ class _Run:
         return token_label(piece_of(self.model, id, before))
 
     def _json(self, generations: Sequence[Generation], screened: ScreenedHead | None) -> None:
-        document: dict[str, Any] = {
-            "model": model_json(self.model),
-            "sampler": None if self.sampler is None else repr(self.sampler),
-            "seed": None if self.sampler is None else self.sampler.seed,
-            "screen": None if screened is None else screened.report.to_json(),
-            "log_prob_error": max(
-                (generation.log_prob_error for generation in generations), default=0.0
-            ),
-        }
-        rows = [
-            self._row(p, generation)
-            for p, generation in zip(self.prompts, generations, strict=True)
-        ]
-        _json.write("generate", lines=4, **document, generations=rows)
+        sampler = self.sampler
+        _json.write(
+            "generate",
+            lines=4,
+            model=model_json(self.model),
+            sampler=None if sampler is None else repr(sampler),
+            seed=None if sampler is None else sampler.seed,
+            screen=None if screened is None else screened.report.to_json(),
+            log_prob_error=max((each.log_prob_error for each in generations), default=0.0),
+            generations=list(map(self._row, self.prompts, generations)),
+        )
 
     def _row(self, prompt: Prompt, generation: Generation) -> dict[str, Any]:
         from lmhead.analysis.token_text import finite, piece_of
@@ -319,6 +309,7 @@ def _beams(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
+    from lmhead.analysis.token_text import text_of
     from lmhead.sampling import beam_search
     from lmhead.sampling.arguments import prompt_ids
 
@@ -343,7 +334,7 @@ def _beams(
         prompts, ids, result.sequences, result.scores, strict=True
     ):
         beams = [
-            {"text": _text(model, before, ids_), "score": score, "ids": ids_}
+            {"text": text_of(model, ids_, before[-1]), "score": score, "ids": ids_}
             for ids_, score in zip(sequences, scores, strict=True)
         ]
         rows.append({**prompt.to_json(), "beams": beams})
@@ -357,16 +348,6 @@ def _beams(
             _write(prompt.shown, bold=True)
             _write(str(beam["text"]))
             click.echo()
-
-
-def _text(model: LanguageModel, before: list[int], ids: list[int]) -> str:
-    """Return the text of new ids after a prompt."""
-    from lmhead.analysis.token_text import piece_of
-
-    pairs = zip([before[-1], *ids], ids, strict=False)
-    return b"".join(piece_of(model, id, last).bytes for last, id in pairs).decode(
-        "utf-8", "replace"
-    )
 
 
 def _write(text: str, *, bold: bool = False) -> None:

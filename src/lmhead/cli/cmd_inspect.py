@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli._command_group import integer_option
 from lmhead.cli._model_arguments import model_json, model_options, open_model
 
 if TYPE_CHECKING:
@@ -15,12 +16,8 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("model", required=False)
-@click.option(
-    "--tokens",
-    type=click.IntRange(1),
-    default=8192,
-    show_default=True,
-    help="Tokens per training step, for memory and time estimates.",
+@integer_option(
+    "--tokens", default=8192, help="Tokens per training step, for memory and time estimates."
 )
 @model_options
 @_json.json_option

@@ -20,7 +20,6 @@ from lmhead.cli._terminal import bold, clip, dim, echo, left, right, token_label
 
 if TYPE_CHECKING:
     from lmhead.analysis import Cell, Lens
-    from lmhead.models import LanguageModel
 
 _MARGIN = "  "
 _TOKEN, _P, _RANK, _GAP = 8, 3, 5, 2  # columns of the parts of a cell
@@ -72,25 +71,18 @@ def command(
         target = check_utf8(target, "--target")
     model = open_model(where, download=options["download"], threads=options["threads"])
     from lmhead.analysis import logit_lens
+    from lmhead.analysis.token_text import find_token
 
-    id = None if target is None else _one_token(model, target)
+    id = None if target is None else find_token(model, target)
+    if target is not None and id is None:
+        raise click.UsageError(
+            f"--target must be one token of the model, such as ' the'; {target!r} is not."
+        )
     lens = logit_lens(model, text, top=min(top, model.head.vocab_size), target=id)
     if as_json:
         _json.write("lens", lines=3, model=model_json(model), **lens.to_json())
     else:
         echo(_lines(lens, ranks, last))
-
-
-def _one_token(model: LanguageModel, text: str) -> int:
-    """Return the id of a text that is one token."""
-    from lmhead.analysis.token_text import find_token
-
-    id = find_token(model, text)
-    if id is None:
-        raise click.UsageError(
-            f"--target must be one token of the model, such as ' the'; {text!r} is not."
-        )
-    return id
 
 
 def _lines(lens: Lens, ranks: bool, last: int | None) -> Iterator[str]:

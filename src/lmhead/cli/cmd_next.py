@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import SectionedCommand
+from lmhead.cli._command_group import SectionedCommand, integer_option
 from lmhead.cli._model_arguments import (
     model_json,
     model_options,
@@ -48,14 +48,7 @@ _MARGIN = "  "
 
 @click.command("next", cls=SectionedCommand)
 @click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
-@click.option(
-    "-n",
-    "--top",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Number of tokens to show.",
-)
+@integer_option("-n", "--top", default=10, help="Number of tokens to show.")
 @click.option(
     "--prompt-length",
     type=click.IntRange(0),

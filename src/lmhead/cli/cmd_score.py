@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import importing
+from lmhead.cli._command_group import importing, integer_option
 from lmhead.cli._model_arguments import (
     check_file,
     check_utf8,
@@ -52,13 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tokens/--no-tokens", default=None, help="Show every token.  [default: only with --text]"
 )
-@click.option(
-    "--worst",
-    type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    help="Number of most surprising tokens to show.",
-)
+@integer_option("--worst", default=10, low=0, help="Number of most surprising tokens to show.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -245,6 +239,8 @@ def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
         yield False
         return
     with importing():
+        import torch
+
         from lmhead.analysis.score_workers import ScoreWorkers, serve
         from lmhead.models import open_model as opened
         from lmhead.parallel.process_ranks import LostRankError, all_ranks
@@ -254,7 +250,8 @@ def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
                 with ScoreWorkers(ranks) as workers:
                     yield workers
                 return
-            _set_threads(options["threads"])
+            if options["threads"] is not None:
+                torch.set_num_threads(options["threads"])
             serve(ranks, lambda where: opened(where, download=options["download"]))
             yield None
     except (LostRankError, KeyboardInterrupt) as error:
@@ -263,13 +260,6 @@ def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
         if isinstance(error, LostRankError):
             raise click.ClickException(str(error)) from error
         raise
-
-
-def _set_threads(threads: int | None) -> None:
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def _open(where: str | None, options: dict[str, Any]) -> tuple[LanguageModel, Spread | None]:

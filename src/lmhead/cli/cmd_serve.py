@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lmhead.cli._command_group import importing
+from lmhead.cli._command_group import importing_server, integer_option
 from lmhead.cli._model_arguments import model_options, open_models
 
 if TYPE_CHECKING:
@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 @click.command("serve")
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port; 0 for any free one.",
-)
+@integer_option("--port", default=8000, low=0, high=65535, help="Port; 0 for any free one.")
 @click.option(
     "--key",
     envvar="LMHEAD_KEY",
@@ -63,15 +57,8 @@ def command(
       curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \\
         -d '{"prompt": "Once upon a time", "max_tokens": 20}'
     """
-    try:
-        with importing():
-            from lmhead.server import serve_api
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
-            raise
-        raise click.ClickException(
-            f"{error.name} is not installed; run: pip install 'lmhead[serve]'"
-        ) from None
+    with importing_server("serve"):
+        from lmhead.server import serve_api
     opened, _ = open_models(models, **options)
     serve_api(
         opened,

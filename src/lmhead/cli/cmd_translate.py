@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import FileError, importing
-from lmhead.cli._model_arguments import MAX_THREADS, check_utf8, standard_input
+from lmhead.cli._command_group import FileError, importing, integer_option
+from lmhead.cli._model_arguments import check_utf8, standard_input, threads_option
 from lmhead.cli._terminal import dim, echo
 
 if TYPE_CHECKING:
@@ -24,20 +24,8 @@ _LINES_PER_BATCH = 64  # of standard input
 @click.command("translate")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--beams",
-    type=click.IntRange(1, 256),
-    default=4,
-    show_default=True,
-    help="Beam width; 1 is greedy search.",
-)
-@click.option(
-    "--n-best",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Number of translations per sentence.",
-)
+@integer_option("--beams", default=4, high=256, help="Beam width; 1 is greedy search.")
+@integer_option("--n-best", default=1, high=256, help="Number of translations per sentence.")
 @click.option(
     "--length-penalty",
     type=float,
@@ -57,18 +45,8 @@ _LINES_PER_BATCH = 64  # of standard input
 @click.option(
     "--reverse", is_flag=True, help="With --bleu: translate from the second column to the first."
 )
-@click.option(
-    "--samples",
-    type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    help="With --bleu: number of translations to show.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(1, MAX_THREADS),
-    help="Number of threads.  [default: torch's]",
-)
+@integer_option("--samples", default=10, low=0, help="With --bleu: number of translations to show.")
+@threads_option
 @_json.json_option
 def command(
     run: Path,

@@ -15,18 +15,12 @@ Status = Literal["passed", "failed", "unsupported"]
 
 
 class Case(NamedTuple):
-    """One property that an implementation must have.
+    """One property that an implementation must have."""
 
-    Attributes:
-        name: of the case, unique.
-        kind: "loss", "sampler" or "decode".
-        origin: the issue it comes from, or the document that promises the property.
-        check: called with the implementation; raises AssertionError if it fails.
-    """
-
-    name: str
-    kind: Kind
-    origin: str
+    name: str  # of the case, unique
+    kind: Kind  # "loss", "sampler" or "decode"
+    origin: str  # the issue it comes from, or the document that promises the property
+    # called with the implementation; raises AssertionError if it fails
     check: Callable[[Any], None]
 
     @property

@@ -157,6 +157,13 @@ class Ours(Implementation):
         return logits
 
 
+def _unsupported(reason: str) -> Any:
+    def method(self: Implementation, *args: Any, **options: Any) -> Tensor:
+        raise NotImplementedError(reason)
+
+    return method
+
+
 class Transformers(Torch):
     """Hugging Face's logits processors, in the order of `generate`."""
 
@@ -167,21 +174,10 @@ class Transformers(Torch):
         self.version = transformers.__version__
         self._made = transformers.generation.logits_process
 
-    def loss(self, *args: Any, **options: Any) -> Tensor:
-        """ForCausalLMLoss is torch's."""
-        raise NotImplementedError("its loss is torch's")
-
-    def entropy(self, *args: Any) -> Tensor:
-        """None."""
-        raise NotImplementedError("no entropy")
-
-    def argmax(self, *args: Any) -> Tensor:
-        """torch's."""
-        raise NotImplementedError("its argmax is torch's")
-
-    def topk(self, *args: Any) -> Tensor:
-        """torch's."""
-        raise NotImplementedError("its top-k is torch's")
+    loss = _unsupported("its loss is torch's")
+    entropy = _unsupported("no entropy")
+    argmax = _unsupported("its argmax is torch's")
+    topk = _unsupported("its top-k is torch's")
 
     def process(self, logits: Tensor, context: Tensor, **options: Any) -> Tensor:
         """Apply the warpers of `generate`."""

@@ -56,9 +56,14 @@ def check(
     true = reference.linear_cross_entropy_backward(*args, grad_output=up, **plain)
     truths = {"hidden": true.x, "weight": true.weight, "bias": true.bias}
     for name, leaf in leaves.items():
-        expect(leaf.grad is not None, f"no gradient of {name}")
-        assert leaf.grad is not None
-        expect_close(leaf.grad, truths[name], f"gradient of {name}")
+        expect_gradient(leaf, truths[name], name)
+
+
+def expect_gradient(leaf: Tensor, truth: Any, name: str) -> None:
+    """Compare the gradient of a leaf with the float64 truth."""
+    expect(leaf.grad is not None, f"no gradient of {name}")
+    assert leaf.grad is not None
+    expect_close(leaf.grad, truth, f"gradient of {name}")
 
 
 def _numpy(value: Any) -> Any:
@@ -72,6 +77,13 @@ def half_ignored() -> Inputs:
     tensors = inputs()
     tensors.targets[[0, 3, 4, 9, 10]] = -100
     return tensors
+
+
+def masked_inputs() -> Inputs:
+    """Return inputs whose last 7 tokens are masked by a bias of -inf, and are no target."""
+    tensors = inputs()
+    tensors.bias[30:] = -torch.inf
+    return tensors._replace(targets=tensors.targets.remainder(30))
 
 
 @case("loss", "F.cross_entropy")
@@ -163,27 +175,15 @@ def nan_in_an_ignored_row(implementation: Implementation) -> None:
 @case("loss", "lmhead docs/lazy.md")
 def smoothing_with_a_masked_token(implementation: Implementation) -> None:
     """A token masked with -inf gets no share of label smoothing: the loss is finite."""
-    tensors = inputs()
-    tensors.bias[30:] = -torch.inf
-    check(
-        implementation,
-        tensors._replace(targets=tensors.targets.remainder(30)),
-        bias=tensors.bias,
-        label_smoothing=0.1,
-    )
+    tensors = masked_inputs()
+    check(implementation, tensors, bias=tensors.bias, label_smoothing=0.1)
 
 
 @case("loss", "unsloth 10616")
 def softcap_with_masked_tokens(implementation: Implementation) -> None:
     """Soft-capping does not revive padding columns masked with -inf."""
-    tensors = inputs()
-    tensors.bias[30:] = -torch.inf
-    check(
-        implementation,
-        tensors._replace(targets=tensors.targets.remainder(30)),
-        bias=tensors.bias,
-        softcap=3.0,
-    )
+    tensors = masked_inputs()
+    check(implementation, tensors, bias=tensors.bias, softcap=3.0)
 
 
 @case("loss", "Gemma 2")
@@ -219,10 +219,7 @@ def frozen_hidden_states(implementation: Implementation) -> None:
     weight = tensors.weight.clone().requires_grad_()
     implementation.loss(tensors.hidden, weight, tensors.targets).backward()  # type: ignore[no-untyped-call]
     args = (_numpy(tensors.hidden), _numpy(tensors.weight), tensors.targets.numpy())
-    expect(weight.grad is not None, "no gradient of weight")
-    assert weight.grad is not None
-    truth = reference.linear_cross_entropy_backward(*args).weight
-    expect_close(weight.grad, truth, "gradient of weight")
+    expect_gradient(weight, reference.linear_cross_entropy_backward(*args).weight, "weight")
 
 
 @case("loss", "Liger: gradients gated on the input")
@@ -232,11 +229,7 @@ def frozen_weight(implementation: Implementation) -> None:
     hidden = tensors.hidden.clone().requires_grad_()
     implementation.loss(hidden, tensors.weight, tensors.targets).backward()  # type: ignore[no-untyped-call]
     args = (_numpy(tensors.hidden), _numpy(tensors.weight), tensors.targets.numpy())
-    expect(hidden.grad is not None, "no gradient of hidden")
-    assert hidden.grad is not None
-    expect_close(
-        hidden.grad, reference.linear_cross_entropy_backward(*args).x, "gradient of hidden"
-    )
+    expect_gradient(hidden, reference.linear_cross_entropy_backward(*args).x, "hidden")
 
 
 @case("loss", "Liger 512, 827; CCE 14")

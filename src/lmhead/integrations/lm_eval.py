@@ -1,8 +1,5 @@
 """lm-evaluation-harness: `LMHeadLM`, a model class that is registered as `lmhead`.
 
-In:  requests of the harness: pairs of context and continuation, texts, prompts to continue.
-Out: log-likelihoods (and whether a continuation is the greedy one), generated texts.
-
 Importing this module registers the class. `lmhead eval` does that; the harness's own command is
 `python -m lmhead.integrations.lm_eval run --model lmhead --model_args path=MODEL --tasks ...`.
 Only the rows of the continuations go through the head, and no logits tensor is built.
@@ -33,8 +30,6 @@ from lmhead.analysis.token_text import piece_of
 from lmhead.checks import check_integer
 from lmhead.models import LanguageModel, open_model
 from lmhead.sampling import Sampler, generate
-
-__all__ = ["LMHeadLM"]
 
 DEFAULT_LENGTH = 2048  # of models without a bound, as the harness's `hf`
 MAX_BYTES = 1 << 30
@@ -185,11 +180,7 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
             read = (context + continuation)[-(self.max_length + 1) : -1]
             groups.setdefault(tuple(read), []).append(number)
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        with tqdm(
-            total=len(requests),
-            desc="Running loglikelihood requests",
-            disable=disable_tqdm or self.rank != 0,
-        ) as progress:
+        with self._progress("loglikelihood", len(requests), disable_tqdm) as progress:
             for batch in self._batches(sorted(groups, key=lambda read: (-len(read), read))):
                 numbers = [groups[read] for read in batch]
                 continuations = [[requests[n][2] for n in group] for group in numbers]
@@ -240,11 +231,7 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
         for number, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(number)
         texts = [""] * len(requests)
-        with tqdm(
-            total=len(requests),
-            desc="Running generate_until requests",
-            disable=disable_tqdm or self.rank != 0,
-        ) as progress:
+        with self._progress("generate_until", len(requests), disable_tqdm) as progress:
             for numbers in groups.values():
                 options = normalize_gen_kwargs(requests[numbers[0]].args[1], self.max_gen_toks)
                 prompts = self._prompts([requests[n].args[0] for n in numbers], options)
@@ -259,14 +246,14 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
         return texts
 
     def _prompts(self, texts: list[str], options: Any) -> list[tuple[int, ...]]:
-        """Return the ids of prompts, cut on the left to leave room for the answer."""
-        room = self.max_length - options["max_gen_toks"]
-        if room < 1:
+        """Return the ids of prompts, cut on the left so that the answer fits."""
+        longest = self.max_length - options["max_gen_toks"]
+        if longest < 1:
             raise ValueError(
                 f"max_gen_toks must be below {self.max_length}, the context length; "
                 f"got {options['max_gen_toks']}"
             )
-        return [tuple(self.tok_encode(text)[-room:]) for text in texts]
+        return [tuple(self.tok_encode(text)[-longest:]) for text in texts]
 
     def _generate(self, prompts: Sequence[Sequence[int]], options: Any) -> Iterator[str]:
         settings = dict(options)
@@ -287,6 +274,9 @@ class LMHeadLM(TemplateLM):  # type: ignore[misc]
             yield postprocess_generated_text(self.tok_decode(tokens), stop, self.think_end_token)
 
     # --- batches and processes --------------------------------------------------------------------
+
+    def _progress(self, kind: str, total: int, disable: bool) -> Any:
+        return tqdm(total=total, desc=f"Running {kind} requests", disable=disable or self.rank != 0)
 
     def _batches(
         self, rows: Sequence[tuple[int, ...]], new: int = 0
@@ -332,10 +322,7 @@ def score_batch(
 ) -> list[tuple[float, bool]]:
     """Return (log-likelihood, whether it is the greedy one) of every continuation.
 
-    Args:
-        model: any model.
-        rows: the tokens to read, all but the last of a continuation.
-        continuations: per row, those that it ends with.
+    A row has the tokens to read, all but the last of its continuations, which it ends with.
     """
     ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     for row, read in enumerate(rows):

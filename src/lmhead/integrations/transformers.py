@@ -76,12 +76,7 @@ def replace_head(
 
 
 def restore_head(model: Model) -> Model:
-    """Undo `replace_head`: put an `nn.Linear` on the weight of the model's `LMHead`.
-
-    Raises:
-        TypeError: the model has no output layer.
-        ValueError: an `nn.Linear` cannot do what the head does (softcap, scale, low-rank delta).
-    """
+    """Undo `replace_head`: put an `nn.Linear` on the weight of the model's `LMHead`."""
     base = base_model(model)
     old = _output_layer(model, base)
 
@@ -149,16 +144,12 @@ def _check_replaceable(layer: nn.Module) -> None:
             "the weight of the output layer must be a floating-point parameter; got "
             f"{type(weight).__name__} of {weight.dtype} (quantized?)"
         )
-    if any(getattr(hook, "offload", False) for hook in _accelerate_hooks(layer)):
+    hook = getattr(layer, "_hf_hook", None)  # of accelerate
+    if any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ()))):
         raise ValueError(
             "the weight of the output layer must stay in memory; accelerate offloads it after each "
             "call. Keep the output layer on one device in device_map"
         )
-
-
-def _accelerate_hooks(layer: nn.Module) -> list[Any]:
-    hook = getattr(layer, "_hf_hook", None)
-    return [] if hook is None else [hook, *getattr(hook, "hooks", ())]
 
 
 def _convert(layer: nn.Module, change: Callable[[nn.Module], nn.Module]) -> nn.Module:

@@ -13,7 +13,7 @@ import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -82,12 +82,7 @@ class Patch:
     def __enter__(self) -> Patch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         unpatch()
 
 

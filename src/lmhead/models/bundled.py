@@ -1,8 +1,4 @@
-"""Models that can be opened by name: `smollm2` in a package of its own, `tiny` in this one.
-
-In:  a name.
-Out: the path of the model, or how to install it.
-"""
+"""Models that can be opened by name: `smollm2` in a package of its own, `tiny` in this one."""
 
 from __future__ import annotations
 
@@ -20,17 +16,11 @@ from lmhead.user_cache import is_offline
 
 @dataclass(frozen=True)
 class Bundled:
-    """A model with a name.
+    """A model with a name."""
 
-    Attributes:
-        about: a description in one line.
-        find: returns its file or folder; None if it is not installed.
-        packages: what `add` installs, with the SHA-256 of each file; () for a model that comes
-            with lmhead.
-    """
-
-    about: str
-    find: Callable[[], Path | None]
+    about: str  # a description in one line
+    find: Callable[[], Path | None]  # returns its file or folder; None if it is not installed
+    # what `add` installs, with the SHA-256 of each file; () for a model that comes with lmhead
     packages: tuple[tuple[str, str], ...] = ()
 
 
@@ -62,11 +52,7 @@ BUNDLED = {
 
 
 def find(name: str) -> Path | None:
-    """Return the path of a named model; None if it is not installed.
-
-    Raises:
-        ModelError: no model has this name.
-    """
+    """Return the path of a named model; None if it is not installed."""
     return _entry(name).find()
 
 
@@ -78,11 +64,7 @@ def not_installed(name: str) -> ModelError:
 
 
 def default_model() -> str:
-    """Return the name of the default model: the first that is installed.
-
-    Raises:
-        ModelError: none is installed.
-    """
+    """Return the name of the default model: the first that is installed."""
     for name, entry in BUNDLED.items():
         if entry.find() is not None:
             return name
@@ -92,15 +74,7 @@ def default_model() -> str:
 
 
 def add(name: str, report: Callable[[str], object] = print) -> Path:
-    """Install a named model with pip into this Python and return its path.
-
-    Args:
-        name: of the model.
-        report: called with a message before the installation.
-
-    Raises:
-        ModelError: no such name; pip is missing or fails.
-    """
+    """Install a named model with pip into this Python and return its path."""
     entry = _entry(name)
     path = entry.find()
     if path is not None:

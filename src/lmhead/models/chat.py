@@ -30,13 +30,7 @@ Message = Mapping[str, str]
 
 
 class Chat:
-    """A chat template with the tokenizer of its model.
-
-    Args:
-        template: in Jinja.
-        tokenizer: of the model.
-        names: variables of the template, e.g. {"bos_token": "<s>"}.
-        where: the file of the template, for errors.
+    """A chat template in Jinja with the tokenizer of its model, and variables of the template.
 
     Example::
 
@@ -54,10 +48,8 @@ class Chat:
     def render(self, messages: Sequence[Message], *, continue_last: bool = False) -> str:
         """Return the text of a conversation, up to where the model's reply begins.
 
-        Args:
-            messages: the conversation so far.
-            continue_last: whether the last message is the beginning of the reply; then the text
-                ends with it.
+        With `continue_last` the last message is the beginning of the reply, and the text ends with
+        it.
 
         Raises:
             ModelError: the template is damaged, not allowed, or exceeds its limits.
@@ -107,11 +99,7 @@ class Chat:
 
 
 def read_chat(folder: Path, tokenizer: JsonTokenizer) -> Chat | None:
-    """Return the chat template of a folder; None if there is none.
-
-    Raises:
-        ModelError: a file cannot be read, or the template is no string.
-    """
+    """Return the chat template of a folder; None if there is none."""
     config_file, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_json(config_file) if exists(config_file) else Fields(config_file, {})
     names = _names(config, tokenizer)

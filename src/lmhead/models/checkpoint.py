@@ -1,8 +1,5 @@
 """Checkpoints of `lmhead train`: `config.json`, `model.safetensors` and `tokenizer.json`.
 
-In:  such a folder, or the folder of a run, whose best checkpoint is taken.
-Out: a `LanguageModel`, or a `ModelError` that says which file is wrong and what to do.
-
     config.json         {"format": "lmhead", "version": 1, "kind": "decoder",
                          "model": {the fields of DecoderConfig}, "head": {"kind": "full"},
                          "eos_token_ids": [0], ...}
@@ -62,7 +59,17 @@ def build_head(
         raise ValueError(f"head must be one of {', '.join(KINDS)}; got {kind!r}")
     if kind in ("full", "sampled"):
         return None
-    return _MAKERS[kind](spec, sizes, frequencies)
+    if kind == "adaptive":
+        return AdaptiveHead(
+            sizes.hidden_size,
+            sizes.vocab_size,
+            cutoffs=spec.get("cutoffs"),
+            div_value=spec.get("div_value", 4.0),
+            frequencies=frequencies,
+        )
+    # A saved head replaces this tree by that of its checkpoint.
+    tree = "balanced" if frequencies is None else "huffman"
+    return HierarchicalHead(sizes.hidden_size, sizes.vocab_size, tree=tree, frequencies=frequencies)
 
 
 def specify_head(kind: str, head: nn.Module) -> dict[str, Any]:
@@ -71,29 +78,6 @@ def specify_head(kind: str, head: nn.Module) -> dict[str, Any]:
     if isinstance(head, AdaptiveHead):
         spec |= {"cutoffs": list(head.cutoffs), "div_value": head.div_value}
     return spec
-
-
-def _adaptive(spec: Mapping[str, Any], sizes: DecoderConfig, frequencies: Any) -> nn.Module:
-    return AdaptiveHead(
-        sizes.hidden_size,
-        sizes.vocab_size,
-        cutoffs=spec.get("cutoffs"),
-        div_value=spec.get("div_value", 4.0),
-        frequencies=frequencies,
-    )
-
-
-def _hierarchical(_: Mapping[str, Any], sizes: DecoderConfig, frequencies: Any) -> nn.Module:
-    # A saved head replaces this tree by that of its checkpoint.
-    return HierarchicalHead(
-        sizes.hidden_size,
-        sizes.vocab_size,
-        tree="balanced" if frequencies is None else "huffman",
-        frequencies=frequencies,
-    )
-
-
-_MAKERS = {"adaptive": _adaptive, "hierarchical": _hierarchical}
 
 
 CONFIG, MODEL, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -107,18 +91,10 @@ _Config = TypeVar("_Config", bound=TransformerConfig)
 
 
 def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> LanguageModel:
-    """Open a checkpoint of `lmhead train`.
+    """Open a checkpoint of `lmhead train`, in evaluation mode, without gradients.
 
-    Args:
-        where: a checkpoint, or the folder of a run: its best checkpoint, or its last one if there
-            was no validation.
-        name: of the model; None for the name of the folder.
-
-    Returns:
-        The model, in evaluation mode, without gradients.
-
-    Raises:
-        ModelError: a file is missing, damaged or of another format; the message names it.
+    `where` is a checkpoint, or the folder of a run: its best checkpoint, or its last one if there
+    was no validation. `name` is that of the folder if it is None.
 
     Example::
 
@@ -186,12 +162,7 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def read_model_config(about: Fields, kind: type[_Config]) -> _Config:
-    """Return the model's configuration, checked against the size of the weights beside it.
-
-    Args:
-        about: `config.json` of the checkpoint.
-        kind: of the configuration.
-    """
+    """Return the model's configuration, checked against the size of the weights beside it."""
     model_fields = about.object("model")
     tensors = read_tensor_headers(about.path.parent / MODEL)
     check_numbers(model_fields, len(tensors))

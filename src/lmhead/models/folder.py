@@ -38,16 +38,22 @@ def read_config(folder: Path) -> Fields:
 
 
 def read_weights(folder: Path) -> dict[str, TensorHeader]:
-    """Return the tensors of a folder by name, from one safetensors file or several with an index.
-
-    Raises:
-        ModelError: a file is missing or damaged, or there are only pickles.
-    """
+    """Return the tensors of a folder by name, from one safetensors file or shards with an index."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if exists(single):
         return read_tensor_headers(single)
     if not exists(index):
-        raise ModelError(_no_weights(folder))
+        pickles = sorted(file.name for kind in _PICKLES for file in folder.glob(kind))
+        if pickles:
+            raise ModelError(
+                f"{folder} has its weights only as pickled Python objects ({pickles[0]}), which "
+                "may run any code when they are opened: lmhead never reads them. Take the model's "
+                "safetensors files, or convert it where you trust it: "
+                "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+            )
+        raise ModelError(
+            f"{folder} has a config.json but no model.safetensors: download the weights as well"
+        )
     weight_map = read_json(index).object("weight_map")
     if not weight_map.values:
         raise ModelError(f"{index}: weight_map must map tensors to files; got nothing")
@@ -70,18 +76,6 @@ def read_weights(folder: Path) -> dict[str, TensorHeader]:
                 "they do not belong together. Download both again"
             )
     return {name: header for shard in shards for name, header in headers[shard].items()}
-
-
-def _no_weights(folder: Path) -> str:
-    pickles = sorted(file.name for kind in _PICKLES for file in folder.glob(kind))
-    if pickles:
-        return (
-            f"{folder} has its weights only as pickled Python objects ({pickles[0]}), which may "
-            "run any code when they are opened: lmhead never reads them. Take the model's "
-            "safetensors files, or convert it where you trust it: "
-            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
-        )
-    return f"{folder} has a config.json but no model.safetensors: download the weights as well"
 
 
 def read_special_tokens(folder: Path, config: Fields) -> SpecialTokenIds:

@@ -1,8 +1,5 @@
 """Models in GGUF files: converted once to a float32 Hugging Face folder, and opened from there.
 
-In:  a .gguf file, quantized or not.
-Out: a `LanguageModel`.
-
 The folder is in the user's cache: `$LMHEAD_CACHE`, or `lmhead` in `$XDG_CACHE_HOME` or `~/.cache`.
 Its name depends on the file's size and samples of its content. It is renamed into place when it is
 complete; a damaged one is replaced.
@@ -37,7 +34,7 @@ from lmhead.models.gguf_tokenizer import make_tokenizer, special_ids
 from lmhead.models.huggingface import (
     check_size,
     load_huggingface,
-    offline_and_quiet,
+    quiet_transformers,
     transformers,
 )
 from lmhead.models.language_model import LanguageModel
@@ -61,13 +58,6 @@ _VERSION = 2  # of the folder's content; another number replaces all folders
 
 def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> LanguageModel:
     """Open a GGUF file; the first time its weights are converted to float32 in the user's cache.
-
-    Args:
-        path: the file.
-        name: of the model; None for the name of the file.
-
-    Raises:
-        ModelError: the file is damaged or of an unknown kind, or the cache is full.
 
     Example::
 
@@ -110,13 +100,6 @@ def _blocks(path: Path, folder: Path) -> dict[str, StoredBlocks]:
 
 def unpack(path: str | PathLike[str], *, again: bool = False) -> Path:
     """Convert a GGUF file to a folder in the user's cache and return it, for other programs too.
-
-    Args:
-        path: the file.
-        again: convert again, even if the folder exists.
-
-    Raises:
-        ModelError: as `load_gguf`.
 
     Example::
 
@@ -226,18 +209,11 @@ def _through_transformers(file: GgufFile) -> tuple[dict[str, Any], dict[str, Ten
         "local_files_only": True,
         "trust_remote_code": False,
     }
-    try:
+    with quiet_transformers(f"{file.path}, of the architecture {kind!r}"):
         check_numbers(Fields(file.path, sizes), len(file.tensors))
-        with offline_and_quiet():
-            stored = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-            check_size(file.path, library.AutoConfig.from_pretrained(**location), stored)
-            model = library.AutoModelForCausalLM.from_pretrained(**location, dtype=torch.float32)
-    except ModelError:
-        raise
-    except Exception as error:  # transformers may raise anything on a damaged file
-        raise ModelError(
-            f"transformers cannot open {file.path}, of the architecture {kind!r}: {one_line(error)}"
-        ) from error
+        stored = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+        check_size(file.path, library.AutoConfig.from_pretrained(**location), stored)
+        model = library.AutoModelForCausalLM.from_pretrained(**location, dtype=torch.float32)
     config = {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()

@@ -46,18 +46,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufFile:
-    """A GGUF file whose header has been read and validated.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        metadata: the fields of the header.
-        tensors: the tensors by name; all lie inside the file.
-
-    Raises:
-        ModelError: no GGUF file, one of an unknown version, truncated or damaged.
-    """
+    """A GGUF file whose header has been read and validated: `metadata`, and `tensors` by name."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)

@@ -1,8 +1,4 @@
-"""Llama models in GGUF files, with the names and the order of rows that Hugging Face uses.
-
-In:  a `GgufFile`.
-Out: `config.json` as a dictionary, and the tensors in float32.
-"""
+"""Llama models in GGUF files, with the names and the order of rows that Hugging Face uses."""
 
 from __future__ import annotations
 
@@ -61,11 +57,7 @@ def _names(file: GgufFile) -> dict[str, str]:
 
 
 def read_llama(file: GgufFile) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the configuration and the tensors, as Hugging Face names them.
-
-    Raises:
-        ModelError: a field or a tensor is missing, or does not agree with the others.
-    """
+    """Return the configuration and the tensors, as Hugging Face names them."""
     fields, names = file.metadata, _names(file)
     if "output.weight" in file.tensors:
         names["output.weight"] = "lm_head.weight"

@@ -1,8 +1,5 @@
 """The tokenizer inside a GGUF file, as a `tokenizers.Tokenizer`.
 
-In:  the metadata `tokenizer.ggml.*` of the file.
-Out: the content of a `tokenizer.json`.
-
 Two kinds are supported: "gpt2", byte-level BPE with a named rule for splitting text before merging;
 and "llama", sentencepiece tokens with scores.
 """
@@ -40,11 +37,7 @@ SPLITS: dict[str, str | bool] = {
 
 
 def make_tokenizer(metadata: Fields) -> Tokenizer:
-    """Return the tokenizer that a GGUF file describes.
-
-    Raises:
-        ModelError: its kind is not supported, or parts of it are missing or damaged.
-    """
+    """Return the tokenizer that a GGUF file describes."""
     kind = metadata.text("tokenizer.ggml.model", "")
     tokens: list[str] = metadata.list_of(str, "tokenizer.ggml.tokens")
     if not tokens:

@@ -1,8 +1,5 @@
 """Hugging Face folders: `config.json`, safetensors, `tokenizer.json`.
 
-In:  a folder.
-Out: a `LanguageModel` whose head shares the model's own weight.
-
 A plain Llama is opened by `llama_folder`, all other models by transformers. Nothing is downloaded,
 no pickle is read, no code that comes with a model is run. What a model does to its logits (a scale,
 soft-capping) is read from the configuration; then the model processes one token, and the logits of
@@ -49,17 +46,8 @@ def load_huggingface(
 ) -> LanguageModel:
     """Open a folder in the format of Hugging Face's transformers.
 
-    The weights keep the dtype of the file and do not require gradients.
-
-    Args:
-        folder: with `config.json`, `model.safetensors` (or shards and their index) and
-            `tokenizer.json`.
-        name: of the model; None for the name of the folder.
-        direct: whether to open a plain Llama without transformers, which is faster.
-
-    Raises:
-        ModelError: a file is missing, damaged or of another model; transformers is not installed
-            or does not know the architecture; it is no causal language model.
+    The weights keep the dtype of the file and do not require gradients. `direct` opens a plain
+    Llama without transformers, which is faster.
 
     Example::
 
@@ -110,8 +98,11 @@ def transformers() -> Any:
 
 
 @contextmanager
-def offline_and_quiet() -> Iterator[None]:
-    """Disable connections, progress bars and log messages of transformers."""
+def quiet_transformers(what: str, advice: str = "") -> Iterator[None]:
+    """Disable connections, progress bars and logs of transformers; turn errors into `ModelError`.
+
+    `what` is opened: transformers may raise anything on damaged files.
+    """
     library = transformers()
     constants: Any = import_module("huggingface_hub.constants")
     logging = library.utils.logging
@@ -126,6 +117,10 @@ def offline_and_quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"transformers cannot open {what}: {one_line(error)}{advice}") from error
     finally:
         constants.HF_HUB_OFFLINE = before[0]
         logging.set_verbosity(before[1])
@@ -142,31 +137,19 @@ def _through_transformers(
     folder: Path, config: Fields, tensors: Mapping[str, TensorHeader]
 ) -> tuple[HuggingFaceBody, LMHead, int | None]:
     """Return body, head and maximum length of a model that transformers opens."""
-    library = transformers()
-    check_architecture(config, library)
-    try:
-        check_numbers(config, len(tensors))
-        with offline_and_quiet():
-            described = library.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            check_size(config.path, described, sum(tensor.size for tensor in tensors.values()))
-            model = load_model(folder, library)
-            base, head = _split(model, folder)
-            body = HuggingFaceBody(base, _compare(model, base, head, folder))
-            length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    except ModelError:
-        raise
-    except Exception as error:  # transformers may raise anything on a damaged folder
-        raise ModelError(
-            f"transformers cannot open {folder}: {one_line(error)}. Its config.json and its "
-            "weights may not belong together: download the folder again"
-        ) from error
+    check_architecture(config)
+    advice = ". Its config.json and its weights may not belong together: download the folder again"
+    with quiet_transformers(str(folder), advice):
+        model = load_model(folder, config, tensors)
+        base, head = _split(model, folder)
+        body = HuggingFaceBody(base, _compare(model, base, head, folder))
+        length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return body, head, length if isinstance(length, int) else None
 
 
-def check_architecture(config: Fields, library: Any, auto: str = CAUSAL) -> None:
+def check_architecture(config: Fields, auto: str = CAUSAL) -> None:
     """Validate that transformers knows the architecture, as a class of `auto`, not quantized."""
+    library = transformers()
     kind = config.text("model_type", "")
     if kind not in library.CONFIG_MAPPING:
         raise ModelError(
@@ -203,15 +186,9 @@ def check_architecture(config: Fields, library: Any, auto: str = CAUSAL) -> None
 
 
 def check_size(path: Path, config: Any, stored: int, auto: str = CAUSAL) -> None:
-    """Validate that a configuration of transformers does not describe more than is stored.
+    """Validate that a configuration of transformers does not describe more numbers than are stored.
 
     The model is built on the meta device, where nothing is allocated.
-
-    Args:
-        path: of the configuration, for errors.
-        config: an instance of `PretrainedConfig`.
-        stored: the number of elements in the files.
-        auto: the class of transformers that builds the model.
     """
     with torch.device("meta"):
         model = getattr(transformers(), auto).from_config(config, trust_remote_code=False)
@@ -224,8 +201,16 @@ def check_size(path: Path, config: Any, stored: int, auto: str = CAUSAL) -> None
         )
 
 
-def load_model(folder: Path, library: Any, auto: str = CAUSAL) -> Any:
+def load_model(
+    folder: Path, config: Fields, tensors: Mapping[str, TensorHeader], auto: str = CAUSAL
+) -> Any:
     """Return the model of transformers, with every weight from the files."""
+    library = transformers()
+    check_numbers(config, len(tensors))
+    described = library.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    check_size(config.path, described, sum(tensor.size for tensor in tensors.values()), auto)
     sizes = [file_size(path) for path in folder.glob("*.safetensors")]
     report_read(f"{folder.resolve().name} with transformers", 0, sum(sizes))
     model, report = getattr(library, auto).from_pretrained(
@@ -254,14 +239,20 @@ def load_model(folder: Path, library: Any, auto: str = CAUSAL) -> Any:
     return model
 
 
-def _split(model: Any, folder: Path) -> tuple[nn.Module, LMHead]:
-    """Return the inner model, and our head on the weight of the outer one."""
+def output_layer(model: Any, folder: Path) -> nn.Linear:
+    """Return the linear layer that a model ends in."""
     linear = model.get_output_embeddings()
     if not isinstance(linear, nn.Linear):
         raise ModelError(
             f"the model in {folder} must end in a linear layer; {type(model).__name__} ends in "
             f"{type(linear).__name__}"
         )
+    return linear
+
+
+def _split(model: Any, folder: Path) -> tuple[nn.Module, LMHead]:
+    """Return the inner model, and our head on the weight of the outer one."""
+    linear = output_layer(model, folder)
     base = model.get_decoder()
     if base is model:
         base = model.base_model

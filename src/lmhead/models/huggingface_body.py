@@ -25,14 +25,10 @@ class HuggingFaceCache:
     """An immutable cache of transformers.
 
     Processing more tokens returns a new cache, which shares keys and values with this one.
-
-    Attributes:
-        inner: a cache of transformers, never modified.
-        length: the number of tokens, padding included.
     """
 
-    inner: Any
-    length: int
+    inner: Any  # a cache of transformers, never modified
+    length: int  # the number of tokens, padding included
 
     def select(self, rows: Tensor) -> HuggingFaceCache:
         """Return the cache of the rows (B',), which may repeat or drop some."""
@@ -43,13 +39,9 @@ class HuggingFaceCache:
 
 @dataclass(frozen=True)
 class RereadCache:
-    """The ids so far, for models without a key-value cache: all are processed again each time.
+    """The ids so far, for models without a key-value cache: all are processed again each time."""
 
-    Attributes:
-        ids: (B, S).
-    """
-
-    ids: Tensor
+    ids: Tensor  # (B, S)
 
     @property
     def length(self) -> int:
@@ -84,10 +76,6 @@ class HuggingFaceBody(nn.Module):
 
     Positions count the tokens of a row, not its padding: a row gives the same hidden states alone
     and padded in a batch, up to rounding.
-
-    Args:
-        base: the inner model, `LlamaModel` say.
-        stack: its layers, see `find_layers`; None if they are unknown.
     """
 
     def __init__(self, base: nn.Module, stack: LayerStack | None) -> None:
@@ -151,14 +139,10 @@ class HuggingFaceBody(nn.Module):
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The layers of a model: sequential blocks, then further modules.
+    """The layers of a model: sequential blocks, then further modules."""
 
-    Attributes:
-        blocks: each maps hidden states (B, T, ...) to hidden states.
-        tail: the modules after the last block, in the order of their calls; () for none.
-    """
-
-    blocks: tuple[nn.Module, ...]
+    blocks: tuple[nn.Module, ...]  # each maps hidden states (B, T, ...) to hidden states
+    # the modules after the last block, in the order of their calls; () for none
     tail: tuple[nn.Module, ...]
 
     @contextmanager
@@ -182,14 +166,9 @@ class LayerStack:
 
 
 def find_layers(base: nn.Module, run: Callable[[], Any]) -> LayerStack | None:
-    """Find the blocks of a model and the modules after them by observing a forward pass.
+    """Find the blocks of a model and the modules after them by observing a forward pass, `run`.
 
-    Args:
-        base: the inner model.
-        run: runs it and returns its output.
-
-    Returns:
-        The layers; None if the model has no sequential list of blocks.
+    Return None if the model has no sequential list of blocks.
     """
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m)]
     inside = {id(m) for blocks in lists for m in blocks.modules()}

@@ -1,8 +1,4 @@
-"""Encoders and decoders of transformers (T5, BART, Marian, ...), for `Translator`.
-
-In:  a Hugging Face folder.
-Out: a model with `given(source, mask)`, as `lmhead.nn.EncoderDecoder` has it, and its token ids.
-"""
+"""Encoders and decoders of transformers (T5, BART, Marian, ...), for `Translator`."""
 
 from __future__ import annotations
 
@@ -21,14 +17,12 @@ from lmhead.head import LMHead
 from lmhead.models.folder import read_config, read_weights
 from lmhead.models.huggingface import (
     check_architecture,
-    check_size,
     close_logits,
     load_model,
-    offline_and_quiet,
-    transformers,
+    output_layer,
+    quiet_transformers,
 )
 from lmhead.models.huggingface_body import fork
-from lmhead.models.model_files import check_numbers, one_line
 
 _AUTO = "AutoModelForSeq2SeqLM"
 
@@ -42,12 +36,7 @@ class Sizes(NamedTuple):
 
 
 class HuggingFaceEncoderDecoder(nn.Module):
-    """An encoder, a decoder and an `LMHead` on the model's own output layer.
-
-    Args:
-        model: of transformers.
-        head: hidden states of the decoder to logits.
-    """
+    """An encoder, a decoder and an `LMHead` on the model's own output layer."""
 
     def __init__(self, model: Any, head: LMHead) -> None:
         super().__init__()
@@ -129,56 +118,33 @@ def _fork(cache: Any) -> Any:
 
 
 def load_encoder_decoder(folder: Path) -> tuple[HuggingFaceEncoderDecoder, list[int], int]:
-    """Open a folder; return the model, the ids that begin a text, and the one that ends it.
-
-    Raises:
-        ModelError: a file is missing, damaged or of another kind of model.
-    """
+    """Open a folder; return the model, the ids that begin a text, and the one that ends it."""
     config = read_config(folder)
     tensors = read_weights(folder)
-    library = transformers()
-    check_architecture(config, library, _AUTO)
-    try:
-        check_numbers(config, len(tensors))
-        with offline_and_quiet():
-            described = library.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
+    check_architecture(config, _AUTO)
+    with quiet_transformers(str(folder)):
+        model = load_model(folder, config, tensors, _AUTO)
+        settings = model.generation_config
+        begin = settings.decoder_start_token_id
+        if begin is None:
+            begin = model.config.decoder_start_token_id
+        ends = settings.eos_token_id
+        end = ends[0] if isinstance(ends, list) else ends
+        if begin is None or end is None:
+            raise ModelError(
+                f"{config.path} must have decoder_start_token_id and eos_token_id; "
+                f"got {begin} and {end}"
             )
-            stored = sum(tensor.size for tensor in tensors.values())
-            check_size(config.path, described, stored, _AUTO)
-            model = load_model(folder, library, _AUTO)
-            settings = model.generation_config
-            begin = settings.decoder_start_token_id
-            if begin is None:
-                begin = model.config.decoder_start_token_id
-            ends = settings.eos_token_id
-            end = ends[0] if isinstance(ends, list) else ends
-            if begin is None or end is None:
-                raise ModelError(
-                    f"{config.path} must have decoder_start_token_id and eos_token_id; "
-                    f"got {begin} and {end}"
-                )
-            prompt = [
-                begin,
-                *([settings.forced_bos_token_id] if settings.forced_bos_token_id else []),
-            ]
-            head = _head(model, folder, begin)
-    except ModelError:
-        raise
-    except Exception as error:  # transformers may raise anything on a damaged folder
-        raise ModelError(f"transformers cannot open {folder}: {one_line(error)}") from error
+        forced = settings.forced_bos_token_id
+        head = _head(model, folder, begin)
+    prompt = [begin, forced] if forced else [begin]
     return HuggingFaceEncoderDecoder(model, head), prompt, int(end)
 
 
 @torch.no_grad()
 def _head(model: Any, folder: Path, begin: int) -> LMHead:
     """Return the head that gives the model's logits, with its bias and scale."""
-    linear = model.get_output_embeddings()
-    if not isinstance(linear, nn.Linear):
-        raise ModelError(
-            f"the model in {folder} must end in a linear layer; {type(model).__name__} ends in "
-            f"{type(linear).__name__}"
-        )
+    linear = output_layer(model, folder)
     ids = torch.tensor([[min(linear.out_features - 1, 7)]])
     states: list[Tensor] = []
     hook = model.get_decoder().register_forward_hook(

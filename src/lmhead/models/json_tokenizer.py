@@ -1,8 +1,5 @@
 """Tokenizers of the `tokenizers` library: `tokenizer.json`.
 
-In:  the file.
-Out: text to ids, and the bytes of every id.
-
 A token's bytes are not simply its name: a byte-level vocabulary writes every byte as one character
 (a space as Ġ), a sentencepiece one writes a space as ▁ and bytes as <0x0A>, BERT's prefixes the
 continuation of a word with ##. The file's `decoder` tells which; `_TokenBytes` interprets it. Parts
@@ -31,14 +28,6 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 class JsonTokenizer:
     r"""Text to ids and back, with a `tokenizer.json`.
-
-    Args:
-        path: the file.
-        bos_token_id: the id that begins a text, if the model has one.
-        eos_token_id: the id that ends a text, if the model has one.
-
-    Raises:
-        ModelError: the file is missing or damaged.
 
     Example::
 
@@ -191,12 +180,9 @@ def max_token_id(tokenizer: Any, path: Path) -> int:
 
 
 class _TokenBytes:
-    """Convert a token's name to its bytes, following the `decoder` of a tokenizer.json.
+    """Convert a token's name to its bytes, `bytes_of`, by the `decoder` of a tokenizer.json.
 
-    Attributes:
-        bytes_of: the bytes of a name.
-        drops_space: whether a leading space of a text is removed.
-        adds_space: whether tokens are words, joined by spaces.
+    `drops_space`: a leading space of a text is removed; `adds_space`: tokens are joined by spaces.
     """
 
     def __init__(self, decoder: dict[str, Any] | None) -> None:

@@ -101,14 +101,10 @@ class LanguageModel:
         return self.body(ids, cache, mask)
 
     def layers(self, ids: Tensor) -> list[Tensor]:
-        """Return the input of the head after each layer, for a logit lens.
+        """Return the input (B, T, D) of the head after each layer for ids (B, T), for a logit lens.
 
-        Args:
-            ids: (B, T) int64.
-
-        Returns:
-            One (B, T, D) per layer, starting with the embedding, each after the final norm, so
-            that `head(layer)` are its logits; the last is the result of `hidden`.
+        Starts with the embedding; each is after the final norm, so that `head(layer)` are its
+        logits. The last is the result of `hidden`.
         """
         method: Any = getattr(self.body, "layers", None)
         if method is None:

@@ -18,16 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmhead import checks
 from lmhead.errors import ModelError
-from lmhead.head import LMHead
 from lmhead.models.language_model import LanguageModel
 from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
+from lmhead.models.llama_folder import build_llama
 from lmhead.models.model_files import MAX_LAYERS, file_size, one_line
-from lmhead.nn import LlamaBody, LlamaConfig
-from lmhead.nn.decode_step import attach_step
+from lmhead.nn import LlamaConfig
 
 _HEADER = struct.Struct("<7i")
 _LATER_VERSIONS = 0x616B3432  # "ak42", the first number of the formats that came after
@@ -37,18 +36,10 @@ _BOS, _EOS = 1, 2
 def load_llama2c(
     model_path: str | PathLike[str], tokenizer_path: str | PathLike[str] | None = None
 ) -> LanguageModel:
-    """Open a checkpoint of llama2.c, with its vocabulary if there is one.
+    """Open a checkpoint of llama2.c (version 0, float32), with its vocabulary if there is one.
 
-    The weights stay in the file, which must not move; they do not require gradients. The head is an
-    `LMHead`, tied to the embedding if the checkpoint says so.
-
-    Args:
-        model_path: the checkpoint, e.g. `stories15M.bin`; version 0, float32.
-        tokenizer_path: the vocabulary; None for `tok<vocab_size>.bin` or `tokenizer.bin` beside the
-            checkpoint, and no tokenizer if there is neither.
-
-    Raises:
-        ModelError: a file is damaged, or the two do not belong together.
+    The weights stay in the file, which must not move; they do not require gradients. Without
+    `tokenizer_path`, `tok<vocab_size>.bin` or `tokenizer.bin` beside the checkpoint is used.
 
     Example::
 
@@ -59,22 +50,7 @@ def load_llama2c(
     config, max_length, tied = _read_header(path)
     state = _map_arrays(path, config, max_length, tied)
     head_weight = None if tied else state.pop("head")
-    # The body is built on the meta device, then assigned views of the file. (The embedding is built
-    # from its view: to initialise one on the meta device, torch would load its compiler.)
-    embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
-        state["embedding.weight"]
-    )
-    with torch.device("meta"):
-        body = LlamaBody(config, embedding=embedding)
-    body.load_state_dict(state, assign=True)
-    body.requires_grad_(False).eval()
-    attach_step(body)
-    if head_weight is None:
-        head = LMHead.tied(body.embedding)
-    else:
-        head = LMHead(config.hidden_size, config.vocab_size, device="meta")
-        head.load_state_dict({"weight": head_weight}, assign=True)
-        head.requires_grad_(False)
+    body, head = build_llama(config, state, head_weight)
     return LanguageModel(
         body,
         head,

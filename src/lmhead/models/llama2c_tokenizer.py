@@ -26,15 +26,7 @@ _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
 
 
 class Llama2cTokenizer:
-    """Text to ids and back, with a vocabulary file of llama2.c.
-
-    Args:
-        path: the file, e.g. `tokenizer.bin`.
-        vocab_size: the number of tokens it must have; None for any number.
-
-    Raises:
-        ModelError: the file is truncated, of another size, or without the single bytes.
-    """
+    """Text to ids and back, with a vocabulary file of llama2.c, of `vocab_size` tokens if given."""
 
     bos_token_id = _BOS
     eos_token_id = _EOS

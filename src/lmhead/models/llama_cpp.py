@@ -1,12 +1,10 @@
 """llama.cpp as the body of a model: quantized products, and our head on its hidden states.
 
-In:  a GGUF file.
-Out: hidden states after the final norm, from llama.cpp's own computation.
-
 The package `xllamacpp` contains the library, which exports llama.cpp's C interface; it is called
 through ctypes. Parameters are structures passed by value that grow from version to version: only
 their first fields are used, after a check that they are at the expected offsets.
-Of a Llama, llama.cpp gets a copy without the head, and embeddings instead of ids (`gguf_body`).
+Of a Llama, llama.cpp gets a copy without the head, and embeddings instead of ids:
+llama.cpp multiplies hidden states by the head even if only hidden states are asked for.
 llama.cpp rounds activations to 8 bits and keys and values to 16, so hidden states differ from those
 of the float32 body by a few percent; head, log-probabilities and samplers are exact for them.
 """
@@ -14,6 +12,7 @@ of the float32 body by a few percent; head, log-probabilities and samplers are e
 from __future__ import annotations
 
 import ctypes
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,17 +22,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmhead.errors import ModelError
-from lmhead.models.gguf_body import EMBEDDING, is_worthwhile, write_body
-from lmhead.models.gguf_file import GgufFile
+from lmhead.models.gguf_file import MAGIC, GgufFile
 
 _FIRST_CAPACITY = 1024  # positions of a context at first; doubled when it is full
 _MAX_BATCH = 512  # tokens of one call
 _KNOWN_DEFAULTS = [512, 2048, 512, 1]  # n_ctx, n_batch, n_ubatch and n_seq_max by default
 _POINTER = ctypes.c_void_p
+EMBEDDING = "token_embd.weight"
+_HEAD = "output.weight"
+_TOKENS = 32  # size of the copy's vocabulary, which is not used
+_ALIGNMENT = 32
+_MAX_BYTES = 1 << 30  # of a body: in larger models the head is a small part of the work
 
 
 class _Params(ctypes.Structure):
@@ -206,15 +210,10 @@ class _LlamaCppModel:
 
 @dataclass(frozen=True)
 class LlamaCppCache:
-    """The ids so far of each row, without padding; their keys and values are in llama.cpp.
+    """The ids so far of each row, without padding; their keys and values are in llama.cpp."""
 
-    Attributes:
-        ids: per row.
-        length: number of positions, padding included.
-    """
-
-    ids: tuple[tuple[int, ...], ...]
-    length: int
+    ids: tuple[tuple[int, ...], ...]  # per row
+    length: int  # number of positions, padding included
 
     def select(self, rows: Tensor) -> LlamaCppCache:
         """Return the cache of the rows (B',), which may repeat or drop some."""
@@ -224,11 +223,7 @@ class LlamaCppCache:
 class LlamaCppBody:
     """The body of a GGUF file, computed by llama.cpp; one context per row of a batch.
 
-    Args:
-        path: the file.
-        vocab_size: V, for checks.
-        plain_llama: whether it is a Llama with the usual tensors, which can be opened without its
-            head.
+    `plain_llama`: a Llama with the usual tensors, which can be opened without its head.
     """
 
     def __init__(self, path: Path, vocab_size: int, *, plain_llama: bool) -> None:
@@ -255,3 +250,48 @@ class LlamaCppBody:
                 states = self._contexts[row].read(list(all_ids[-1]), len(row_ids))
                 hidden[row, new - len(row_ids) :] = states
         return hidden, LlamaCppCache(tuple(all_ids), before + new)
+
+
+def is_worthwhile(file: GgufFile) -> bool:
+    """Return whether the body is small enough for a copy without the head to pay off."""
+    size = sum(t.nbytes for name, t in file.tensors.items() if name not in (EMBEDDING, _HEAD))
+    return size <= _MAX_BYTES
+
+
+def write_body(file: GgufFile, path: Path) -> None:
+    """Write the norms and blocks of a Llama, with a vocabulary of a few meaningless tokens."""
+    fields = [
+        _name("general.architecture") + struct.pack("<I", 8) + _name("llama"),
+        _name("tokenizer.ggml.model") + struct.pack("<I", 8) + _name("none"),
+        _name("llama.vocab_size") + struct.pack("<II", 4, _TOKENS),
+    ]
+    fields += [
+        file.field_bytes(name)
+        for name in file.metadata.values
+        if name.startswith("llama.") and name != "llama.vocab_size"
+    ]
+    zeros = np.zeros((_TOKENS, file.tensors[EMBEDDING].shape[1]), np.float32)
+    kept = [name for name in file.tensors if name not in (EMBEDDING, _HEAD)]
+    data = [zeros.reshape(-1).view(np.uint8), *map(file.bytes_of, kept)]
+    shapes = [zeros.shape, *(file.tensors[name].shape for name in kept)]
+    kinds = [0, *(int(file.tensors[name].kind) for name in kept)]
+    begin, tensors = 0, []
+    for name, shape, kind, part in zip([EMBEDDING, *kept], shapes, kinds, data, strict=True):
+        sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+        tensors.append(_name(name) + sizes + struct.pack("<IQ", kind, begin))
+        begin += len(part) + _padding(len(part))
+    header = MAGIC + struct.pack("<IQQ", 3, len(tensors), len(fields))
+    with path.open("wb") as out:
+        out.write(b"".join([header, *fields, *tensors]))
+        out.write(bytes(_padding(out.tell())))
+        for part in data:
+            part.tofile(out)
+            out.write(bytes(_padding(len(part))))
+
+
+def _name(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode("ascii")
+
+
+def _padding(size: int) -> int:
+    return -size % _ALIGNMENT

@@ -1,8 +1,5 @@
 """Llama models in the Hugging Face format, opened without transformers.
 
-In:  the configuration and the tensor headers of a folder.
-Out: a `LlamaBody` and its head, on memory-mapped tensors: opening takes a moment.
-
 A configuration that asks for more than `LlamaConfig` has (biases, another activation, rotary
 positions that `rotary` does not know) is left to transformers.
 """
@@ -64,15 +61,7 @@ def is_plain(config: Fields) -> bool:
 
 
 def read_sizes(config: Fields, tensors: Mapping[str, TensorHeader], where: Path) -> LlamaConfig:
-    """Return the sizes, checked against the tensors of the folder.
-
-    Fields that are absent have the defaults of transformers.
-
-    Args:
-        config: config.json.
-        tensors: of the folder, by Hugging Face's names.
-        where: the folder, for errors.
-    """
+    """Return the sizes, with transformers' defaults, checked against the tensors of the folder."""
     # The shapes are compared before anything is allocated or looped over by these numbers.
     layers = config.integer("num_hidden_layers", 32, low=1, high=min(MAX_LAYERS, len(tensors)))
     heads = config.integer("num_attention_heads", 32, low=1)
@@ -126,11 +115,7 @@ def read_sizes(config: Fields, tensors: Mapping[str, TensorHeader], where: Path)
 def load(
     folder: Path, config: Fields, tensors: Mapping[str, TensorHeader]
 ) -> tuple[LlamaBody, LMHead]:
-    """Return the body and the head, on the tensors of the files.
-
-    Raises:
-        ModelError: a field is out of range, or a tensor is missing, of another shape or dtype.
-    """
+    """Return the body and the head, on the tensors of the files."""
     sizes = read_sizes(config, tensors, folder)
     names = {"model.embed_tokens": "embedding", "model.norm": "norm"} | {
         f"model.layers.{i}.{theirs}": f"blocks.{i}.{ours}"
@@ -142,6 +127,13 @@ def load(
         renamed["lm_head.weight"] = "lm_head"
     state = {renamed[name]: tensor for name, tensor in _map(tensors, renamed, config).items()}
     weight = state.pop("lm_head", None)
+    return build_llama(sizes, state, weight)
+
+
+def build_llama(
+    sizes: LlamaConfig, state: dict[str, Tensor], weight: Tensor | None
+) -> tuple[LlamaBody, LMHead]:
+    """Return a body and a head on these tensors, frozen; without a weight the head is tied."""
     with torch.device("meta"):
         # (From a tensor: to initialise an embedding on the meta device, torch loads its compiler.)
         embedding: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]

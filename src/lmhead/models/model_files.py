@@ -108,17 +108,13 @@ def read_json(path: Path) -> Fields:
 class Fields:
     """The fields of a JSON object or a GGUF header, with their file for errors.
 
-    A field that is absent or null has its default; without a default it is an error.
+    A field that is absent or null has its default; without a default it is an error. `prefix` comes
+    before the names in errors, for an object inside another.
 
     >>> Fields(Path("config.json"), {"num_hidden_layers": 0}).integer("num_hidden_layers", low=1)
     Traceback (most recent call last):
     ...
     lmhead.errors.ModelError: config.json: num_hidden_layers must be an integer of at least 1; got 0
-
-    Args:
-        path: the file.
-        values: the fields.
-        prefix: of the names in errors, for an object inside another.
     """
 
     def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -245,15 +241,7 @@ def read_tensor_headers(path: Path) -> dict[str, TensorHeader]:
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Return tensors of a safetensors file by name, memory-mapped, and report the progress.
-
-    Args:
-        path: the file.
-        names: of the tensors; None for all.
-
-    Raises:
-        SafetensorError, OSError: the file is damaged, or a tensor is missing.
-    """
+    """Return tensors of a safetensors file by name, memory-mapped, and report the progress."""
     tensors, done, total = {}, 0, file_size(path)
     with safe_open(path, framework="pt") as file:
         for name in sorted(file.keys()) if names is None else names:

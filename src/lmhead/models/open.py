@@ -88,7 +88,13 @@ def _find(where: str | PathLike[str] | None, download: bool) -> tuple[Path, str 
         folder = _download(str(where)) if download else _find_downloaded(str(where))
         if folder is not None:
             return folder, str(where)
-    raise ModelError(_not_found(str(where), download))
+    hint = ""
+    if _HUB_ID.fullmatch(str(where)) and not download:
+        hint = " To download it from the Hugging Face hub: --download, or download=True."
+    raise ModelError(
+        f"there is no model {str(where)!r}: no such file or folder, and no name of `lmhead models "
+        f"list` ({', '.join(bundled.BUNDLED)}).{hint}"
+    )
 
 
 def _with_engine(model: LanguageModel, path: Path, engine: Engine | None) -> LanguageModel:
@@ -211,14 +217,3 @@ def check_hashes(folder: Path) -> None:
             raise ModelError(
                 f"{path} does not have the hash {blob.name}: delete {blob} and try again"
             )
-
-
-def _not_found(where: str, download: bool) -> str:
-    names = ", ".join(bundled.BUNDLED)
-    hint = ""
-    if _HUB_ID.fullmatch(where) and not download:
-        hint = " To download it from the Hugging Face hub: --download, or download=True."
-    return (
-        f"there is no model {where!r}: no such file or folder, and no name of `lmhead models list` "
-        f"({names}).{hint}"
-    )

@@ -1,8 +1,4 @@
-"""`Translator`: a trained encoder and decoder with its tokenizer.
-
-In:  sentences.
-Out: for each sentence the best translations of a beam search, with their scores.
-"""
+"""`Translator`: a trained encoder and decoder with its tokenizer."""
 
 from __future__ import annotations
 
@@ -42,31 +38,19 @@ _BATCH_TOKENS = 1024  # positions of a batch, beams not counted
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation.
+    """One translation."""
 
-    Attributes:
-        text: without the end token.
-        score: Σ log p / tokens ** length_penalty.
-        ids: its token ids, with the end token if it was reached.
-    """
-
-    text: str
-    score: float
-    ids: tuple[int, ...]
+    text: str  # without the end token
+    score: float  # Σ log p / tokens ** length_penalty
+    ids: tuple[int, ...]  # its token ids, with the end token if it was reached
 
 
 class Translator:
-    """Translate with an `EncoderDecoder`.
+    """Translate with an `EncoderDecoder`, a tokenizer for both languages, and the ids of its ends.
 
-    Args:
-        model: the model.
-        vocabulary: a `tokenizers.Tokenizer` for both languages.
-        begin: the id that begins a translation.
-        end: the id that ends sentences of both languages.
-        name: for display.
-        prompt: the ids that begin a translation, if there are more than `begin`.
-        template: whether the tokenizer adds special tokens to a sentence, as those of Hugging Face
-            do; if not, `end` is appended.
+    `prompt` are the ids that begin a translation, if there are more than `begin`. With `template`
+    the tokenizer adds the special tokens to a sentence, as those of Hugging Face do; if not, `end`
+    is appended.
 
     Example::
 
@@ -97,14 +81,10 @@ class Translator:
         length_penalty: float = 1.0,
         max_new_tokens: int | None = None,
     ) -> list[list[Translation]]:
-        """Return the best translations of each text, best first; [] for white space alone.
+        """Return the `n_best` translations of each text, best first; [] for white space alone.
 
-        Args:
-            texts: any number of sentences; they are batched by length.
-            num_beams: see `beam_search`; 1 is greedy.
-            n_best: the number of translations to return, at most `num_beams`.
-            length_penalty: above 1 favours long translations, below 1 short ones.
-            max_new_tokens: the maximum length of a translation; None for the model's `max_length`.
+        Sentences are batched by length. The other options are those of `beam_search`; without
+        `max_new_tokens` the model's `max_length` is the limit.
         """
         checks.check_integer("num_beams", num_beams, low=1)
         checks.check_integer("n_best", n_best, low=1, high=num_beams)
@@ -186,12 +166,8 @@ def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
 def load_translator(where: str | PathLike[str]) -> Translator:
     """Open a checkpoint of `lmhead train --task translate`, or a Hugging Face folder.
 
-    Args:
-        where: a checkpoint; the folder of a run: its best checkpoint; or the folder of an encoder
-            and decoder that transformers can build (T5, BART, Marian, ...), with tokenizer.json.
-
-    Raises:
-        ModelError: a file is missing, damaged or of another format; the message names it.
+    `where` is a checkpoint; the folder of a run: its best checkpoint; or the folder of an encoder
+    and decoder that transformers can build (T5, BART, Marian, ...), with tokenizer.json.
 
     Example::
 

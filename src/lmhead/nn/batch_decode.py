@@ -28,8 +28,6 @@ from lmhead.nn.multi_head_attention import AttentionMask, KeyValue, RotaryAngles
 from lmhead.nn.transformer import Block, DecoderBody, FeedForward
 from lmhead.sweep.kernels import row_logits
 
-__all__ = ["BatchDecoder", "SequenceCache"]
-
 PART = 512  # tokens of a prompt that are processed together
 _SPARE = 64  # tokens of spare capacity of a new sequence after its prompt; doubled when it is full
 
@@ -59,15 +57,14 @@ def row_by_row(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 
 
 class SequenceCache:
-    """Keys and values of one sequence, (L, G, room, d) each, of which `length` are used."""
+    """Keys and values of one sequence, (L, G, capacity, d) each, of which `length` are used."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self.length = keys[0].shape[2]
-        self._keys, self._values = (self._with_room(torch.cat(list(t))) for t in (keys, values))
+        self._keys, self._values = (self._with_spare(torch.cat(list(t))) for t in (keys, values))
 
-    def _with_room(self, used: Tensor) -> Tensor:
-        room = max(_SPARE, self.length)
-        return F.pad(used, (0, 0, 0, room))
+    def _with_spare(self, used: Tensor) -> Tensor:
+        return F.pad(used, (0, 0, 0, max(_SPARE, self.length)))
 
     def copy(self) -> SequenceCache:
         """Return an independent copy."""
@@ -76,15 +73,15 @@ class SequenceCache:
         new._keys, new._values = self._keys.clone(), self._values.clone()
         return new
 
-    def with_room(self) -> tuple[Tensor, Tensor]:
-        """Return the memory of keys and values, (L, G, room, d), with room for one more token."""
+    def writable_memory(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values, (L, G, capacity, d), with space for one more token."""
         if self.length == self._keys.shape[2]:
-            self._keys, self._values = self._with_room(self._keys), self._with_room(self._values)
+            self._keys, self._values = self._with_spare(self._keys), self._with_spare(self._values)
         return self._keys, self._values
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
         """Add the token after the last one, (1, G, 1, d) each; return all: (1, G, S, d) each."""
-        self.with_room()
+        self.writable_memory()
         end = self.length + 1
         self._keys[layer, :, self.length] = key[0, :, 0]
         self._values[layer, :, self.length] = value[0, :, 0]
@@ -92,10 +89,7 @@ class SequenceCache:
 
 
 class BatchDecoder:
-    """A decoder that processes one token of each of several sequences per step.
-
-    Args:
-        body: without cross-attention. Its weights are shared, not copied.
+    """Process one token of each of several sequences per step; weights of `body` are shared.
 
     >>> from lmhead.nn import LlamaBody, LlamaConfig
     >>> _ = torch.manual_seed(0)
@@ -161,7 +155,7 @@ class BatchDecoder:
     def step(self, tokens: Sequence[int], sequences: Sequence[SequenceCache]) -> Tensor:
         """Process one more token of each sequence; return the hidden states (B, D)."""
         if self._core is not None:
-            memory = [sequence.with_room() for sequence in sequences]
+            memory = [sequence.writable_memory() for sequence in sequences]
             hidden = self._core.rows(tokens, memory, [sequence.length for sequence in sequences])
         else:
             hidden = self._step_layers(tokens, sequences)

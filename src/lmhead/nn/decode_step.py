@@ -66,19 +66,19 @@ class _SharedMemory:
             if self.used == length < self.keys.shape[2]:
                 self.used += 1
                 return self
-        room = _SharedMemory(self.keys[:, :, :length], self.values[:, :, :length])
-        room.used += 1
-        return room
+        shared = _SharedMemory(self.keys[:, :, :length], self.values[:, :, :length])
+        shared.used += 1
+        return shared
 
 
 class GrowingCache(KeyValueCache):
     """The first positions of a `_SharedMemory`, which other caches may share; immutable."""
 
-    def __init__(self, room: _SharedMemory, length: int) -> None:
-        object.__setattr__(self, "_room", room)
+    def __init__(self, shared: _SharedMemory, length: int) -> None:
+        object.__setattr__(self, "_shared", shared)
         object.__setattr__(self, "_length", length)
 
-    _room: _SharedMemory
+    _shared: _SharedMemory
     _length: int
     memory = None
 
@@ -90,27 +90,23 @@ class GrowingCache(KeyValueCache):
     @property
     def keys(self) -> tuple[Tensor, ...]:
         """Keys per layer, (1, G, S, d) each."""
-        return tuple(self._room.keys[:, None, :, : self._length])
+        return tuple(self._shared.keys[:, None, :, : self._length])
 
     @property
     def values(self) -> tuple[Tensor, ...]:
         """Values per layer, (1, G, S, d) each."""
-        return tuple(self._room.values[:, None, :, : self._length])
+        return tuple(self._shared.values[:, None, :, : self._length])
 
-    def with_room(self) -> _SharedMemory:
+    def writable_memory(self) -> _SharedMemory:
         """Return memory whose position after this cache the caller may write."""
-        return self._room.after(self._length)
+        return self._shared.after(self._length)
 
 
 class DecodeStep:
-    """Processes one token of one sequence, or of each of several.
+    """Process one token of one sequence, or of each of several; weights of `body` are shared.
 
-    Args:
-        body: for which `is_supported` holds. Its weights are shared, not copied.
-        blocks: matrices of GGUF files by the name of the parameter; the others are read as float32.
-
-    Attributes:
-        types: how matrices are stored: "F32" or some of `BLOCK_TYPES`.
+    `blocks` are matrices of GGUF files by the name of the parameter; the others are read as
+    float32. `types` says how matrices are stored: "F32" or some of `BLOCK_TYPES`.
     """
 
     def __init__(self, body: DecoderBody, blocks: Mapping[str, StoredBlocks] | None = None) -> None:
@@ -156,11 +152,11 @@ class DecodeStep:
         """Process ids (1, 1); return the hidden state (1, 1, D), and the cache."""
         before = cache.length
         if isinstance(cache, GrowingCache):
-            room = cache.with_room()
+            shared = cache.writable_memory()
         else:
-            room = _SharedMemory(torch.cat(cache.keys), torch.cat(cache.values)).after(before)
-        hidden = self.rows(ids[0].tolist(), [(room.keys, room.values)], [before])
-        return hidden[None], GrowingCache(room, before + 1)
+            shared = _SharedMemory(torch.cat(cache.keys), torch.cat(cache.values)).after(before)
+        hidden = self.rows(ids[0].tolist(), [(shared.keys, shared.values)], [before])
+        return hidden[None], GrowingCache(shared, before + 1)
 
     @torch.no_grad()
     def rows(
@@ -168,11 +164,8 @@ class DecodeStep:
     ) -> Tensor:
         """Process one token of each of several sequences; return the hidden states (B, D).
 
-        Args:
-            tokens: the ids, which must be in the vocabulary.
-            memory: keys and values of each sequence, (L, G, capacity, d), of which the first `used`
-                are filled; those of the token are written after them.
-            used: number of tokens before, per sequence.
+        Keys and values of a sequence in `memory` are (L, G, capacity, d), of which the first `used`
+        are filled; those of the token are written after them.
         """
         scale = self._body.sizes.embedding_scale
         x = self._body.embedding.weight[torch.tensor(tokens)]

@@ -42,14 +42,9 @@ class Encoder(TransformerStack):
         super().__init__(config, layers, embedding=embedding)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Encode whole texts.
+        """Encode whole texts: ids (B, S) to (B, S, D) after the final norm, undefined at padding.
 
-        Args:
-            ids: (B, S).
-            mask: (B, S) bool, False for padding, on either side; None for no padding.
-
-        Returns:
-            (B, S, D) after the final norm, undefined at padding.
+        `mask` (B, S) is False for padding, on either side.
         """
         mask = self.check(ids, 0, mask)
         if mask is not None and not bool(mask.any(-1).all()):
@@ -104,15 +99,10 @@ class EncoderDecoder(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, source_mask: Tensor | None = None
     ) -> LazyLogits:
-        """Return lazy logits for the token after each token of the target.
+        """Return lazy logits (B, T, V) for the token after each token of the target (B, T).
 
-        Args:
-            source: (B, S).
-            target: (B, T). Padding on the right needs no mask: attention is causal.
-            source_mask: (B, S) bool, False for padding; None for no padding.
-
-        Returns:
-            (B, T, V).
+        `source` is (B, S), `source_mask` (B, S) is False for its padding. Padding of the target on
+        the right needs no mask: attention is causal.
         """
         memory = self.encode(source, source_mask)
         hidden, _ = self.decode(target, memory, source_mask)
@@ -132,17 +122,10 @@ class EncoderDecoder(nn.Module):
         cache: KeyValueCache | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, KeyValueCache]:
-        """Return the hidden states of new target tokens, see `DecoderBody.forward`.
+        """Return the hidden states (B, T, D) of new target tokens, and the cache of all tokens.
 
-        Args:
-            target: (B, T), the new tokens.
-            memory: (B, S, D), the result of `encode`; not needed with a cache, which holds it.
-            memory_mask: (B, S) bool, as for `encode`.
-            cache: of the tokens before them.
-            mask: (B, tokens so far) bool, False for padding of the target.
-
-        Returns:
-            (B, T, D), and the cache of all tokens so far.
+        `memory` (B, S, D), the result of `encode`, is not needed with a cache, which holds it.
+        `mask` (B, tokens so far) is False for padding of the target. See `DecoderBody.forward`.
         """
         out: tuple[Tensor, KeyValueCache] = self.decoder(
             target, cache, mask, memory=memory, memory_mask=memory_mask

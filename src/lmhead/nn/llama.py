@@ -9,6 +9,7 @@ hidden = norm(x)                  after the last block
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -18,13 +19,7 @@ from lmhead.nn.transformer_config import DecoderConfig, Pairs
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a Llama; the names are those of Hugging Face's `LlamaConfig`.
-
-    Attributes:
-        head_dim: d; None for hidden_size / num_attention_heads.
-        rope_factors: d/2 numbers by which the angles are divided; None for ones.
-        rotary: "half" (Hugging Face) or "interleaved" (llama2.c), see `TransformerConfig`.
-    """
+    """The sizes of a Llama; the names are those of Hugging Face's `LlamaConfig`."""
 
     vocab_size: int
     hidden_size: int
@@ -32,10 +27,12 @@ class LlamaConfig:
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    head_dim: int | None = None
+    head_dim: int | None = None  # d; None for hidden_size / num_attention_heads
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
+    # "half" (Hugging Face) or "interleaved" (llama2.c), see `TransformerConfig`
     rotary: Pairs = "half"
+    # d/2 numbers by which the angles are divided; None for ones
     rope_factors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -43,22 +40,9 @@ class LlamaConfig:
 
     def decoder(self) -> DecoderConfig:
         """Return the same configuration as a `DecoderConfig`."""
-        return DecoderConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            position="rotary",
-            rotary=self.rotary,
-            rope_theta=self.rope_theta,
-            rope_factors=self.rope_factors,
-            norm="rms",
-            norm_eps=self.rms_norm_eps,
-            activation="swiglu",
-        )
+        same = {name: value for name, value in vars(self).items() if name != "rms_norm_eps"}
+        kinds: dict[str, Any] = {"position": "rotary", "norm": "rms", "activation": "swiglu"}
+        return DecoderConfig(**same, **kinds, norm_eps=self.rms_norm_eps)
 
     @property
     def head_size(self) -> int:
@@ -68,10 +52,6 @@ class LlamaConfig:
 
 class LlamaBody(DecoderBody):
     """A Llama without its head.
-
-    Args:
-        config: the sizes.
-        embedding: (V, D), to be shared; None for a new one.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)

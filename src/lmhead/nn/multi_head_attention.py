@@ -35,16 +35,12 @@ KeyValue = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Memory:
-    """Keys and values of the encoder's output, for cross-attention.
+    """Keys and values of the encoder's output, for cross-attention."""
 
-    Attributes:
-        keys, values: per layer (B, G, S, d) each.
-        mask: (B, S) bool, False for padding of the source; None for no padding.
-    """
-
+    # keys, values: per layer (B, G, S, d) each
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    mask: Tensor | None = None
+    mask: Tensor | None = None  # (B, S) bool, False for padding of the source; None for no padding
 
     def select(self, rows: Tensor) -> Memory:
         """Return the memory of the rows (B',), which may repeat or drop some."""
@@ -132,12 +128,9 @@ def rotary_angles(
 
 
 def rotate(x: Tensor, angles: RotaryAngles, rotary: str) -> Tensor:
-    """Rotate every pair (a, b) of coordinates by its angle: (a cos - b sin, a sin + b cos).
+    """Rotate pairs (a, b) of coordinates of x (B, T, heads, d): (a cos - b sin, a sin + b cos).
 
-    Args:
-        x: (B, T, heads, d).
-        angles: their cosine and sine, see `rotary_angles`.
-        rotary: which coordinates are a pair, see `TransformerConfig`.
+    `rotary` says which coordinates are a pair, see `TransformerConfig`.
     """
     cos, sin = angles
     pairs = x.shape[-1] // 2
@@ -175,17 +168,13 @@ class PositionEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which positions attend to which, and the rotary angles; computed once for all layers.
+    """Which positions attend to which, and the rotary angles; computed once for all layers."""
 
-    Attributes:
-        mask: (B or 1, 1, T or 1, S) bool, True where attention is allowed; None for everywhere.
-        causal: without a mask, whether position t attends only to positions up to t; then T = S.
-        rotary: angles of rotary positions; None for none.
-    """
-
+    # (B or 1, 1, T or 1, S) bool, True where attention is allowed; None for everywhere
     mask: Tensor | None = None
+    # without a mask, whether position t attends only to positions up to t; then T = S
     causal: bool = False
-    rotary: RotaryAngles | None = None
+    rotary: RotaryAngles | None = None  # angles of rotary positions; None for none
 
 
 def causal_attention_mask(
@@ -199,14 +188,7 @@ def causal_attention_mask(
     """Return the mask with which a token attends to itself and to the tokens before it.
 
     No mask tensor is built if none is needed (a text from its beginning, or one new token),
-    since attention is faster without a mask.
-
-    Args:
-        before: the number of cached tokens.
-        new: T, the number of new tokens.
-        padding: (B, before + T) bool, False for padding; None for no padding.
-        rotary: angles of rotary positions.
-        device: of the mask.
+    since attention is faster without a mask. `padding` (B, before + new) is False for padding.
     """
     if padding is None and (before == 0 or new == 1):
         return AttentionMask(None, new > 1, rotary)
@@ -247,16 +229,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, mask: AttentionMask, past: KeyValue | None = None
     ) -> tuple[Tensor, KeyValue]:
-        """Apply self-attention to new tokens.
-
-        Args:
-            x: (B, T, D).
-            mask: which positions attend to which.
-            past: keys and values of the tokens before x; None for none.
-
-        Returns:
-            (B, T, D); keys and values of all S tokens.
-        """
+        """Apply self-attention to x (B, T, D); return (B, T, D), keys and values of S tokens."""
         key, value = self.project(x, mask.rotary)
         if past is not None:
             key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)

@@ -120,16 +120,11 @@ class Block(nn.Module):
         past: KeyValue | None = None,
         memory: tuple[KeyValue, AttentionMask] | None = None,
     ) -> tuple[Tensor, KeyValue]:
-        """Apply attention, cross-attention and feed-forward.
+        """Apply attention, cross-attention and feed-forward to x (B, T, D).
 
-        Args:
-            x: (B, T, D).
-            mask: of self-attention, over cached and new tokens.
-            past: keys and values of the tokens before x.
-            memory: keys and values of the encoder's output from `cross.project`, and their mask.
-
-        Returns:
-            (B, T, D); keys and values of all tokens.
+        `mask` is that of self-attention, over cached and new tokens; `memory` has the encoder's
+        keys and values from `cross.project`, and their mask. Return (B, T, D), and keys and values
+        of all tokens.
         """
         change, present = self.attention(self._before(self.attention_norm, x), mask, past)
         x = self._add(self.attention_norm, x, change)
@@ -148,14 +143,7 @@ class Block(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Embedding, blocks and norm; `Encoder` and `DecoderBody` define the forward pass.
-
-    Args:
-        config: the sizes.
-        layers: the number of blocks.
-        embedding: (V, D), to be shared; None for a new one.
-        cross: whether the blocks have cross-attention.
-    """
+    """Embedding, blocks and norm; `Encoder` and `DecoderBody` define the forward pass."""
 
     norm: nn.Module
 
@@ -186,15 +174,10 @@ class TransformerStack(nn.Module):
     def embed(
         self, ids: Tensor, before: int = 0, mask: Tensor | None = None
     ) -> tuple[Tensor, RotaryAngles | None]:
-        """Embed tokens with their positions.
+        """Embed ids (B, T) with their positions: (B, T, D), and the angles if positions are rotary.
 
-        Args:
-            ids: (B, T).
-            before: the number of tokens before them, padding included.
-            mask: (B, before + T) bool, False for padding; None for no padding.
-
-        Returns:
-            (B, T, D), and the angles if positions are rotary.
+        `before` counts the tokens before them, padding included; `mask` (B, before + T) is False
+        for padding.
         """
         if mask is None:
             positions = torch.arange(before, before + ids.shape[1], device=ids.device)[None]
@@ -325,20 +308,17 @@ class DecoderBody(TransformerStack):
         memory_mask: Tensor | None = None,
         use_cache: bool = True,
     ) -> tuple[Tensor, KeyValueCache]:
-        """Process new tokens.
+        """Process new tokens; return hidden states (B, T, D) after the final norm, and the cache.
+
+        Hidden states are undefined at padding. Without `use_cache` the cache returned is empty.
 
         Args:
             ids: (B, T), the new tokens.
             cache: of the tokens before them; None for none.
             mask: (B, S) bool over cached and new tokens, False for padding; None for no padding.
-            memory: (B, U, D), the encoder's output; needed with the first tokens, and kept in the
-                cache from then on.
+            memory: (B, U, D), the encoder's output; needed with the first tokens, then cached.
             memory_mask: (B, U) bool, False for padding of the source; None for no padding.
             use_cache: whether to keep keys and values for the tokens that follow.
-
-        Returns:
-            hidden (B, T, D) after the final norm, undefined at padding; the cache of all S tokens,
-            or an empty one without `use_cache`.
         """
         if self.step is not None and cache is not None and self.step.takes(ids, cache, mask):
             self.check(ids, cache.length, mask)

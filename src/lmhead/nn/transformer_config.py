@@ -16,70 +16,49 @@ Init = Literal["normal", "xavier", "torch"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The options that encoders and decoders share, validated.
+    """The options that encoders and decoders share, validated."""
 
-    Attributes:
-        vocab_size: V.
-        hidden_size: D.
-        num_attention_heads: H, the number of query heads.
-        num_key_value_heads: G, the number of key heads, each shared by H / G query heads; None
-            for H.
-        head_dim: d, the size of a head; None for D / H.
-        intermediate_size: the width of the feed-forward; None for 4 D, or about 8/3 D for
-            "swiglu", which has three matrices where the others have two.
-        max_length: the maximum number of tokens at once; the number of learned positions.
-        position: "learned" and "sinusoidal" vectors are added to the embedding, "rotary" rotates
-            queries and keys, "none" leaves the order to the causal mask.
-        rotary: which coordinates of a head are rotated together: "half" pairs i with i + d/2
-            (Hugging Face), "interleaved" pairs 2i with 2i + 1 (the original, and llama2.c). The
-            weights of one are a permutation of the other's.
-        rope_theta: the base of the angles.
-        rope_factors: d/2 numbers by which the angles are divided, to extend a model to longer texts
-            than it was trained on; None for ones.
-        norm: "layer" (LayerNorm) or "rms" (RMSNorm).
-        norm_eps: ε of the norm.
-        norm_first: True for x + f(norm(x)) with a norm after the last block, as in nearly every
-            model since GPT-2; False for norm(x + f(x)), the Transformer of 2017.
-        activation: of the feed-forward; "gelu_tanh" is GPT-2's approximation.
-        bias: whether linear layers and LayerNorms have one; for the head see `head_bias`.
-        dropout: of the embedding and of the output of every sublayer.
-        attention_dropout: of the attention weights.
-        embedding_scale: a factor of the token embedding; √D in the Transformer of 2017.
-        tied: whether the head's weight is the embedding's.
-        head_bias: whether the head has a bias.
-        softcap: of the head, see `LMHead`.
-        scale: of the head, see `LMHead`.
-        init: initial values of matrices. "normal": normal with standard deviation `init_std`, the
-            last matrix of a sublayer divided by √(number of sublayers), as in GPT-2; "xavier":
-            Glorot's uniform; "torch": the defaults of torch's layers. Biases start at 0 except with
-            "torch".
-        init_std: standard deviation for "normal", and of the embeddings unless `init` is "torch".
-    """
-
-    vocab_size: int
-    hidden_size: int
-    num_attention_heads: int
+    vocab_size: int  # V
+    hidden_size: int  # D
+    num_attention_heads: int  # H, the number of query heads
+    # G, the number of key heads, each shared by H / G query heads; None for H
     num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    head_dim: int | None = None  # d, the size of a head; None for D / H
+    # the width of the feed-forward; None for 4 D, or about 8/3 D for "swiglu", which has three
+    # matrices where the others have two
     intermediate_size: int | None = None
-    max_length: int = 1024
+    max_length: int = 1024  # the maximum number of tokens at once; the number of learned positions
+    # "learned" and "sinusoidal" vectors are added to the embedding, "rotary" rotates queries and
+    # keys, "none" leaves the order to the causal mask
     position: Position = "learned"
+    # which coordinates of a head are rotated together: "half" pairs i with i + d/2 (Hugging Face),
+    # "interleaved" pairs 2i with 2i + 1 (the original, and llama2.c). The weights of one are a
+    # permutation of the other's
     rotary: Pairs = "half"
-    rope_theta: float = 10000.0
+    rope_theta: float = 10000.0  # the base of the angles
+    # d/2 numbers by which the angles are divided, to extend a model to longer texts than it was
+    # trained on; None for ones
     rope_factors: tuple[float, ...] | None = None
-    norm: Norm = "layer"
-    norm_eps: float = 1e-5
+    norm: Norm = "layer"  # "layer" (LayerNorm) or "rms" (RMSNorm)
+    norm_eps: float = 1e-5  # ε of the norm
+    # True for x + f(norm(x)) with a norm after the last block, as in nearly every model since
+    # GPT-2; False for norm(x + f(x)), the Transformer of 2017
     norm_first: bool = True
-    activation: Activation = "gelu"
+    activation: Activation = "gelu"  # of the feed-forward; "gelu_tanh" is GPT-2's approximation
+    # whether linear layers and LayerNorms have one; for the head see `head_bias`
     bias: bool = False
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    embedding_scale: float = 1.0
-    tied: bool = True
-    head_bias: bool = False
-    softcap: float | None = None
-    scale: float = 1.0
+    dropout: float = 0.0  # of the embedding and of the output of every sublayer
+    attention_dropout: float = 0.0  # of the attention weights
+    embedding_scale: float = 1.0  # a factor of the token embedding; √D in the Transformer of 2017
+    tied: bool = True  # whether the head's weight is the embedding's
+    head_bias: bool = False  # whether the head has a bias
+    softcap: float | None = None  # of the head, see `LMHead`
+    scale: float = 1.0  # of the head, see `LMHead`
+    # initial values of matrices. "normal": normal with standard deviation `init_std`, the last
+    # matrix of a sublayer divided by √(number of sublayers), as in GPT-2; "xavier": Glorot's
+    # uniform; "torch": the defaults of torch's layers. Biases start at 0 except with "torch"
     init: Init = "normal"
+    # standard deviation for "normal", and of the embeddings unless `init` is "torch"
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
@@ -116,21 +95,18 @@ class TransformerConfig:
             raise ValueError(f"head_dim must be even for rotary positions; got {self.head_size}")
         if self.rope_factors is not None:
             object.__setattr__(self, "rope_factors", tuple(self.rope_factors))  # a list, from JSON
-            self._check_factors(self.rope_factors)
+            if len(self.rope_factors) != self.head_size // 2:
+                raise ValueError(
+                    f"rope_factors must be {self.head_size // 2} numbers, one for each pair of a "
+                    f"head's {self.head_size} coordinates; got {len(self.rope_factors)}"
+                )
+            for factor in self.rope_factors:
+                checks.check_number("rope_factors", factor, low=0.0, above=True)
         if self.position == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(
                 "hidden_size must be even, for a sine and a cosine of each angle; "
                 f"got {self.hidden_size}"
             )
-
-    def _check_factors(self, factors: tuple[float, ...]) -> None:
-        if len(factors) != self.head_size // 2:
-            raise ValueError(
-                f"rope_factors must be {self.head_size // 2} numbers, one for each pair of a "
-                f"head's {self.head_size} coordinates; got {len(factors)}"
-            )
-        for factor in factors:
-            checks.check_number("rope_factors", factor, low=0.0, above=True)
 
     @property
     def key_heads(self) -> int:

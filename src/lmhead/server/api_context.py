@@ -1,8 +1,4 @@
-"""Shared by all endpoints: the models, the worker, and validation of request fields.
-
-In:  a request.
-Out: validated fields and results, or a `RequestError` that becomes the response.
-"""
+"""Shared by all endpoints: the models, the worker, and validation of request fields."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
-from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +20,7 @@ from lmhead.server.guard import error_response
 from lmhead.server.request_limits import Limits
 from lmhead.server.worker import Cancellation, QueueFull, Worker, call_before, layers_of
 
-__all__ = ["ApiContext", "Endpoint", "RequestError", "check_length", "encode_text", "handle_errors"]
-
 _T = TypeVar("_T")
-Endpoint = Callable[[Request], Awaitable[Response]]
 Part = dict[str, Any]  # of a response
 
 
@@ -40,28 +32,16 @@ class RequestError(Exception):
         self.response = error_response(status, code, message, facts)
 
 
-def handle_errors(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint with every `RequestError` turned into its response."""
-
-    @wraps(endpoint)
-    async def handle(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except RequestError as error:
-            return error.response
-
-    return handle
+def wrong_value(message: str) -> RequestError:
+    """Return the error for a field that is not what it must be."""
+    return RequestError(400, "wrong_value", message)
 
 
 class ApiContext:
     """Models, worker and limits of a server, and validation of request fields.
 
-    Args:
-        models: by name.
-        worker: runs the jobs, also those of other contexts.
-        limits: bounds of a request.
-        run: folder of a training run to watch.
-        given: by name, the argument of `lmhead.open_model` that opens the model again.
+    `run` is the folder of a training run to watch; `given` has, by name, the argument of
+    `lmhead.open_model` that opens the model again.
     """
 
     def __init__(
@@ -81,8 +61,7 @@ class ApiContext:
         fields = parse_json_object(await request.body())
         if unknown := sorted(set(fields) - known):
             names = ", ".join(sorted(known))
-            message = f"the fields are {names}; got {unknown[0][:40]!r}"
-            raise RequestError(400, "wrong_value", message)
+            raise wrong_value(f"the fields are {names}; got {unknown[0][:40]!r}")
         return fields
 
     def model(self, name: object) -> tuple[str, LanguageModel]:
@@ -94,7 +73,7 @@ class ApiContext:
     def prompt(self, fields: Mapping[str, Any], name: str = "prompt") -> str | list[int]:
         """Return the text in field `name`, or the list in "ids"."""
         if (name in fields) == ("ids" in fields):
-            raise RequestError(400, "wrong_value", f"give either {name} or ids")
+            raise wrong_value(f"give either {name} or ids")
         return self.text(fields, name) if name in fields else self.ids(fields["ids"])
 
     def more(self, fields: Mapping[str, Any]) -> list[int]:
@@ -105,19 +84,19 @@ class ApiContext:
         """Return the text in field `name`."""
         text = fields.get(name)
         if not isinstance(text, str):
-            raise RequestError(400, "wrong_value", f"{name} must be text")
+            raise wrong_value(f"{name} must be text")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise RequestError(400, "wrong_value", f"{name} must be text in UTF-8") from None
+            raise wrong_value(f"{name} must be text in UTF-8") from None
         return text
 
     def ids(self, ids: object, name: str = "ids") -> list[int]:
         """Validate a list of ids; `tokens` checks them against the model's vocabulary."""
         if not isinstance(ids, list) or not all(type(id) is int for id in ids):
-            raise RequestError(400, "wrong_value", f"{name} must be a list of integers")
+            raise wrong_value(f"{name} must be a list of integers")
         if not all(0 <= id < 2**31 for id in ids):
-            raise RequestError(400, "wrong_value", f"{name} must be token ids of the model")
+            raise wrong_value(f"{name} must be token ids of the model")
         return ids
 
     def integer(
@@ -126,16 +105,14 @@ class ApiContext:
         """Return the integer in field `name`."""
         value = fields.get(name, default)
         if type(value) is not int or not low <= value <= high:
-            raise RequestError(
-                400, "wrong_value", f"{name} must be an integer from {low} to {high}"
-            )
+            raise wrong_value(f"{name} must be an integer from {low} to {high}")
         return value
 
     def flag(self, fields: Mapping[str, Any], name: str) -> bool:
         """Return the boolean in field `name`; False if it is missing."""
         value = fields.get(name, False)
         if type(value) is not bool:
-            raise RequestError(400, "wrong_value", f"{name} must be true or false")
+            raise wrong_value(f"{name} must be true or false")
         return value
 
     def tokens(
@@ -151,7 +128,7 @@ class ApiContext:
         try:
             return prompt_ids(model, ids, name)
         except (ValueError, TypeError) as error:
-            raise RequestError(400, "wrong_value", str(error)) from None
+            raise wrong_value(str(error)) from None
 
     async def work(self, request: Request, job: Callable[[Cancellation], _T]) -> _T:
         """Return the job's result; cancel the job if the client disconnects."""
@@ -260,22 +237,20 @@ def encode_text(model: LanguageModel, text: str, name: str, *, bos: bool = True)
 def parse_sampler(given: object, name: str, known: Collection[str], **fixed: Any) -> Sampler:
     """Return a sampler from the options in field `name`: numbers, and the order of the stages."""
     if not isinstance(given, Mapping):
-        raise RequestError(400, "wrong_value", f"{name} must be an object of options")
+        raise wrong_value(f"{name} must be an object of options")
     for option, value in given.items():
         if option == "order":
             if value not in ORDERS:
-                message = f"{name}.order must be one of {', '.join(ORDERS)}"
-                raise RequestError(400, "wrong_value", message)
+                raise wrong_value(f"{name}.order must be one of {', '.join(ORDERS)}")
         elif option not in known:
             names = ", ".join(sorted({*known, "order"}))
-            message = f"the options of {name} are {names}; got {str(option)[:40]!r}"
-            raise RequestError(400, "wrong_value", message)
+            raise wrong_value(f"the options of {name} are {names}; got {str(option)[:40]!r}")
         elif type(value) not in (int, float) or abs(value) >= 2**53:
-            raise RequestError(400, "wrong_value", f"{name}.{option} must be a number")
+            raise wrong_value(f"{name}.{option} must be a number")
     try:
         return Sampler(**{"seed": 0, **given, **fixed})
     except (ValueError, TypeError, OverflowError) as error:
-        raise RequestError(400, "wrong_value", f"{name}: {error}") from None
+        raise wrong_value(f"{name}: {error}") from None
 
 
 def check_length(name: str, got: int, least: int, most: int) -> None:

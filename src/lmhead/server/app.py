@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import ApiContext, Endpoint
+from lmhead.server.api_context import ApiContext, RequestError
 from lmhead.server.endpoints import all_routes
 from lmhead.server.guard import Guard, RequestRecord, error_response
 from lmhead.server.metrics import Metrics
@@ -22,8 +22,6 @@ from lmhead.server.openai_api import openai_routes
 from lmhead.server.request_limits import Limits
 from lmhead.server.static_files import read_page, serve_files
 from lmhead.server.worker import Worker
-
-__all__ = ["create_api_app", "create_app"]
 
 PAGES = frozenset({"/", "/learn", "/next", "/text", "/lens", "/compare", "/train", "/glossary"})
 
@@ -86,13 +84,8 @@ def create_api_app(
 ) -> ASGIApp:
     """Return an ASGI application with only the OpenAI-compatible API on these models.
 
-    Args:
-        models: by the names that requests use.
-        hosts: allowed values of the Host header, e.g. "127.0.0.1:8000".
-        key: secret that every request must carry, OpenAI's `api_key`; None for none.
-        limits: bounds of a request.
-        log: called with a record of every request, without prompt and key.
-        screened: by name, the same models with a screened head, for requests with `certified`.
+    Arguments are those of `create_app`; `screened` has the same models with a screened head, for
+    requests with `certified`.
     """
     worker = Worker(limits)
     metrics = Metrics()
@@ -105,7 +98,9 @@ def create_api_app(
     return Guard(app, hosts=hosts, key=key, limits=limits, log=metrics.recorder(routes, log))
 
 
-def _application(routes: list[Route], otherwise: Endpoint, worker: Worker) -> Starlette:
+def _application(
+    routes: list[Route], otherwise: Callable[[Request], Awaitable[Response]], worker: Worker
+) -> Starlette:
     """Return the routes as an application; `otherwise` answers what none of them does."""
 
     @asynccontextmanager
@@ -121,11 +116,15 @@ def _application(routes: list[Route], otherwise: Endpoint, worker: Worker) -> St
                 return error_response(405, "wrong_method", message, allow=allowed)
         return await otherwise(request)
 
+    async def request_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        assert isinstance(error, RequestError)
+        return error.response
+
     async def internal_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
         return error_response(500, "broken", "internal error; see the server log")
 
     return Starlette(
         routes=[*routes, Route("/{path:path}", anything_else, methods=["GET", "POST"])],
-        exception_handlers={Exception: internal_error},
+        exception_handlers={RequestError: request_error, Exception: internal_error},
         lifespan=lifespan,
     )

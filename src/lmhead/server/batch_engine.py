@@ -32,33 +32,22 @@ from lmhead.sampling.generation_loop import (
     choose_tokens,
 )
 
-__all__ = ["BatchEngine"]
-
 
 @dataclass(eq=False)
 class _Row:
-    """One row while it is generated.
+    """One row while it is generated."""
 
-    Attributes:
-        row: its text and stop conditions.
-        ids: prompt and generated tokens.
-        head: plain or screened.
-        sampler: of one row; None for greedy.
-        kept: whether to return the tokens that the sampler kept.
-        hidden: of the last token, (D,).
-        events: generated, but not yet pulled; an exception ends the row.
-    """
-
-    row: GenerationRow
-    ids: list[int]
-    head: Callable[[Tensor], Any]
-    sampler: Sampler | None
-    kept: bool
-    hidden: Tensor
+    row: GenerationRow  # its text and stop conditions
+    ids: list[int]  # prompt and generated tokens
+    head: Callable[[Tensor], Any]  # plain or screened
+    sampler: Sampler | None  # of one row; None for greedy
+    kept: bool  # whether to return the tokens that the sampler kept
+    hidden: Tensor  # of the last token, (D,)
     cache: SequenceCache
     prompt_length: int
     state: Any = None
     done: bool = False
+    # generated, but not yet pulled; an exception ends the row
     events: deque[TokenEvent | Exception] = field(default_factory=deque)
 
     @property
@@ -88,11 +77,7 @@ class _Row:
 
 
 class BatchEngine:
-    """Generate for several requests at once.
-
-    Args:
-        model: whose body decides whether requests share steps.
-    """
+    """Generate for several requests at once; the model's body decides whether they share steps."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -21,8 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmhead.server.request_limits import Limits
 
-__all__ = ["Guard", "RequestRecord", "error_response"]
-
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -95,14 +93,10 @@ class RequestRecord(NamedTuple):
 class Guard:
     """ASGI middleware that refuses foreign requests and bounds the size of the others.
 
-    Args:
-        app: the application behind it.
-        hosts: allowed values of the Host header, e.g. "127.0.0.1:8000".
-        key: secret that every request must carry, in `Authorization: Bearer ...` or in the cookie
-            that `/?key=...` sets; None for none.
-        limits: bounds of header and body.
-        log: called with a record of every request.
-        frames: whether pages of this machine may show the page in a frame.
+    `hosts` are the allowed values of the Host header. A request must carry `key`, unless it is
+    None, in `Authorization: Bearer ...` or in the cookie that `/?key=...` sets. `log` is called
+    with a record of every request. With `frames`, pages of this machine may show the page in a
+    frame.
     """
 
     def __init__(

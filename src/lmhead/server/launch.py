@@ -22,8 +22,6 @@ from lmhead.server.app import API_LIMITS, create_api_app, create_app
 from lmhead.server.guard import RequestRecord
 from lmhead.server.request_limits import Limits
 
-__all__ = ["DEFAULT_PORT", "BackgroundServer", "serve", "serve_api", "start_in_background"]
-
 DEFAULT_PORT = 8629
 
 
@@ -40,19 +38,11 @@ def serve(
     given: Mapping[str, str] | None = None,
     on_ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve until interrupted.
+    """Serve the page until interrupted.
 
-    Args:
-        models: by name.
-        host: address to listen on; anything but loopback needs a `key`.
-        port: 0 for any free port; None for `DEFAULT_PORT`, or the next free one after it.
-        key: secret that every request must carry.
-        lang: language of the page; the browser's if not given.
-        browser: whether to open the page.
-        limits: bounds of a request.
-        run: folder of a training run to watch.
-        given: by name, the argument that opens a model again; the name itself if not given.
-        on_ready: called with the address once the server listens.
+    A `host` other than a loopback address needs a `key`. `port` is 0 for any free port, None for
+    `DEFAULT_PORT` or the next free one after it. `lang` is the browser's if not given. `on_ready`
+    is called with the address once the server listens. Other arguments: `create_app`.
 
     Raises:
         ValueError: a host other than loopback without a key; or one that cannot be bound.
@@ -86,16 +76,9 @@ def serve_api(
 ) -> None:
     """Serve the OpenAI-compatible API until interrupted.
 
-    Args:
-        models: by name.
-        host: address to listen on; anything but loopback needs a `key`.
-        port: 0 for any free port.
-        key: secret that every request must carry, OpenAI's `api_key`.
-        also: more allowed values of the Host header, e.g. of a proxy.
-        limits: bounds of a request.
-        log: called with a record of every request, without prompt and key.
-        screened: by name, the same models with a screened head, for requests with `certified`.
-        on_ready: called with the address, without /v1, once the server listens.
+    A `host` other than a loopback address needs a `key`. `also` are more allowed values of the Host
+    header, e.g. of a proxy. `on_ready` is called with the address, without /v1, once the server
+    listens. Other arguments: `create_api_app`.
 
     Raises:
         ValueError: a host other than loopback without a key; or one that cannot be bound.
@@ -273,11 +256,7 @@ def bind_default(host: str) -> socket.socket:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to this address.
-
-    Raises:
-        ValueError: the address is in use, or does not belong to this machine.
-    """
+    """Return a socket bound to this address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is given because asyncio sets TCP_NODELAY only if it is IPPROTO_TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

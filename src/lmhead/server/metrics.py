@@ -9,15 +9,11 @@ from starlette.routing import Route
 
 from lmhead.server.guard import RequestRecord
 
-__all__ = ["Metrics"]
-
 
 class Metrics:
     """Requests by path and status, their seconds, and token counts.
 
-    Attributes:
-        paths: paths that are counted by name; all others are "other", so that the number of lines
-            is bounded.
+    Only `paths` are counted by name; others are "other", so that the number of lines is bounded.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,6 @@ from lmhead.server.api_context import (
     ApiContext,
     RequestError,
     encode_text,
-    handle_errors,
     parse_json_object,
 )
 from lmhead.server.batch_engine import BatchEngine
@@ -50,22 +49,15 @@ from lmhead.server.openai_responses import (
 from lmhead.server.request_fields import check_ids, field_error, is_utf8
 from lmhead.server.worker import Cancellation
 
-__all__ = ["openai_routes"]
-
 _STARTED = int(time.time())
 
 
 def openai_routes(
     api: ApiContext, metrics: Metrics, screened: Mapping[str, LanguageModel]
 ) -> list[Route]:
-    """Return the routes of the API.
+    """Return the routes of the API; `screened` has models with a screened head, for `certified`.
 
     Requests to one model share the steps of its body where that has a batch-invariant arithmetic.
-
-    Args:
-        api: models and worker.
-        metrics: counters to update.
-        screened: by name, models with a screened head, for requests with `certified`.
     """
     engines = {name: BatchEngine(model) for name, model in api.models.items()}
 
@@ -137,13 +129,13 @@ def openai_routes(
         return PlainTextResponse(metrics.text(running=api.worker.waiting))
 
     return [
-        Route("/v1/models", handle_errors(list_models)),
-        Route("/v1/models/{name:path}", handle_errors(one_model)),
-        Route("/v1/completions", handle_errors(completions), methods=["POST"]),
-        Route("/v1/chat/completions", handle_errors(chat_completions), methods=["POST"]),
-        Route("/tokenize", handle_errors(tokenize), methods=["POST"]),
-        Route("/detokenize", handle_errors(detokenize), methods=["POST"]),
-        Route("/tokenizer_info", handle_errors(tokenizer_info)),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{name:path}", one_model),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info),
         Route("/health", health),
         Route("/metrics", show_metrics),
     ]
@@ -209,10 +201,10 @@ def _job(
         if request.stop and model.tokenizer is None:
             raise field_error("stop", "stop needs a tokenizer, which this model does not have")
         tops = [request.prompt_logprobs, request.logprobs if request.echo else None]
-        asked = [top for top in tops if top is not None]
+        requested = [top for top in tops if top is not None]
         scores = None
-        if asked:
-            scores = [score_prompt(model, ids, max(asked)) for ids in prompts]
+        if requested:
+            scores = [score_prompt(model, ids, max(requested)) for ids in prompts]
         prepared = Prepared(request, prompts, scores)
         cancellation.check()
         decoder, sampler = model, request.sampler

@@ -1,8 +1,4 @@
-"""Prompts and conversations of OpenAI's requests as token ids.
-
-In:  `prompt` or `messages`, and the model.
-Out: ids within the vocabulary and the model's context.
-"""
+"""Prompts and conversations of OpenAI's requests as token ids."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from typing import Any
 from lmhead.models import LanguageModel
 from lmhead.server.request_fields import all_text, check_ids, field_error, is_utf8
 from lmhead.server.request_limits import Limits
-
-__all__ = ["encode_chat", "encode_prompt", "parse_prompts"]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -81,13 +75,8 @@ def encode_prompt(
 ) -> list[int]:
     """Return the ids of a prompt, within the vocabulary and the context. Runs in the worker.
 
-    Args:
-        model: whose context the prompt and `new` tokens must fit into.
-        prompt: text or ids.
-        limits: of the server.
-        new: number of tokens that may be generated.
-        last: number of tokens to keep, from the end; -1 for as many as fit; None for all.
-        echo: whether the prompt is returned as well: it may then fill the context.
+    Prompt and `new` tokens must fit into the context; with `echo` the prompt alone may fill it.
+    `last` tokens of the prompt are kept; -1 for as many as fit, None for all.
     """
     if isinstance(prompt, str):
         if model.tokenizer is None:
@@ -101,8 +90,8 @@ def encode_prompt(
     context = model.max_length
     limit = limits.prompt_tokens if context is None else min(limits.prompt_tokens, context)
     if last is not None:
-        room = limit if context is None else min(limit, context - new)
-        ids = ids[-max(room if last == -1 else last, 1) :]
+        capacity = limit if context is None else min(limit, context - new)
+        ids = ids[-max(capacity if last == -1 else last, 1) :]
     if not ids:
         raise field_error("prompt", "prompt must have at least one token")
     counted = f"the prompt has {len(ids)}"

@@ -1,8 +1,4 @@
-"""Parse and validate the bodies of OpenAI's completion requests.
-
-In:  the fields of `/v1/completions` or `/v1/chat/completions`, and the model.
-Out: `CompletionRequest`, or a `RequestError` in OpenAI's format that names the field.
-"""
+"""Parse and validate the bodies of OpenAI's completion requests."""
 
 from __future__ import annotations
 
@@ -24,10 +20,8 @@ from lmhead.server.request_fields import (
 )
 from lmhead.server.request_limits import Limits
 
-__all__ = ["CompletionRequest", "parse_chat", "parse_completion"]
-
-MOST_LOGPROBS = 20
-MOST_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
 # Accepted and without effect: they concern OpenAI's own service.
 _IGNORED = {
     "metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier",
@@ -48,44 +42,27 @@ _COMMON = {
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A validated request.
+    """A validated request."""
 
-    Attributes:
-        prompts: texts or ids, one per prompt; a chat is one prompt.
-        chat: whether the response has OpenAI's chat format.
-        n: choices per prompt.
-        last: number of tokens of a prompt to keep, from its end, as an extension; -1 for those that
-            fit; None for all.
-        max_tokens: of each choice; None for what fits the model's context.
-        sampler: with one seed per choice; None for greedy decoding.
-        stop: stop strings.
-        logprobs: number of top log-probabilities per generated token; None for none at all.
-        prompt_logprobs: the same for the tokens of the prompt, as an extension.
-        echo: whether the response repeats the prompt.
-        ignore_eos: whether to continue after end-of-text tokens, as an extension.
-        certified: whether to decode from the quantized copy of the head, as an extension.
-        kept: whether to return the tokens that the sampler kept, as an extension.
-        grammar: that the text must match; None for any text.
-        stream: whether to send events as they come.
-        include_usage: whether the last event has the token counts.
-    """
-
-    prompts: tuple[str | list[int], ...]
-    chat: bool
-    n: int
+    prompts: tuple[str | list[int], ...]  # texts or ids, one per prompt; a chat is one prompt
+    chat: bool  # whether the response has OpenAI's chat format
+    n: int  # choices per prompt
+    # number of tokens of a prompt to keep, from its end, as an extension; -1 for those that fit;
+    # None for all
     last: int | None
-    max_tokens: int | None
-    sampler: Sampler | None
-    stop: tuple[str, ...]
+    max_tokens: int | None  # of each choice; None for what fits the model's context
+    sampler: Sampler | None  # with one seed per choice; None for greedy decoding
+    stop: tuple[str, ...]  # stop strings
+    # number of top log-probabilities per generated token; None for none at all
     logprobs: int | None
-    prompt_logprobs: int | None
-    echo: bool
-    ignore_eos: bool
-    certified: bool
-    kept: bool
-    grammar: Grammar | None
-    stream: bool
-    include_usage: bool
+    prompt_logprobs: int | None  # the same for the tokens of the prompt, as an extension
+    echo: bool  # whether the response repeats the prompt
+    ignore_eos: bool  # whether to continue after end-of-text tokens, as an extension
+    certified: bool  # whether to decode from the quantized copy of the head, as an extension
+    kept: bool  # whether to return the tokens that the sampler kept, as an extension
+    grammar: Grammar | None  # that the text must match; None for any text
+    stream: bool  # whether to send events as they come
+    include_usage: bool  # whether the last event has the token counts
 
 
 def parse_completion(
@@ -93,7 +70,7 @@ def parse_completion(
 ) -> CompletionRequest:
     """Validate the body of `/v1/completions`."""
     fields = _known(body, _COMMON | {"best_of", "prompt"})
-    n = integer_field(fields, "n", 1, MOST_CHOICES, 1)
+    n = integer_field(fields, "n", 1, MAX_CHOICES, 1)
     if fields.get("best_of") not in (None, n):
         raise field_error("best_of", "best_of must be equal to n")
     return _parse(
@@ -103,7 +80,7 @@ def parse_completion(
         prompts=parse_prompts(fields.get("prompt"), limits.prompts),
         chat=False,
         max_tokens=integer_field(fields, "max_tokens", 0, limits.new_tokens, 16),
-        logprobs=optional_integer(fields, "logprobs", MOST_LOGPROBS),
+        logprobs=optional_integer(fields, "logprobs", MAX_LOGPROBS),
     )
 
 
@@ -113,7 +90,7 @@ def parse_chat(body: Mapping[str, Any], model: LanguageModel, limits: Limits) ->
     fields = _known(body, (_COMMON | chat_fields) - {"echo"})
     name = "max_tokens" if "max_tokens" in fields else "max_completion_tokens"
     with_logprobs = boolean_field(fields, "logprobs")
-    top = optional_integer(fields, "top_logprobs", MOST_LOGPROBS)
+    top = optional_integer(fields, "top_logprobs", MAX_LOGPROBS)
     if top is not None and not with_logprobs:
         raise field_error("top_logprobs", "top_logprobs needs logprobs to be true")
     return _parse(
@@ -137,7 +114,7 @@ def _parse(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> CompletionRequest:
-    n = integer_field(fields, "n", 1, MOST_CHOICES, 1)
+    n = integer_field(fields, "n", 1, MAX_CHOICES, 1)
     if n * len(prompts) > limits.prompts:
         raise field_error("n", f"at most {limits.prompts} choices in total; got {n * len(prompts)}")
     stream_options = fields.get("stream_options", {})
@@ -157,7 +134,7 @@ def _parse(
         sampler=make_sampler(fields, model, n, len(prompts)),
         stop=_stop(fields.get("stop")),
         logprobs=None if logprobs is None else min(logprobs, vocab),
-        prompt_logprobs=optional_integer(fields, "prompt_logprobs", min(MOST_LOGPROBS, vocab)),
+        prompt_logprobs=optional_integer(fields, "prompt_logprobs", min(MAX_LOGPROBS, vocab)),
         echo=boolean_field(fields, "echo"),
         ignore_eos=boolean_field(fields, "ignore_eos"),
         certified=boolean_field(fields, "certified"),

@@ -1,8 +1,4 @@
-"""Responses of OpenAI's API: token events to completion and chat documents, whole or in chunks.
-
-In:  `Prepared`, a validated request with its prompts, and the `TokenEvent`s of its choices.
-Out: JSON documents in OpenAI's format.
-"""
+"""Responses of OpenAI's API: token events to completion and chat documents, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -15,16 +11,14 @@ from typing import Any
 import torch
 
 from lmhead import __version__
-from lmhead.analysis.token_text import Piece, hidden_states, piece_of
+from lmhead.analysis.token_text import Piece, hidden_states, piece_of, text_of, top_log_probs
 from lmhead.models import LanguageModel
 from lmhead.sampling import TokenEvent
 from lmhead.server.openai_requests import CompletionRequest
 
-__all__ = ["ChatResponse", "CompletionResponse", "Prepared", "score_prompt", "token_string"]
-
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
-_MOST_KEPT = 1024  # largest list of `kept` ids in a response; longer ones are only counted
-_LEAST = -9999.0  # OpenAI's value for a probability of 0, which JSON cannot hold as a logarithm
+_MAX_KEPT = 1024  # largest list of `kept` ids in a response; longer ones are only counted
+_MIN_LOGPROB = -9999.0  # OpenAI's value for a probability of 0: JSON cannot hold -inf
 
 
 @dataclass(frozen=True)
@@ -50,11 +44,7 @@ def score_prompt(model: LanguageModel, ids: list[int], top_k: int) -> list[Score
         logits = model.head(hidden_states(model, ids[:-1])).double()
         answers: Any = logits.ask(log_prob=targets, rank=targets, logsumexp=True, top_k=top_k)
         log_probs, ranks = answers.log_prob.tolist(), answers.rank.tolist()
-        tops: list[Any] = [()] * len(log_probs)
-        if top_k:
-            values = (answers.top_k.values - answers.logsumexp[:, None]).tolist()
-            pairs = zip(answers.top_k.indices.tolist(), values, strict=True)
-            tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
+        tops = top_log_probs(answers) if top_k else [()] * len(log_probs)
         for i, id in enumerate(ids[1:]):
             token = ScoredPiece.of(model, id, ids[i], log_probs[i], tops[i], rank=ranks[i])
             pieces.append(token)
@@ -81,6 +71,7 @@ class ScoredPiece:
         *,
         rank: int | None = None,
     ) -> ScoredPiece:
+        """Return the token `id` after another one, `previous`."""
         # The token's own number is the same in `top`: clients compare both to see whether it is
         # the best one.
         alternatives = tuple(
@@ -132,7 +123,7 @@ def token_string(piece: Piece) -> str:
 
 
 def _number(log_prob: float | None) -> float | None:
-    return None if log_prob is None else max(log_prob, _LEAST)
+    return None if log_prob is None else max(log_prob, _MIN_LOGPROB)
 
 
 @dataclass
@@ -189,8 +180,8 @@ class CompletionResponse:
         """Return the number of tokens that the sampler kept, and their ids if these are few."""
         if event.kept is None:
             return {"count": self.model.head.vocab_size, "ids": None}
-        few = len(event.kept) <= _MOST_KEPT
-        return {"count": len(event.kept), "ids": list(event.kept) if few else None}
+        ids = list(event.kept) if len(event.kept) <= _MAX_KEPT else None
+        return {"count": len(event.kept), "ids": ids}
 
     def document(self) -> dict[str, Any]:
         """Return the whole response."""
@@ -273,11 +264,7 @@ class CompletionResponse:
 
     def _prompt_text(self, number: int) -> str:
         prompt, ids = self.request.prompts[number], self.prepared.prompts[number]
-        if isinstance(prompt, str):
-            return prompt
-        pairs = zip([None, *ids], ids, strict=False)
-        text = b"".join(piece_of(self.model, id, previous).bytes for previous, id in pairs)
-        return text.decode("utf-8", "replace")
+        return prompt if isinstance(prompt, str) else text_of(self.model, ids)
 
     def _part(self, choice: _Choice, text: str, tokens: list[ScoredPiece]) -> dict[str, Any]:
         """Return text and logprobs of a part of a choice."""

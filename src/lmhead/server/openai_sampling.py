@@ -1,8 +1,4 @@
-"""Sampler and grammar of OpenAI's requests.
-
-In:  the fields of a request, and the model.
-Out: `Sampler` with a seed per choice, and `Grammar`; None for greedy decoding and for any text.
-"""
+"""Sampler and grammar of OpenAI's requests."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ from lmhead.models import LanguageModel
 from lmhead.sampling import Options, Sampler
 from lmhead.sampling.grammar import Grammar
 from lmhead.server.request_fields import check_ids, field_error, is_utf8, list_field
-
-__all__ = ["SAMPLER_OPTIONS", "make_grammar", "make_sampler"]
 
 # Options of `Sampler` that come from the model, or make no sense for a single request.
 _NO_OPTION = {"eos_token_id", "guidance_scale"}

@@ -1,8 +1,4 @@
-"""Validation of single fields of a request in OpenAI's format.
-
-In:  the fields, and the name of one.
-Out: its value, or a `RequestError` that names it.
-"""
+"""Validation of single fields of a request in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,17 +7,6 @@ from typing import Any
 
 from lmhead.server.api_context import RequestError
 from lmhead.server.guard import error_response
-
-__all__ = [
-    "all_text",
-    "boolean_field",
-    "check_ids",
-    "field_error",
-    "integer_field",
-    "is_utf8",
-    "list_field",
-    "optional_integer",
-]
 
 
 def field_error(

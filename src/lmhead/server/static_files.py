@@ -12,8 +12,6 @@ from starlette.responses import Response
 
 from lmhead.server.guard import error_response
 
-__all__ = ["File", "read_page", "serve_files"]
-
 # Some systems' type tables lack these.
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
@@ -44,8 +42,10 @@ def serve_files(
     async def endpoint(request: Request) -> Response:
         path = request.url.path
         file = files.get("/index.html" if path in pages else path)
-        if file is None and request.method == "GET" and _is_navigation(request):
-            # A page that says so, with a menu; programs get JSON.
+        # A browser that asks for a page, not for a file, gets one that says so; programs get JSON.
+        navigates = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        api = path.startswith(("/api/", "/v1/"))
+        if file is None and navigates and not api and "." not in path:
             file = files["/index.html"]
             return Response(file.content, 404, media_type=file.media_type)
         if file is None or request.method == "POST":
@@ -53,10 +53,3 @@ def serve_files(
         return Response(file.content, media_type=file.media_type)
 
     return endpoint
-
-
-def _is_navigation(request: Request) -> bool:
-    """Return whether a browser asks for a page, not a file or an API response."""
-    path = request.url.path
-    wants_page = "text/html" in request.headers.get("accept", "")
-    return wants_page and not path.startswith(("/api/", "/v1/")) and "." not in path

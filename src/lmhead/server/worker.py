@@ -23,8 +23,6 @@ from torch import nn
 from lmhead.models import LanguageModel
 from lmhead.server.request_limits import Limits
 
-__all__ = ["Cancellation", "Cancelled", "QueueFull", "Worker", "call_before", "layers_of"]
-
 _T = TypeVar("_T")
 
 
@@ -96,19 +94,6 @@ class Worker:
         """Number of jobs that run or wait."""
         return self._waiting.total()
 
-    async def run(self, job: Callable[[Cancellation], _T]) -> _T:
-        """Return the result of a job of one step.
-
-        Raises:
-            QueueFull: `limits.waiting` jobs run or wait already.
-            TimeoutError: no result within `limits.seconds`.
-        """
-        results = self.stream(lambda cancellation: iter([job(cancellation)]), single=True)
-        try:
-            return await anext(results)
-        finally:
-            await results.aclose()
-
     async def stream(
         self,
         job: Callable[[Cancellation], Iterator[_T]],
@@ -116,10 +101,11 @@ class Worker:
         single: bool = False,
         limits: Limits | None = None,
     ) -> AsyncGenerator[_T, None]:
-        """Yield what a job yields, as it comes; if `single`, only the first. Raises as `run`.
+        """Yield what a job yields, as it comes; if `single`, only the first.
 
         `limits` replaces those of the worker for this job. Jobs of different limits are counted
-        apart, so that those of one API leave room for those of another.
+        apart, so that those of one API leave room for those of another. Raises `QueueFull` if
+        `limits.waiting` jobs run or wait, TimeoutError if there is no result in `limits.seconds`.
         """
         limits = limits or self.limits
         if self._waiting[limits] >= limits.waiting:

@@ -39,10 +39,6 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
 
     Equivalent to: sacrebleu.corpus_bleu(translations, [references], tokenize=...)
 
-    Raises:
-        ValueError: different numbers of translations and references, or none.
-        ImportError: sacreBLEU is not installed.
-
     Example::
 
         bleu(["我爱音乐。"], ["我喜欢音乐。"])

@@ -71,21 +71,15 @@ class DamagedCheckpointError(TrainError):
 
 @dataclass
 class TrainingState:
-    """The progress of a run.
+    """The progress of a run."""
 
-    Attributes:
-        step: steps completed.
-        seconds: time spent on them.
-        tokens: targets trained on.
-        best_step, best_loss: step and loss of the best validation; None before the first.
-        sums: sums of loss, steps, targets and seconds since the last log line.
-    """
-
-    step: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
+    step: int = 0  # steps completed
+    seconds: float = 0.0  # time spent on them
+    tokens: int = 0  # targets trained on
+    # best_step, best_loss: step and loss of the best validation; None before the first
     best_step: int | None = None
     best_loss: float | None = None
+    # sums of loss, steps, targets and seconds since the last log line
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
 
 
@@ -97,12 +91,9 @@ class Tensors(NamedTuple):
 
 
 def collect(task: Task, optimizer: AdamW, *, keep: bool = True) -> Tensors:
-    """Return the tensors of a checkpoint, whole: those split over ranks are gathered one by one.
+    """Return the full tensors of a checkpoint, those split over ranks gathered one by one.
 
-    Args:
-        task: its model.
-        optimizer: its moments.
-        keep: whether this rank needs them; otherwise it only takes part in the collectives.
+    With `keep` False this rank only takes part in the collectives.
     """
     parts: list[dict[str, Tensor]] = []
     for tensors in (weights_of(task.model), _training_tensors(task, optimizer)):
@@ -143,11 +134,7 @@ def save(
 def restore_latest(
     run: Path, task: Task, optimizer: AdamW, say: Callable[[str], object]
 ) -> TrainingState:
-    """Restore the last checkpoint that is not damaged; return its state, a new one if none exists.
-
-    Raises:
-        TrainError: there are checkpoints, but all are damaged, or one cannot be read.
-    """
+    """Restore the last checkpoint that is not damaged; return its state, a new one without any."""
     damaged: dict[Path, DamagedCheckpointError] = {}
     for step in reversed(steps_of(run)):
         folder = checkpoint_of(run, step)
@@ -220,10 +207,6 @@ def export(where: str | PathLike[str], out: str | PathLike[str], *, dtype: str =
         where: a run, whose best checkpoint is exported, or a checkpoint.
         out: the folder; it must not exist.
         dtype: "float32", "float16" or "bfloat16", of the file; an opened model computes in float32.
-
-    Raises:
-        ModelError: not a language model of this package, or damaged.
-        TrainError: the folder exists already or cannot be written.
 
     Example::
 

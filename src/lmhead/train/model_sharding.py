@@ -246,17 +246,7 @@ _KINDS: dict[str, type[Sharding]] = {
 def shard_model(
     task: Task, optimizer: AdamW, config: TrainConfig, ranks: Ranks
 ) -> tuple[Sharding, AdamW]:
-    """Shard model and optimizer over the ranks, by `config.shard`.
-
-    Args:
-        task: its model is the whole one on every rank; it is changed in place.
-        optimizer: of the whole model, perhaps with moments of a checkpoint.
-        config: the settings.
-        ranks: of the run; a single one has everything.
-
-    Returns:
-        The sharding, and an optimizer of this rank's parameters.
-    """
+    """Shard the model in place by `config.shard`; return the sharding and this rank's optimizer."""
     if ranks.size == 1 or config.shard == "data":
         return Sharding(task, ranks), optimizer
     full_parameters = dict(task.model.named_parameters())

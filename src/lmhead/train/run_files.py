@@ -111,10 +111,7 @@ def remove(path: Path) -> None:
 def not_ours(folder: Path, files: Iterable[str], description: str) -> list[str]:
     """Return the names in a folder that lmhead did not write; [] if it may be deleted.
 
-    Args:
-        folder: the folder.
-        files: the names of the files that lmhead writes there.
-        description: the one of them that is a JSON object with "format": "lmhead".
+    `description` is the one of `files` that is a JSON object with "format": "lmhead".
     """
     names = {path.name for path in folder.iterdir()}
     try:

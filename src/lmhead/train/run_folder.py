@@ -57,12 +57,7 @@ TASKS: dict[str, Callable[[TrainConfig, Path, Callable[[str], object]], Task]] =
 
 
 def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = None) -> Result:
-    """Train a model in a new folder.
-
-    Args:
-        config: the settings; `corpus` names the text files, "-" for standard input.
-        out: the folder of the run, created if necessary.
-        progress: where to report; None for standard error.
+    """Train a model in a new folder `out`; `progress` is None to report to standard error.
 
     Raises:
         ValueError: wrong settings, or a corpus that cannot be used.
@@ -96,10 +91,7 @@ def resume(
 ) -> Result:
     """Resume a run from its last checkpoint; the result is that of an uninterrupted run.
 
-    Args:
-        out: the folder of the run.
-        changes: settings to change, of `MAY_CHANGE`.
-        progress: where to report; None for standard error.
+    `changes` are settings of `MAY_CHANGE`; `progress` is None to report to standard error.
 
     Raises:
         ValueError: there is no run, or a setting may not change.

@@ -28,6 +28,7 @@ from lmhead.train.token_data import (
     TOKENIZER,
     CorpusError,
     check_corpus,
+    corpus_errors,
     damage_as_train_error,
     describe_files,
     put_about,
@@ -50,19 +51,11 @@ class Pair(NamedTuple):
 
 
 def read_pairs(paths: Sequence[Path], *, reverse: bool = False) -> list[Pair]:
-    """Read the pairs of tab-separated files; skip empty lines.
-
-    Raises:
-        CorpusError: a file cannot be read, or a line has no two columns.
-    """
+    """Read the pairs of tab-separated files; skip empty lines."""
     pairs: list[Pair] = []
     for path in paths:
-        try:
+        with corpus_errors(path):
             text = path.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise CorpusError(f"cannot read {path}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise CorpusError(f"{path} must be UTF-8 text; found {error.reason}") from None
         for number, line in enumerate(text.split("\n"), 1):
             columns = [column.strip() for column in line.split("\t")[:2]]
             if columns == [""]:
@@ -83,12 +76,8 @@ def split_pairs(pairs: Sequence[Pair], held_out: int) -> tuple[list[Pair], list[
     >>> len(held_out), {p.source for p in held_out} & {p.source for p in train}
     (3, set())
     """
-
-    def sort_key(pair: Pair) -> tuple[bytes, str]:
-        return hashlib.sha256(pair.source.encode()).digest(), pair.target
-
-    ordered = sorted(pairs, key=sort_key)
-    held = ordered[:held_out]
+    hashed = sorted(pairs, key=lambda p: (hashlib.sha256(p.source.encode()).digest(), p.target))
+    held = hashed[:held_out]
     sources = {pair.source for pair in held}
     return [pair for pair in pairs if pair.source not in sources], held
 
@@ -96,14 +85,9 @@ def split_pairs(pairs: Sequence[Pair], held_out: int) -> tuple[list[Pair], list[
 def prepare(
     paths: Sequence[Path], folder: Path, config: TrainConfig, say: Callable[[str], object]
 ) -> None:
-    """Make the token files, unless the folder exists.
+    """Make the token files in a new folder; if it exists, check that the corpus has not changed.
 
-    Args:
-        paths: tab-separated files.
-        folder: created atomically, with all its files.
-        config: `vocab_size`, `held_out`, `reverse` and `block` are used; pairs with more than
-            `block` tokens on either side are left out, and counted.
-        say: called with progress messages.
+    Pairs with more than `config.block` tokens on either side are left out, and counted.
     """
     if folder.is_dir():
         check_corpus(folder / ABOUT, say)
@@ -173,15 +157,9 @@ def encode_pairs(
 
 
 class PairData:
-    """The token files of a run.
+    """The token files of a run: `ids` of all pairs, mapped into memory, and their `lengths` (N, 2).
 
-    Attributes:
-        ids: token ids of all pairs, mapped into memory.
-        lengths: (N, 2), lengths of source and target, ends included.
-        tokenizer: a `tokenizers.Tokenizer`.
-        tokenizer_json: its file.
-        held_out: the held-out pairs, as text.
-        too_long: number of pairs left out.
+    Lengths of source and target include the ends. `too_long` is the number of pairs left out.
     """
 
     def __init__(self, folder: Path) -> None:

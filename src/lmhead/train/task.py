@@ -1,20 +1,8 @@
 """`Task`: model, data and loss of a training run; the training loop uses nothing else.
 
-To train something new, write a class with the methods of `Task` and pass it to the `Trainer`:
-
-    class Translation(Task):
-        def __init__(self, config, run, say): ...  # load data, call manual_seed, make the model
-        def batch(self, step, micro): ...          # a function of (seed, step, micro) only
-        def items(self, batch): ...                # number of targets that count
-        def loss(self, batch, num_items): ...      # sum of the losses / num_items
-        def validate(self): ...                    # {"loss": ..., "bleu": ...}
-        def sample(self): ...                      # sample text, or ""
-        def describe(self): ...                    # config.json of a checkpoint
-        def shard(self, batch, rank, size): ...    # only if a batch is not a NamedTuple of tensors
-
-    Trainer(Translation(config, run, print), config, run).run()
-
-Add it to `TASKS` (run_folder.py) for `lmhead train --task NAME`. Its settings are fields of
+To train something new, subclass `Task` and call `Trainer(task, config, run).run()`. The constructor
+loads the data, calls `torch.manual_seed` and makes the model; its arguments are (config, run, say).
+Add the class to `TASKS` (run_folder.py) for `lmhead train --task NAME`; its settings are fields of
 `TrainConfig`. For a resumed run to be bit-identical, `batch` must keep no state (use
 `random_numbers(seed, step, micro)`), and `validate` and `sample` must not change what is trained.
 `--shard vocab` needs `model.head` and an attribute `criterion` that `loss` calls, see `make_loss`.
@@ -43,12 +31,7 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, step: int, micro: int) -> Any:
-        """Return a batch of a step; the same arguments always give the same batch.
-
-        Args:
-            step: steps completed so far.
-            micro: 0 to accumulate - 1.
-        """
+        """Return batch `micro` (from 0) of a step; equal arguments always give the same batch."""
 
     def shard(self, batch: Any, rank: int, size: int) -> Any:
         """Return the rows of a batch that belong to a rank, every `size`-th, for data parallelism.

@@ -32,13 +32,7 @@ class TextBatch(NamedTuple):
 
 
 class TextTask(Task):
-    """Next-token prediction.
-
-    Args:
-        config: the settings.
-        run: the folder; token files are made in it if there are none.
-        say: called with progress messages.
-    """
+    """Next-token prediction."""
 
     model: DecoderLM
 
@@ -127,16 +121,9 @@ class TextTask(Task):
 def make_model(config: TrainConfig, tokens: TokenData) -> DecoderLM:
     """Return the language model of the settings, initialised from torch's random state."""
     sizes = DecoderConfig(
+        **config.transformer_options(),
         vocab_size=tokens.vocab_size,
-        hidden_size=config.width,
         num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        max_length=config.block,
-        position=config.position,  # type: ignore[arg-type]
-        norm=config.norm,  # type: ignore[arg-type]
-        activation=config.activation,  # type: ignore[arg-type]
-        bias=config.bias,
-        dropout=config.dropout,
         attention_dropout=config.dropout,
         tied=config.tied and config.head in ("full", "sampled"),
     )

@@ -45,18 +45,7 @@ class CorpusError(ValueError):
 def prepare(
     paths: Sequence[Path], folder: Path, config: TrainConfig, say: Callable[[str], object]
 ) -> None:
-    """Make the token files, unless the folder exists.
-
-    Args:
-        paths: text files.
-        folder: created atomically, with all its files.
-        config: `tokenizer`, `vocab_size` and `valid_fraction` are used.
-        say: called with progress messages.
-
-    Raises:
-        CorpusError: a file cannot be read or is not text.
-        ValueError: there is no text.
-    """
+    """Make the token files in a new folder; if it exists, check that the corpus has not changed."""
     if folder.is_dir():
         check_corpus(folder / ABOUT, say)
         return
@@ -93,6 +82,17 @@ def prepare(
         put_about(new / ABOUT, about, files)
 
 
+@contextmanager
+def corpus_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a text file into a CorpusError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise CorpusError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} must be UTF-8 text; found {error.reason}") from None
+
+
 def read_files(paths: Sequence[Path], separator: str = "") -> Iterator[str]:
     """Yield the text of several files in pieces, with a separator between files."""
     for number, path in enumerate(paths):
@@ -104,19 +104,14 @@ def read_files(paths: Sequence[Path], separator: str = "") -> Iterator[str]:
 def read_pieces(path: Path, size: int = _PIECE) -> Iterator[str]:
     """Yield the text of a file in pieces of about `size` characters that end before white space."""
     rest = ""
-    try:
-        # Line ends are kept; a byte-order mark is dropped.
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            while block := file.read(size):
-                rest += block
-                cut = last_cut(rest)
-                if cut:
-                    yield rest[:cut]
-                    rest = rest[cut:]
-    except OSError as error:
-        raise CorpusError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path} must be UTF-8 text; found {error.reason}") from None
+    # Line ends are kept; a byte-order mark is dropped.
+    with corpus_errors(path), path.open(encoding="utf-8-sig", newline="") as file:
+        while block := file.read(size):
+            rest += block
+            cut = last_cut(rest)
+            if cut:
+                yield rest[:cut]
+                rest = rest[cut:]
     if rest:
         yield rest
 
@@ -172,13 +167,7 @@ def write_tokens(path: Path, pieces: Iterable[str], tokenizer: Tokenizer) -> int
 
 
 class TokenData:
-    """The token files of a run.
-
-    Attributes:
-        train, valid: token ids, mapped into memory.
-        tokenizer: a `tokenizers.Tokenizer`.
-        tokenizer_json: its file.
-    """
+    """The token files of a run; `train` and `valid` are token ids, mapped into memory."""
 
     def __init__(self, folder: Path) -> None:
         with damage_as_train_error(folder):
@@ -207,7 +196,7 @@ def describe_files(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return path, size, modification time and SHA-256 of corpus files."""
     files = []
     for path in paths:
-        try:
+        with corpus_errors(path):
             facts = path.stat()
             if not path.is_file() and not path.is_dir():  # a pipe or a device; folders fail below
                 raise CorpusError(
@@ -215,16 +204,8 @@ def describe_files(paths: Sequence[Path]) -> list[dict[str, Any]]:
                     "standard input and give - instead"
                 )
             digest = file_sha256(path)
-        except OSError as error:
-            raise CorpusError(f"cannot read {path}: {error.strerror}") from None
-        files.append(
-            {
-                "path": str(path),
-                "bytes": facts.st_size,
-                "modified_ns": facts.st_mtime_ns,
-                "sha256": digest,
-            }
-        )
+        times = {"bytes": facts.st_size, "modified_ns": facts.st_mtime_ns}
+        files.append({"path": str(path), **times, "sha256": digest})
     return files
 
 

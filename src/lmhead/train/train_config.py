@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,8 +25,8 @@ else:  # the same reader under its older name
 
 
 def _setting(
-    default: Any,
     group: str,
+    default: Any,
     help: str,
     *,
     low: float = -math.inf,
@@ -35,6 +36,11 @@ def _setting(
     """Return a dataclass field with its help, the group it is listed under and its range."""
     metadata = {"group": group, "help": help, "low": low, "high": high, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+_data, _model, _head, _optimizer, _reports = (
+    partial(_setting, group) for group in ("Data", "Model", "Head", "Optimizer", "Reports")
+)
 
 
 @dataclass(frozen=True)
@@ -50,145 +56,102 @@ class TrainConfig:
     ValueError: batch must be at least 1; got 0
     """
 
-    corpus: tuple[str, ...] = _setting((), "Data", "UTF-8 text files; - for standard input.")
-    task: str = _setting(
+    corpus: tuple[str, ...] = _data((), "UTF-8 text files; - for standard input.")
+    task: str = _data(
         "text",
-        "Data",
         "Next-token prediction on text, or translation of sentence pairs.",
         choices=("text", "translate"),
     )
-    tokenizer: str = _setting(
+    tokenizer: str = _data(
         "bpe",
-        "Data",
         "Byte-level BPE, single characters, or whole words.",
         choices=("bpe", "characters", "words"),
     )
-    vocab_size: int = _setting(
-        4096, "Data", "Maximum vocabulary size (bpe and words).", low=2, high=2**22
+    vocab_size: int = _data(4096, "Maximum vocabulary size (bpe and words).", low=2, high=2**22)
+    valid_fraction: float = _data(
+        0.1, "Fraction of the text, at its end, held out for validation.", low=0.0, high=0.9
     )
-    valid_fraction: float = _setting(
-        0.1, "Data", "Fraction of the text, at its end, held out for validation.", low=0.0, high=0.9
+    held_out: int = _data(
+        1000, "Translation: number of sentence pairs held out for validation.", low=0
     )
-    held_out: int = _setting(
-        1000, "Data", "Translation: number of sentence pairs held out for validation.", low=0
-    )
-    reverse: bool = _setting(
-        False, "Data", "Translation: translate from the second column to the first."
-    )
+    reverse: bool = _data(False, "Translation: translate from the second column to the first.")
 
-    layers: int = _setting(
-        4, "Model", "Transformer blocks (translation: encoder blocks).", low=1, high=10_000
+    layers: int = _model(4, "Transformer blocks (translation: encoder blocks).", low=1, high=10_000)
+    decoder_layers: int = _model(
+        0, "Translation: decoder blocks; 0 for as many as encoder blocks.", low=0, high=10_000
     )
-    decoder_layers: int = _setting(
-        0,
-        "Model",
-        "Translation: decoder blocks; 0 for as many as encoder blocks.",
-        low=0,
-        high=10_000,
+    heads: int = _model(4, "Attention heads; must divide the width.", low=1)
+    width: int = _model(128, "Hidden size.", low=1)
+    block: int = _model(128, "Context length in tokens.", low=1)
+    position: str = _model(
+        "learned", "Position encoding.", choices=("learned", "sinusoidal", "rotary")
     )
-    heads: int = _setting(4, "Model", "Attention heads; must divide the width.", low=1)
-    width: int = _setting(128, "Model", "Hidden size.", low=1)
-    block: int = _setting(128, "Model", "Context length in tokens.", low=1)
-    position: str = _setting(
-        "learned",
-        "Model",
-        "Position encoding.",
-        choices=("learned", "sinusoidal", "rotary"),
+    norm: str = _model("layer", "LayerNorm or RMSNorm.", choices=("layer", "rms"))
+    activation: str = _model(
+        "gelu", "Activation of the feed-forward layers.", choices=("relu", "gelu", "swiglu")
     )
-    norm: str = _setting("layer", "Model", "LayerNorm or RMSNorm.", choices=("layer", "rms"))
-    activation: str = _setting(
-        "gelu",
-        "Model",
-        "Activation of the feed-forward layers.",
-        choices=("relu", "gelu", "swiglu"),
-    )
-    dropout: float = _setting(0.0, "Model", "Dropout probability.", low=0.0, high=0.99)
-    bias: bool = _setting(False, "Model", "Use biases in linear layers and norms.")
-    tied: bool = _setting(
-        True, "Model", "Share one weight between embedding and head (full and sampled)."
-    )
+    dropout: float = _model(0.0, "Dropout probability.", low=0.0, high=0.99)
+    bias: bool = _model(False, "Use biases in linear layers and norms.")
+    tied: bool = _model(True, "Share one weight between embedding and head (full and sampled).")
 
-    head: str = _setting(
+    head: str = _head(
         "full",
-        "Head",
         "Full softmax, or an output layer for large vocabularies.",
         choices=("full", "adaptive", "hierarchical", "sampled"),
     )
-    samples: int = _setting(
-        1024, "Head", "Random negative tokens per batch (--head sampled).", low=1
-    )
-    loss: str = _setting(
+    samples: int = _head(1024, "Random negative tokens per batch (--head sampled).", low=1)
+    loss: str = _head(
         "exact",
-        "Head",
         "Cross-entropy without a logits tensor, or torch's dense one for comparison.",
         choices=("exact", "dense"),
     )
-    grad_filter: float = _setting(
+    grad_filter: float = _head(
         0.0,
-        "Head",
         "Probability mass that the gradient filter approximates; 0 for exact gradients.",
         low=0.0,
         high=0.99,
     )
-    label_smoothing: float = _setting(
-        0.0,
-        "Head",
-        "Probability mass of the target that is spread over all tokens.",
-        low=0.0,
-        high=1.0,
+    label_smoothing: float = _head(
+        0.0, "Probability mass of the target that is spread over all tokens.", low=0.0, high=1.0
     )
-    z_loss: float = _setting(0.0, "Head", "Weight of the z-loss, logsumexp².", low=0.0)
+    z_loss: float = _head(0.0, "Weight of the z-loss, logsumexp².", low=0.0)
 
-    steps: int = _setting(2000, "Optimizer", "Number of training steps.", low=1)
-    batch: int = _setting(16, "Optimizer", "Sequences per batch.", low=1, high=2**24)
-    batch_tokens: int = _setting(
-        1200,
-        "Optimizer",
-        "Translation: maximum tokens per batch on either side, with padding.",
-        low=1,
+    steps: int = _optimizer(2000, "Number of training steps.", low=1)
+    batch: int = _optimizer(16, "Sequences per batch.", low=1, high=2**24)
+    batch_tokens: int = _optimizer(
+        1200, "Translation: maximum tokens per batch on either side, with padding.", low=1
     )
-    accumulate: int = _setting(
-        1, "Optimizer", "Gradient accumulation: batches per step.", low=1, high=10**6
+    accumulate: int = _optimizer(1, "Gradient accumulation: batches per step.", low=1, high=10**6)
+    learning_rate: float = _optimizer(
+        1e-3, "Peak learning rate, reached after the warm-up.", low=0.0
     )
-    learning_rate: float = _setting(
-        1e-3, "Optimizer", "Peak learning rate, reached after the warm-up.", low=0.0
-    )
-    min_learning_rate: float = _setting(
-        1e-4, "Optimizer", "Learning rate at the last step.", low=0.0
-    )
-    warmup: int = _setting(100, "Optimizer", "Warm-up steps.", low=0)
-    beta1: float = _setting(0.9, "Optimizer", "AdamW's beta1.", low=0.0, high=0.999999)
-    beta2: float = _setting(0.99, "Optimizer", "AdamW's beta2.", low=0.0, high=0.999999)
-    weight_decay: float = _setting(
-        0.1, "Optimizer", "Weight decay of matrices; biases and norms have none."
-    )
-    clip: float = _setting(1.0, "Optimizer", "Gradient-norm clip; 0 disables.", low=0.0)
-    seed: int = _setting(
-        0, "Optimizer", "Random seed of weights, batches and dropout.", low=0, high=2**62
-    )
-    shard: str = _setting(
+    min_learning_rate: float = _optimizer(1e-4, "Learning rate at the last step.", low=0.0)
+    warmup: int = _optimizer(100, "Warm-up steps.", low=0)
+    beta1: float = _optimizer(0.9, "AdamW's beta1.", low=0.0, high=0.999999)
+    beta2: float = _optimizer(0.99, "AdamW's beta2.", low=0.0, high=0.999999)
+    weight_decay: float = _optimizer(0.1, "Weight decay of matrices; biases and norms have none.")
+    clip: float = _optimizer(1.0, "Gradient-norm clip; 0 disables.", low=0.0)
+    seed: int = _optimizer(0, "Random seed of weights, batches and dropout.", low=0, high=2**62)
+    shard: str = _optimizer(
         "data",
-        "Optimizer",
         "With torchrun, what is split over processes: the batch (data), also all parameters "
         "(full, FSDP2), or also the vocabulary of embedding and head (vocab).",
         choices=("data", "full", "vocab"),
     )
-    threads: int = _setting(0, "Optimizer", "CPU threads; 0 for torch's default.", low=0, high=1024)
+    threads: int = _optimizer(0, "CPU threads; 0 for torch's default.", low=0, high=1024)
 
-    log_every: int = _setting(10, "Reports", "Steps between log lines.", low=1)
-    eval_every: int = _setting(250, "Reports", "Steps between validations; 0 disables.", low=0)
-    eval_tokens: int = _setting(
-        100_000, "Reports", "Maximum tokens per validation; 0 for all held-out text.", low=0
+    log_every: int = _reports(10, "Steps between log lines.", low=1)
+    eval_every: int = _reports(250, "Steps between validations; 0 disables.", low=0)
+    eval_tokens: int = _reports(
+        100_000, "Maximum tokens per validation; 0 for all held-out text.", low=0
     )
-    save_every: int = _setting(250, "Reports", "Steps between checkpoints.", low=1)
-    keep: int = _setting(
-        2, "Reports", "Number of latest checkpoints to keep, besides the best one.", low=1
+    save_every: int = _reports(250, "Steps between checkpoints.", low=1)
+    keep: int = _reports(2, "Number of latest checkpoints to keep, besides the best one.", low=1)
+    sample_tokens: int = _reports(
+        64, "Tokens of sample text generated at each validation; 0 disables.", low=0
     )
-    sample_tokens: int = _setting(
-        64, "Reports", "Tokens of sample text generated at each validation; 0 disables.", low=0
-    )
-    curve: bool = _setting(True, "Reports", "Draw the loss curve as loss.png (needs matplotlib).")
-    sample_prompt: str = _setting("\n", "Reports", "Prompt of the sample text.")
+    curve: bool = _reports(True, "Draw the loss curve as loss.png (needs matplotlib).")
+    sample_prompt: str = _reports("\n", "Prompt of the sample text.")
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))
@@ -221,6 +184,14 @@ class TrainConfig:
         """
         return TrainConfig(**{**dataclasses.asdict(self), **_known(changes, "setting")})
 
+    def transformer_options(self) -> dict[str, Any]:
+        """Return the options of a `TransformerConfig` that all tasks share."""
+        return {
+            "hidden_size": self.width, "num_attention_heads": self.heads, "max_length": self.block,
+            "position": self.position, "norm": self.norm, "activation": self.activation,
+            "bias": self.bias, "dropout": self.dropout,
+        }  # fmt: skip
+
     def to_toml(self) -> str:
         """Return the settings as the text of a configuration file.
 
@@ -233,7 +204,9 @@ class TrainConfig:
             if field.metadata["group"] != group:
                 group = field.metadata["group"]
                 lines += ["", f"# {group}"]
-            lines.append(f"{option_name(field.name)} = {_toml(getattr(self, field.name))}")
+            # JSON strings, numbers and booleans are valid TOML, except that TOML escapes \u007f.
+            value = json.dumps(getattr(self, field.name), ensure_ascii=False)
+            lines.append(f"{option_name(field.name)} = {value}".replace("\x7f", "\\u007f"))
         return "\n".join(lines[1:]) + "\n"
 
 
@@ -268,18 +241,9 @@ _PRESET_OF_TASK = {"translate": "translate"}
 
 # Settings that may change when a run is resumed: its length and its reports, not what it learns.
 MAY_CHANGE = (
-    "steps",
-    "log_every",
-    "eval_every",
-    "eval_tokens",
-    "save_every",
-    "keep",
-    "sample_tokens",
-    "curve",
-    "sample_prompt",
-    "shard",
-    "threads",
-)
+    "steps", "log_every", "eval_every", "eval_tokens", "save_every", "keep", "sample_tokens",
+    "curve", "sample_prompt", "shard", "threads",
+)  # fmt: skip
 
 
 def make_config(
@@ -384,8 +348,3 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
 
 def _text(limit: float) -> str:
     return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-
-
-def _toml(value: Any) -> str:
-    # JSON strings, numbers and booleans are valid TOML, except that TOML escapes \u007f.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

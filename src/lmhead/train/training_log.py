@@ -73,16 +73,17 @@ class TrainingLog:
 
 def read_log(path: Path) -> list[Line]:
     """Return the lines of a log; skip a line that a killed run left unfinished."""
-    lines: list[Line] = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                lines.append(line)
-    return lines
+    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    return [line for text in texts if (line := _decode(text)) is not None]
+
+
+def _decode(text: bytes) -> Line | None:
+    """Return a line; None if it is not one of a log."""
+    try:
+        line = json.loads(text.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
 
 
 def draw_curve(log: Path, picture: Path) -> bool:
@@ -116,22 +117,15 @@ def _encode(line: Line) -> str:
 
 
 class News(NamedTuple):
-    """New lines of a log.
+    """New lines of a log."""
 
-    Attributes:
-        start: offset of the first line; 0 if reading starts over or has just begun.
-        end, mark: offset and hash to pass to the next call.
-        more: whether more lines are available already, beyond `MAX_BYTES`.
-        age: seconds since the last write; None without a file.
-        lines: the complete lines, reduced to the known fields.
-    """
-
-    start: int
+    start: int  # offset of the first line; 0 if reading starts over or has just begun
+    # end, mark: offset and hash to pass to the next call
     end: int
     mark: str
-    more: bool
-    age: float | None
-    lines: list[dict[str, Any]]
+    more: bool  # whether more lines are available already, beyond `MAX_BYTES`
+    age: float | None  # seconds since the last write; None without a file
+    lines: list[dict[str, Any]]  # the complete lines, reduced to the known fields
 
 
 def follow(log: Path, end: int = 0, mark: str = "") -> News:
@@ -183,11 +177,8 @@ def _parse(text: bytes) -> list[dict[str, Any]]:
 
 def _known_fields(text: bytes) -> dict[str, Any] | None:
     """Return the known fields of a line; None if it is not a log line."""
-    try:
-        line = json.loads(text.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+    line = _decode(text)
+    if line is None:
         return None
     kept: dict[str, Any] = {name: line[name] for name in _NUMBERS if _is_number(line.get(name))}
     if isinstance(line.get("valid"), dict):

@@ -45,35 +45,23 @@ _ONE_SIGNAL = 2.0  # seconds
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        step: steps completed.
-        best_step, best_loss: step and loss of the best validation; None without validation.
-        checkpoint: folder of the last checkpoint.
-        signal: SIGINT, SIGTERM or SIGHUP if it ended the run early, else None.
-        seconds: time spent on steps.
-        tokens: targets trained on.
-    """
-
-    step: int
+    step: int  # steps completed
+    # best_step, best_loss: step and loss of the best validation; None without validation
     best_step: int | None
     best_loss: float | None
-    checkpoint: Path
-    signal: int | None
-    seconds: float
-    tokens: int
+    checkpoint: Path  # folder of the last checkpoint
+    signal: int | None  # SIGINT, SIGTERM or SIGHUP if it ended the run early, else None
+    seconds: float  # time spent on steps
+    tokens: int  # targets trained on
 
 
 class Trainer:
     """Train a task in a folder, from its last checkpoint if there is one.
 
-    Args:
-        task: what to learn.
-        config: the settings.
-        run: the folder, locked by the caller (see `run_files.locked`).
-        progress: where to report; None for standard error.
-        ranks: the processes that train together; None for this one only.
+    The caller has locked the folder (`run_files.locked`). `progress` is None to report to standard
+    error, `ranks` None to train in this process only.
     """
 
     def __init__(
@@ -254,9 +242,7 @@ class Trainer:
     def _save(self, log: TrainingLog | None, *, last_good: bool = False) -> None:
         """Write a checkpoint and delete old ones; refuse to save inf or NaN.
 
-        Args:
-            log: of rank 0.
-            last_good: the run ends with an error: keep all checkpoints, skip what is not finite.
+        With `last_good` the run ends with an error: keep all checkpoints, skip what is not finite.
         """
         tensors = None
         if self.ranks.first or self.sharding.everywhere:

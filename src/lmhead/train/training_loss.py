@@ -20,10 +20,7 @@ LossFunction = Callable[[Tensor, Tensor, int, int], Tensor]
 def make_loss(config: TrainConfig, head: nn.Module, frequencies: Callable[[], Any]) -> LossFunction:
     """Return cross-entropy with the label smoothing and z-loss of the settings.
 
-    Args:
-        config: the settings.
-        head: the output layer; `lmhead.models.checkpoint` makes all kinds.
-        frequencies: returns the count of each token in the training data (for "sampled").
+    `frequencies` returns the count of each token in the training data (for "sampled").
     """
     smoothing = config.label_smoothing
 

@@ -49,13 +49,7 @@ class PairBatch(NamedTuple):
 
 
 class TranslationTask(Task):
-    """Translation of sentence pairs.
-
-    Args:
-        config: the settings.
-        run: the folder; token files are made in it if there are none.
-        say: called with progress messages.
-    """
+    """Translation of sentence pairs."""
 
     model: EncoderDecoder
 
@@ -182,17 +176,10 @@ def make_model(config: TrainConfig, vocab_size: int) -> EncoderDecoder:
     """Return the encoder-decoder of the settings, initialised from torch's random state."""
     return EncoderDecoder(
         EncoderDecoderConfig(
+            **config.transformer_options(),
             vocab_size=vocab_size,
-            hidden_size=config.width,
-            num_attention_heads=config.heads,
             encoder_layers=config.layers,
             decoder_layers=config.decoder_layers or config.layers,
-            max_length=config.block,
-            position=config.position,  # type: ignore[arg-type]
-            norm=config.norm,  # type: ignore[arg-type]
-            activation=config.activation,  # type: ignore[arg-type]
-            bias=config.bias,
-            dropout=config.dropout,
             tied=config.tied,
             # As in "Attention Is All You Need": embeddings of norm 1, times √D.
             embedding_scale=math.sqrt(config.width),

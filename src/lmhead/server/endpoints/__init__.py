@@ -1,8 +1,7 @@
 """The API of the web page, one file per page.
 
 api_models   GET  /api/models, /api/vocabulary          names and sizes; the text of every token
-api_next     POST /api/next                             one row of logits after a prompt
-api_products POST /api/products                         hidden state and weights of some tokens
+api_next     POST /api/next, /api/products              one row of logits, and how it is computed
 api_paths    POST /api/paths                            greedy, sampled and beam continuations
 api_text     POST /api/score                            every token of a text, and its totals
 api_lens     POST /api/lens                             logit lens: layers x positions
@@ -20,7 +19,6 @@ from lmhead.server.endpoints import (
     api_models,
     api_next,
     api_paths,
-    api_products,
     api_runs,
     api_text,
     api_translate,
@@ -31,7 +29,6 @@ __all__ = ["all_routes"]
 _PAGES = (
     api_models,
     api_next,
-    api_products,
     api_paths,
     api_text,
     api_lens,

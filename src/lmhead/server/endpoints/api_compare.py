@@ -32,14 +32,11 @@ from lmhead.sampling import Sampler
 from lmhead.server.api_context import (
     ApiContext,
     Part,
-    RequestError,
     check_length,
     encode_text,
-    handle_errors,
     parse_sampler,
+    wrong_value,
 )
-
-__all__ = ["routes"]
 
 OPTIONS = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
 
@@ -63,7 +60,7 @@ def routes(api: ApiContext) -> list[Route]:
         _, a = api.model(fields.get("a"))
         if "b" in fields:
             if "sampler_a" in fields or "sampler_b" in fields:
-                raise RequestError(400, "wrong_value", "give b, or sampler_a and sampler_b")
+                raise wrong_value("give b, or sampler_a and sampler_b")
             _, b = api.model(fields["b"])
             return await api.respond(request, lambda _: _models(api, a, b, text), stream=stream)
         eos = list(a.eos_token_ids) or None
@@ -76,8 +73,8 @@ def routes(api: ApiContext) -> list[Route]:
         )
 
     return [
-        Route("/api/comparable", handle_errors(comparable)),
-        Route("/api/compare", handle_errors(compare), methods=["POST"]),
+        Route("/api/comparable", comparable),
+        Route("/api/compare", compare, methods=["POST"]),
     ]
 
 
@@ -87,7 +84,7 @@ def _comparable(a: LanguageModel, b: LanguageModel) -> dict[str, Any]:
     except VocabularyMismatch as different:
         return _mismatch(different)
     except ValueError as error:  # a model without a tokenizer
-        raise RequestError(400, "wrong_value", str(error)) from None
+        raise wrong_value(str(error)) from None
     return {"comparable": True}
 
 

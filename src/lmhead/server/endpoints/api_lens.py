@@ -23,12 +23,9 @@ from lmhead.server.api_context import (
     Part,
     RequestError,
     check_length,
-    handle_errors,
 )
 
-__all__ = ["routes"]
-
-MOST_TOKENS = 20  # in a cell
+MAX_TOKENS = 20  # in a cell
 
 
 def routes(api: ApiContext) -> list[Route]:
@@ -39,7 +36,7 @@ def routes(api: ApiContext) -> list[Route]:
         _, model = api.model(fields.get("model"))
         prompt = api.prompt(fields)
         vocab = model.head.vocab_size
-        top = api.integer(fields, "top", 1, min(MOST_TOKENS, vocab), 8)
+        top = api.integer(fields, "top", 1, min(MAX_TOKENS, vocab), 8)
         target = None
         if fields.get("target") is not None:
             target = api.integer(fields, "target", 0, vocab - 1, 0)
@@ -48,7 +45,7 @@ def routes(api: ApiContext) -> list[Route]:
             request, lambda _: _rows(api, model, prompt, target, top), stream=stream
         )
 
-    return [Route("/api/lens", handle_errors(lens), methods=["POST"])]
+    return [Route("/api/lens", lens, methods=["POST"])]
 
 
 def _rows(

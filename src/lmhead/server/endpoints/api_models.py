@@ -17,10 +17,8 @@ from starlette.routing import Route
 from lmhead import __version__
 from lmhead.analysis.token_text import piece_of
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import ApiContext, handle_errors
+from lmhead.server.api_context import ApiContext
 from lmhead.server.worker import Cancellation
-
-__all__ = ["routes"]
 
 
 def routes(api: ApiContext) -> list[Route]:
@@ -55,12 +53,12 @@ def routes(api: ApiContext) -> list[Route]:
 
     return [
         Route("/api/models", list_models),
-        Route("/api/vocabulary", handle_errors(vocabulary)),
+        Route("/api/vocabulary", vocabulary),
     ]
 
 
 # A vocabulary covers a language if it needs few tokens per character, not one per byte.
-_MOST = 1.5
+_MAX_RATIO = 1.5
 _SAMPLES = {"en": "And it came to pass in those days", "zh": "明月几时有，把酒问青天"}
 
 
@@ -77,7 +75,9 @@ def _languages(model: LanguageModel) -> list[str]:
     """Return the languages of the page that the model's vocabulary covers."""
     encode = None if model.tokenizer is None else model.tokenizer.encode
     return [
-        lang for lang, text in _SAMPLES.items() if encode and len(encode(text)) <= _MOST * len(text)
+        lang
+        for lang, text in _SAMPLES.items()
+        if encode and len(encode(text)) <= _MAX_RATIO * len(text)
     ]
 
 

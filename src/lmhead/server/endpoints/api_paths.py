@@ -27,14 +27,11 @@ from lmhead.sampling import Sampler, stream_beam_search, stream_generate
 from lmhead.server.api_context import (
     ApiContext,
     Part,
-    RequestError,
     check_length,
-    handle_errors,
     parse_sampler,
+    wrong_value,
 )
 from lmhead.server.worker import Cancellation
-
-__all__ = ["routes"]
 
 # Options that the page can set.
 OPTIONS = frozenset(
@@ -66,16 +63,16 @@ def routes(api: ApiContext) -> list[Route]:
             ids = api.tokens(model, prompt)
             text = _Continuation(model, api.tokens(model, ids + more), len(ids))
             count = text.max_new_tokens(tokens)
-            ways = [
+            continuations = [
                 text.generated("greedy", None, count),
                 text.generated("sampler", sampler, count),
                 text.beam(beams, count),
             ]
-            return _in_turns(ways, count)
+            return _in_turns(continuations, count)
 
         return await api.respond(request, job, stream=stream)
 
-    return [Route("/api/paths", handle_errors(paths), methods=["POST"])]
+    return [Route("/api/paths", paths, methods=["POST"])]
 
 
 def _sampler(field: object) -> Sampler:
@@ -89,21 +86,21 @@ def _sampler(field: object) -> Sampler:
         by_name["temperature"] = by_name.pop("dynatemp_range")
     if not isinstance(names, list) or sorted(map(str, names)) != sorted(by_name):
         message = f"sampler.stages must name the active stages: {', '.join(sorted(by_name))}"
-        raise RequestError(400, "wrong_value", message)
+        raise wrong_value(message)
     try:
         return Sampler(stages=[by_name[name] for name in names], seed=sampler.seed)
     except ValueError as error:
-        raise RequestError(400, "wrong_value", f"sampler: {error}") from None
+        raise wrong_value(f"sampler: {error}") from None
 
 
-def _in_turns(ways: list[Iterator[Part]], count: int) -> Iterator[Part]:
-    """Yield the result of each way after each of its steps; all take turns."""
-    running, done, total = list(ways), 0, len(ways) * count
+def _in_turns(paths: list[Iterator[Part]], count: int) -> Iterator[Part]:
+    """Yield each path after each of its steps; all take turns."""
+    running, done, total = list(paths), 0, len(paths) * count
     while running:
-        for way in list(running):
-            path = next(way, None)
+        for steps in list(running):
+            path = next(steps, None)
             if path is None:
-                running.remove(way)
+                running.remove(steps)
                 continue
             done = min(done + 1, total)
             yield {path["name"]: path, "progress": [done, total]}

@@ -24,13 +24,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lmhead.server.api_context import ApiContext, RequestError, handle_errors
+from lmhead.server.api_context import ApiContext, wrong_value
 from lmhead.train.run_folder import SETTINGS
 from lmhead.train.train_config import make_config
 from lmhead.train.training_log import follow
 from lmhead.train.training_loop import LOG
-
-__all__ = ["routes"]
 
 
 def routes(api: ApiContext) -> list[Route]:
@@ -43,7 +41,7 @@ def routes(api: ApiContext) -> list[Route]:
             return JSONResponse({"run": None})
         return JSONResponse(await anyio.to_thread.run_sync(_new_lines, api.run, after, mark))
 
-    return [Route("/api/run", handle_errors(run))]
+    return [Route("/api/run", run)]
 
 
 def _new_lines(folder: Path, after: int, mark: str) -> dict[str, Any]:
@@ -63,5 +61,5 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _integer(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise RequestError(400, "wrong_value", "after must be an integer, the last `end`")
+        raise wrong_value("after must be an integer, the last `end`")
     return int(text)

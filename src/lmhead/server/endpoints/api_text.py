@@ -21,13 +21,10 @@ from lmhead.models import LanguageModel
 from lmhead.server.api_context import (
     ApiContext,
     Part,
-    RequestError,
     check_length,
     encode_text,
-    handle_errors,
+    wrong_value,
 )
-
-__all__ = ["routes"]
 
 
 def routes(api: ApiContext) -> list[Route]:
@@ -40,7 +37,7 @@ def routes(api: ApiContext) -> list[Route]:
         stream = api.flag(fields, "stream")
         return await api.respond(request, lambda _: _scored(api, model, text), stream=stream)
 
-    return [Route("/api/score", handle_errors(score_text), methods=["POST"])]
+    return [Route("/api/score", score_text, methods=["POST"])]
 
 
 def _scored(api: ApiContext, model: LanguageModel, text: str) -> Iterator[Part]:
@@ -57,6 +54,6 @@ def _scored(api: ApiContext, model: LanguageModel, text: str) -> Iterator[Part]:
                 "progress": [result.tokens, len(ids) - 1],
             }
     except ValueError as error:
-        raise RequestError(400, "wrong_value", str(error)) from None
+        raise wrong_value(str(error)) from None
     if result is not None:
         yield result.to_json()  # complete only after the last window

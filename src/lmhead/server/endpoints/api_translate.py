@@ -26,12 +26,10 @@ from lmhead.errors import ModelError
 from lmhead.models.checkpoint import TOKENIZER, find_checkpoint
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.translator import Translator, load_translator
-from lmhead.server.api_context import ApiContext, RequestError, check_length, handle_errors
+from lmhead.server.api_context import ApiContext, RequestError, check_length
 from lmhead.server.worker import Cancellation
 
-__all__ = ["routes"]
-
-MOST_TOKENS = 64  # of a sentence, and of its translation
+MAX_TOKENS = 64  # of a sentence, and of its translation
 TOP = 5
 
 
@@ -62,7 +60,7 @@ def routes(api: ApiContext) -> list[Route]:
         )
         return JSONResponse(document)
 
-    return [Route("/api/translate", handle_errors(translate), methods=["POST"])]
+    return [Route("/api/translate", translate, methods=["POST"])]
 
 
 @torch.no_grad()
@@ -75,7 +73,7 @@ def _translate(
 ) -> dict[str, Any]:
     model = translator.model
     source = [*tokenizer.encode(text.strip(), bos=False), translator.end]
-    limit = min(MOST_TOKENS, model.config.max_length)
+    limit = min(MAX_TOKENS, model.config.max_length)
     check_length("text", len(source) - 1, 1, limit - 1)
     translation = translator.translate([text], num_beams=1, max_new_tokens=limit)[0][0]
     cancellation.check()

@@ -8,6 +8,7 @@ at 2 · tau.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,14 +17,14 @@ from lmhead.sampling.distribution import Distribution, FullDistribution, TopCand
 from lmhead.sampling.stage import Call, Cut, PerRow, per_row
 
 
+@dataclass(repr=False, eq=False)
 class Mirostat2(Cut):
     """Version 2: the tokens with a surprise of at most mu."""
 
     name = "mirostat"
     gives = "ids"
-
-    def __init__(self, tau: PerRow = 5.0, eta: PerRow = 0.1) -> None:
-        self.tau, self.eta = tau, eta
+    tau: PerRow = 5.0
+    eta: PerRow = 0.1
 
     def start(self, call: Call) -> Tensor:
         """Return mu before the first token, (B,)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -33,15 +34,14 @@ class _ContextEdit(Edit):
         return [sorted(set(ids)) for ids in call.context.ids]
 
 
+@dataclass(repr=False, eq=False)
 class RepetitionPenalty(_ContextEdit):
     """Divide positive logits of tokens of the context by the penalty, multiply negative ones."""
 
     name = "repetition_penalty"
-
-    def __init__(
-        self, penalty: PerRow, *, counted: Counted = "context", last_n: int | None = None
-    ) -> None:
-        self.penalty, self.counted, self.last_n = penalty, counted, last_n
+    penalty: PerRow
+    counted: Counted = field(default="context", kw_only=True)
+    last_n: int | None = field(default=None, kw_only=True)
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Penalize each token once, regardless of its number of occurrences."""
@@ -53,21 +53,15 @@ class RepetitionPenalty(_ContextEdit):
                 z[row, tokens] = torch.where(old > 0, old / penalties[row], old * penalties[row])
 
 
+@dataclass(repr=False, eq=False)
 class CountPenalty(_ContextEdit):
     """Z - count · frequency_penalty - (count > 0) · presence_penalty."""
 
     name = "frequency_penalty"
-
-    def __init__(
-        self,
-        frequency: PerRow = 0.0,
-        presence: PerRow = 0.0,
-        *,
-        counted: Counted = "output",
-        last_n: int | None = None,
-    ) -> None:
-        self.frequency, self.presence = frequency, presence
-        self.counted, self.last_n = counted, last_n
+    frequency: PerRow = 0.0
+    presence: PerRow = 0.0
+    counted: Counted = field(default="output", kw_only=True)
+    last_n: int | None = field(default=None, kw_only=True)
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Penalize each token by its number of occurrences."""
@@ -81,13 +75,12 @@ class CountPenalty(_ContextEdit):
                 z[row, tokens] -= times * frequency[row] + presence[row]
 
 
+@dataclass(repr=False, eq=False)
 class NoRepeatNGram(_ContextEdit):
     """Mask tokens that would complete an n-gram of the context."""
 
     name = "no_repeat_ngram_size"
-
-    def __init__(self, size: int) -> None:
-        self.size = size
+    size: int
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Mask the tokens that would repeat an n-gram."""
@@ -101,6 +94,7 @@ class NoRepeatNGram(_ContextEdit):
             z[row, sorted(banned)] = -math.inf
 
 
+@dataclass(repr=False, eq=False)
 class DRY(_ContextEdit):
     """Don't repeat yourself: a token that would extend a repetition of L >= allowed_length ids
     is lowered by multiplier · base^(L - allowed_length).
@@ -110,19 +104,14 @@ class DRY(_ContextEdit):
     """
 
     name = "dry_multiplier"
+    multiplier: PerRow
+    base: float = 1.75
+    allowed_length: int = 2
+    last_n: int | None = field(default=None, kw_only=True)
+    breakers: Sequence[int | Sequence[int]] = field(default=(), kw_only=True)
 
-    def __init__(
-        self,
-        multiplier: PerRow,
-        base: float = 1.75,
-        allowed_length: int = 2,
-        *,
-        last_n: int | None = None,
-        breakers: Sequence[int | Sequence[int]] = (),
-    ) -> None:
-        self.multiplier, self.base, self.allowed_length = multiplier, base, allowed_length
-        self.last_n = last_n
-        self.breakers = [(b,) if isinstance(b, int) else tuple(b) for b in breakers]
+    def __post_init__(self) -> None:
+        self._breakers = [(b,) if isinstance(b, int) else tuple(b) for b in self.breakers]
 
     def edit(self, z: Tensor, call: Call) -> None:
         """Penalize each token by the longest repetition that it would extend."""
@@ -131,7 +120,7 @@ class DRY(_ContextEdit):
         max_exponent = int(88.7228391 / math.log(self.base)) if self.base > 1.000001 else math.inf
         for row, ids in enumerate(_counted(call, "context", self.last_n)):
             for token, length in self._repetitions(ids).items():
-                if (token,) in self.breakers:
+                if (token,) in self._breakers:
                     continue
                 exponent = min(length - self.allowed_length, max_exponent)
                 z[row, token] -= multiplier[row] * self.base**exponent
@@ -153,7 +142,7 @@ class DRY(_ContextEdit):
     def _since_breaker(self, ids: tuple[int, ...]) -> int:
         """Return the number of ids after the last breaker (the longest, if several start there)."""
         for start in reversed(range(len(ids))):
-            lengths = [len(b) for b in self.breakers if ids[start : start + len(b)] == b]
+            lengths = [len(b) for b in self._breakers if ids[start : start + len(b)] == b]
             if lengths:
                 return len(ids) - start - max(lengths)
         return len(ids)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeGuard
 
 import torch
 from torch import Tensor
@@ -258,26 +258,27 @@ def per_row(name: str, value: PerRow, call: Call) -> Tensor:
     return values[call.rows]
 
 
-def any_row(value: PerRow, neutral: float) -> bool:
-    """Return whether a parameter differs in any row from the value without effect."""
-    values = torch.as_tensor(value, dtype=torch.float64)
-    return bool(values.ne(neutral).any())
+def any_row(value: PerRow | None, neutral: float) -> TypeGuard[PerRow]:
+    """Return whether a parameter is given and differs in any row from the value without effect."""
+    if value is None:
+        return False
+    return bool(torch.as_tensor(value, dtype=torch.float64).ne(neutral).any())
 
 
+@dataclass(repr=False, eq=False)
 class Temperature(Stage):
     """z / T. For temperature 0 the sampler takes the best token and skips this stage."""
 
     name = "temperature"
     keeps_argmax = True
-
-    def __init__(self, temperature: PerRow) -> None:
-        self.temperature = temperature
+    temperature: PerRow
 
     def __call__(self, distribution: Distribution, call: Call) -> Distribution:
         """Scale the logits; for a full distribution only the factor is stored."""
         return distribution.scaled(1 / per_row(self.name, self.temperature, call))
 
 
+@dataclass(repr=False, eq=False)
 class DynamicTemperature(Stage):
     """z / T', where T' goes from T - range to T + range with the entropy of the distribution.
 
@@ -288,9 +289,9 @@ class DynamicTemperature(Stage):
     takes = "probabilities"
     keeps_argmax = True
     _MIN_TEMPERATURE = 1e-6  # avoids division by zero
-
-    def __init__(self, temperature: PerRow, range: PerRow, exponent: PerRow = 1.0) -> None:
-        self.temperature, self.range, self.exponent = temperature, range, exponent
+    temperature: PerRow
+    range: PerRow
+    exponent: PerRow = 1.0
 
     def __call__(self, distribution: Distribution, call: Call) -> Distribution:
         """Scale the logits by a temperature that depends on the entropy."""

@@ -8,6 +8,7 @@ Every cut works on the distribution of the previous stage, and keeps at least on
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ def _below_one(share: PerRow) -> bool:
     return share < 1 if isinstance(share, int | float) else bool((torch.as_tensor(share) < 1).all())
 
 
+@dataclass(repr=False, eq=False)
 class TopK(Cut):
     """The k best tokens. Of ties for the last place the lowest ids are kept; `ties="keep"` keeps
     all of them, as Hugging Face and vLLM do.
@@ -44,9 +46,8 @@ class TopK(Cut):
 
     name = "top_k"
     takes = "logits"
-
-    def __init__(self, k: PerRow, *, ties: str = "lowest") -> None:
-        self.k, self.ties = k, ties
+    k: PerRow
+    ties: str = field(default="lowest", kw_only=True)
 
     def wanted(self, call: Call) -> Tensor:
         """Return k of each row, (B,), as a float."""
@@ -66,11 +67,11 @@ class TopK(Cut):
         return candidates.z >= candidates.z.gather(1, last)
 
 
+@dataclass(repr=False, eq=False)
 class _WithMinimum(Cut):
     """A cut with a minimum number of tokens."""
 
-    def __init__(self, min_tokens_to_keep: int) -> None:
-        self.min_tokens_to_keep = min_tokens_to_keep
+    min_tokens_to_keep: int = field(default=1, kw_only=True)
 
     def _above(self, full: FullDistribution, lo: Tensor) -> TopCandidates:
         """Return the tokens above a bound (in units of z), or the minimum number of tokens."""
@@ -84,16 +85,14 @@ class _WithMinimum(Cut):
         return kept
 
 
+@dataclass(repr=False, eq=False)
 class TopP(_WithMinimum):
     """Nucleus: the best tokens until their probabilities reach p. A token is kept if those before
     it have less than p together.
     """
 
     name = "top_p"
-
-    def __init__(self, p: PerRow, *, min_tokens_to_keep: int = 1) -> None:
-        super().__init__(min_tokens_to_keep)
-        self.p = p
+    p: PerRow
 
     def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:
         """Search among the tokens near the best one."""
@@ -120,14 +119,12 @@ class TopP(_WithMinimum):
         return self._with_minimum(mass.cumsum(1) - mass < torch.where(p < 1, p, math.inf))
 
 
+@dataclass(repr=False, eq=False)
 class MinP(_WithMinimum):
     """The tokens with p >= min_p · (largest p)."""
 
     name = "min_p"
-
-    def __init__(self, min_p: PerRow, *, min_tokens_to_keep: int = 1) -> None:
-        super().__init__(min_tokens_to_keep)
-        self.min_p = min_p
+    min_p: PerRow
 
     def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
         """Return the tokens above a bound that needs the largest logit only."""
@@ -140,15 +137,13 @@ class MinP(_WithMinimum):
         return self._with_minimum((candidates.z - before.top[:, None]).exp() >= min_p)
 
 
+@dataclass(repr=False, eq=False)
 class Typical(_WithMinimum):
     """The tokens whose surprise -log p is nearest to the entropy, until they reach `mass`."""
 
     name = "typical_p"
     keeps_argmax = False
-
-    def __init__(self, mass: PerRow, *, min_tokens_to_keep: int = 1) -> None:
-        super().__init__(min_tokens_to_keep)
-        self.mass = mass
+    mass: PerRow
 
     def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:
         """Search among the tokens near log p = -entropy."""
@@ -180,14 +175,12 @@ class Typical(_WithMinimum):
         return torch.zeros_like(kept).scatter_(1, order, kept)
 
 
+@dataclass(repr=False, eq=False)
 class Epsilon(_WithMinimum):
     """The tokens with p >= epsilon."""
 
     name = "epsilon_cutoff"
-
-    def __init__(self, epsilon: PerRow, *, min_tokens_to_keep: int = 1) -> None:
-        super().__init__(min_tokens_to_keep)
-        self.epsilon = epsilon
+    epsilon: PerRow
 
     def _least(self, before: Distribution, call: Call) -> Tensor:  # noqa: ARG002
         """Return the least probability that is kept, (B,)."""
@@ -213,14 +206,13 @@ class Eta(Epsilon):
         return torch.minimum(epsilon, epsilon.sqrt() * (-before.entropy).exp())
 
 
+@dataclass(repr=False, eq=False)
 class TopNSigma(Cut):
     """The tokens with z >= max z - n · (standard deviation of z); all if n <= 0."""
 
     name = "top_n_sigma"
     takes = "logits"
-
-    def __init__(self, n: PerRow) -> None:
-        self.n = n
+    n: PerRow
 
     def _least(self, before: Distribution, call: Call) -> Tensor:
         n = per_row(self.name, self.n, call)
@@ -235,6 +227,7 @@ class TopNSigma(Cut):
         return candidates.z >= self._least(before, call)[:, None]
 
 
+@dataclass(repr=False, eq=False)
 class TopH(Cut):
     """Of the 100 best tokens: the first ones whose entropies -p log p add up to at most top_h of
     the entropy of the 100.
@@ -242,9 +235,7 @@ class TopH(Cut):
 
     name = "top_h"
     CONSIDERED = 100
-
-    def __init__(self, top_h: PerRow) -> None:
-        self.top_h = top_h
+    top_h: PerRow
 
     def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:  # noqa: ARG002
         """Return the tokens from the 100th largest logit upwards."""
@@ -264,6 +255,7 @@ class TopH(Cut):
         return torch.cat([kept, rest], 1)
 
 
+@dataclass(repr=False, eq=False)
 class XTC(Stage):
     """Exclude top choices: with some probability, remove every token with p >= threshold but
     the least probable of them.
@@ -271,12 +263,9 @@ class XTC(Stage):
 
     name = "xtc_probability"
     takes = "probabilities"
-
-    def __init__(
-        self, probability: PerRow, threshold: PerRow = 0.1, *, min_tokens_to_keep: int = 1
-    ) -> None:
-        self.probability, self.threshold = probability, threshold
-        self.min_tokens_to_keep = min_tokens_to_keep
+    probability: PerRow
+    threshold: PerRow = 0.1
+    min_tokens_to_keep: int = field(default=1, kw_only=True)
 
     def __call__(self, distribution: Distribution, call: Call) -> Distribution:
         """Draw a random number per row, from its seed and position."""

@@ -33,19 +33,19 @@ ALIASES = {
 }
 
 
-def _option(help: str, default: Any) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(help: str, default: Any, **limits: Any) -> Any:
+    return field(default=default, metadata={"help": help, "limits": limits})
 
 
 def _number(
     help: str, default: Any, low: float = -math.inf, high: float = math.inf, *, above: bool = False
 ) -> Any:
     """Return an option in [low, high], or (low, high] if `above`."""
-    return field(default=default, metadata={"help": help, "range": (low, high, above)})
+    return _option(help, default, low=low, high=high, above=above)
 
 
 def _integer(help: str, default: Any, least: int) -> Any:
-    return field(default=default, metadata={"help": help, "least": least})
+    return _option(help, default, low=least, integer=True)
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            if "range" in f.metadata:
-                low, high, above = f.metadata["range"]
-                _check_numbers(f.name, getattr(self, f.name), low, high, above=above)
-            elif "least" in f.metadata:
-                _check_integer(f.name, getattr(self, f.name), f.metadata["least"])
+            if f.metadata["limits"]:
+                _check_numbers(f.name, getattr(self, f.name), **f.metadata["limits"])
         if self.mirostat not in (0, 1, 2):
             raise ValueError(f"mirostat must be 0, 1 or 2; got {self.mirostat!r}")
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
@@ -214,28 +211,29 @@ def as_ids(ids: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in (ids.flatten().tolist() if hasattr(ids, "flatten") else ids))
 
 
-def _check_numbers(name: str, value: Any, low: float, high: float, *, above: bool) -> None:
+def _check_numbers(
+    name: str,
+    value: Any,
+    low: float,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    integer: bool = False,
+) -> None:
     if value is None:
         return
-    requirement = f"{name} must be a number {'above' if above else 'from'} {low:g}"
-    requirement += "" if high == math.inf else f" {'up ' if above else ''}to {high:g}"
-    if low == -math.inf:
+    if integer:
+        requirement = f"{name} must be an integer of at least {low}"
+    elif low == -math.inf:
         requirement = f"{name} must be a finite number"
+    else:
+        requirement = f"{name} must be a number {'above' if above else 'from'} {low:g}"
+        requirement += "" if high == math.inf else f" {'up ' if above else ''}to {high:g}"
     for number in _each(name, value, requirement):
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if isinstance(number, bool) or not isinstance(number, int if integer else int | float):
             raise TypeError(f"{requirement}; got {number!r}")
-        if not math.isfinite(number) or number < low or number > high or (above and number == low):
-            raise ValueError(f"{requirement}; got {number}")
-
-
-def _check_integer(name: str, value: Any, least: int) -> None:
-    if value is None:
-        return
-    requirement = f"{name} must be an integer of at least {least}"
-    for number in _each(name, value, requirement):
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{requirement}; got {number!r}")
-        if number < least:
+        inside = low < number <= high if above else low <= number <= high
+        if not inside or abs(number) == math.inf:
             raise ValueError(f"{requirement}; got {number}")
 
 

@@ -223,19 +223,18 @@ def test_rows_without_the_core(without: Twin[Tensor], batch: int, vocab: int) ->
     def numbers() -> Tensor:
         largest, n = distribution.row_max(z)
         k = torch.arange(1, batch + 1).double() * 3
-        least = distribution.kth_largest(z, k).nan_to_num(neginf=-1e30)
+        least = FullDistribution.of(z).kth(k).nan_to_num(neginf=-1e30)
         masses = distribution.softmax_sums(z, torch.stack([beta, torch.ones_like(beta)]), largest)
         sums = (*masses.flatten(0, 1), *distribution.moments(z, largest))
         return torch.stack([largest, n, least, *sums])
 
     assert_close(numbers(), without(numbers), rtol=1e-12, atol=1e-12)
     lo, hi = torch.full_like(beta, -1.0), torch.full_like(beta, 2.0)
-    ids, values = distribution.tokens_in_range(z, beta, lo, hi)
-    real = values > -torch.inf
-    assert torch.equal(
-        ids[real], without(lambda: distribution.tokens_in_range(z, beta, lo, hi)[0])[real]
-    )
-    assert torch.equal(values[real], (z.gather(1, ids).double() * beta[:, None])[real])
+    full = FullDistribution.of(z).scaled(beta)
+    found = full.within(lo, hi)
+    real = found.z > -torch.inf
+    assert torch.equal(found.ids[real], without(lambda: full.within(lo, hi).ids)[real])
+    assert torch.equal(found.z[real], (z.gather(1, found.ids).double() * beta[:, None])[real])
 
 
 @EVERY_SHAPE

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import lmhead
 from lmhead import LMHead, PerformanceWarning, Sampler
+from lmhead.scores.row_loss import CrossEntropy
 from lmhead.vocab import (
     AdaptiveHead,
     FactoredHead,
@@ -53,9 +54,8 @@ class DenseFactors(Factors):
         dtype = torch.float64 if exact or hidden.dtype == torch.float64 else torch.float32
         return (hidden.to(dtype) @ self.weight.to(dtype).T).log_softmax(1)
 
-    def cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        options["weight"] = options.pop("class_weight")
-        return F.cross_entropy(self.log_probs(hidden), targets, **options)
+    def cross_entropy(self, hidden: Tensor, loss: CrossEntropy) -> Tensor:
+        return loss.of_dense(self.log_probs(hidden))
 
 
 class Dense(FactoredHead):

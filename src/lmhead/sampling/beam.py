@@ -183,20 +183,16 @@ def stream_beam_search(
         )
 
 
+@dataclass(frozen=True)
 class _Search:
     """Run body, head, best tokens and groups until every prompt is done."""
 
-    def __init__(
-        self,
-        model: Model,
-        rules: Rules,
-        num_groups: int,
-        diversity_penalty: float,
-        pad: int,
-        processor: Processor | None,
-    ) -> None:
-        self.model, self.rules, self.num_groups = model, rules, num_groups
-        self.diversity_penalty, self.pad, self.processor = diversity_penalty, pad, processor
+    model: Model
+    rules: Rules
+    num_groups: int
+    diversity_penalty: float
+    pad: int
+    processor: Processor | None
 
     def steps(
         self, prompts: list[list[Group]], ids: Tensor, mask: Tensor

@@ -16,23 +16,15 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Rules:
-    """Settings shared by the groups of a search.
+    """Settings shared by the groups of a search."""
 
-    Attributes:
-        size: beams per group, and number of ended sequences that a group keeps.
-        eos: the ids that end a sequence.
-        max_new_tokens: length at which every sequence ends.
-        length_penalty: the exponent of the length that a sum of log-probabilities is divided by.
-        early_stopping: when a group with `size` ended sequences stops, see `Group.cannot_improve`.
-        diverse: whether there are other groups. Transformers had one implementation for each
-            case; they differ in when a group stops, see `Group.advance`.
-    """
-
-    size: int
-    eos: frozenset[int]
-    max_new_tokens: int
-    length_penalty: float
-    early_stopping: bool | Literal["never"]
+    size: int  # beams per group, and number of ended sequences that a group keeps
+    eos: frozenset[int]  # the ids that end a sequence
+    max_new_tokens: int  # length at which every sequence ends
+    length_penalty: float  # exponent of the length in `score`
+    early_stopping: bool | Literal["never"]  # see `Group.cannot_improve`
+    # Whether there are other groups. Transformers had one implementation for each case; they
+    # differ in when a group stops, see `Group.advance`.
     diverse: bool
 
     def score(self, total: float, length: int) -> float:

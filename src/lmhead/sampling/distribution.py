@@ -43,6 +43,28 @@ FOR_FACTORS = 2  # clusters and tree branches, see `vocab`
 FOR_NEGATIVES = 3  # negatives of sampled losses
 
 
+def check_seed(seed: Any) -> int | list[int] | None:
+    """Validate a seed, or one per row."""
+    value = seed.tolist() if isinstance(seed, Tensor) else seed
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, list | tuple) and all(type(s) is int for s in value):
+        return list(value)
+    raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
+
+
+def row_keys(seed: int | list[int] | None, positions: Tensor, n: int) -> Tensor:
+    """Return the keys of n rows, (n, 2); positions (1,) or (n,). None draws new seeds."""
+    if seed is None:
+        seeds: list[int] = torch.randint(-(2**63), 2**63 - 1, (n,)).tolist()
+    else:
+        seeds = [seed] * n if isinstance(seed, int) else seed
+    for name, count, allowed in (("seed", len(seeds), (n,)), ("position", len(positions), (1, n))):
+        if count not in allowed:
+            raise ValueError(f"{name} must be a number or one per row, {n}; got {count} of them")
+    return make_keys(seeds, positions.expand(n))
+
+
 def position_tensor(position: Any) -> Tensor:
     """Validate positions, and return them as int64, (1,) or one per row."""
     if isinstance(position, Tensor):
@@ -153,20 +175,6 @@ def moments(z: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     return far.sum(1), (far * far).sum(1)
 
 
-def kth_largest(z: Tensor, k: Tensor) -> Tensor:
-    """Return the k-th largest logit of each row, (B,) float64; -inf if there are fewer tokens."""
-    core = _core(z)
-    most = z.shape[1]
-    if core is not None and bool((k <= _LARGEST_HEAP).all()):
-        value = torch.empty(z.shape[0])
-        core.row_kth_largest(*arrays(z, k.long(), value), kernels.threads())
-        return value.double()
-    widest = int(k.clamp(max=most).max()) if len(k) else 1
-    values = z.topk(widest, dim=1).values.double()
-    last = values.gather(1, (k.clamp(max=most).long() - 1)[:, None])[:, 0]
-    return torch.where(k <= most, last, -math.inf)
-
-
 def mass_radius(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tensor) -> Tensor:
     """Return the radius around `centre` within which the tokens have a mass of `limit`.
 
@@ -186,46 +194,6 @@ def mass_radius(z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit:
     index = (weight.cumsum(1) < limit[:, None]).sum(1, keepdim=True)
     radius = nearest.gather(1, index.clamp(max=z.shape[1] - 1))
     return torch.where(index < z.shape[1], radius * (1 + 1e-9), math.inf)[:, 0]
-
-
-def tokens_in_range(z: Tensor, beta: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tokens with lo <= z <= hi: ids (B, K) and β z (B, K) in float64.
-
-    Best first, lowest id first among equals; rows with fewer than K are filled up with token 0 at
-    -inf.
-    """
-    core = _core(z)
-    if core is not None:
-        # Rounded outwards, so that no token is missed.
-        lo32 = torch.nextafter(lo.float(), _DOWN)
-        hi32 = torch.nextafter(hi.float(), _UP)
-        _, ids, values = _selected(z, lambda *out: core.row_range(*arrays(z, lo32, hi32), *out))
-        return ids, values * beta[:, None]
-    inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
-    counts = inside.sum(1)
-    ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64, device=z.device)
-    values = torch.full(ids.shape, -math.inf, dtype=torch.float64, device=z.device)
-    row, token = inside.nonzero(as_tuple=True)
-    column = torch.arange(len(row), device=z.device) - (counts.cumsum(0) - counts)[row]
-    ids[row, column] = token
-    values[row, column] = z[row, token].double() * beta[row]
-    values, order = values.sort(dim=1, descending=True, stable=True)
-    return ids.gather(1, order), values
-
-
-def nucleus(
-    z: Tensor, beta: Tensor, largest: Tensor, centre: Tensor, limit: Tensor, least: int
-) -> tuple[Tensor, Tensor] | None:
-    """Return the tokens nearest to `centre` until their masses reach `limit`; at least `least`.
-
-    Returned as by `tokens_in_range`. None without the core, or if a row needs distant tokens.
-    """
-    core = _core(z)
-    if core is None:
-        return None
-    given = arrays(z, beta, largest, centre, limit)
-    counts, ids, values = _selected(z, lambda *out: core.row_nucleus(*given, least, *out))
-    return None if 0 in counts.tolist() else (ids, values)
 
 
 def gumbel_argmax(z: Tensor, beta: Tensor, keys: Tensor) -> Tensor:
@@ -297,15 +265,10 @@ def _core(z: Tensor) -> ModuleType | None:
 
 @dataclass(frozen=True)
 class TopCandidates:
-    """Tokens in descending order of their logits, lowest id first among equals.
+    """Tokens in descending order of their logits, lowest id first among equals."""
 
-    Attributes:
-        ids: (B, K); meaningless where the logit is -inf.
-        z: (B, K) in float64, temperature applied.
-    """
-
-    ids: Tensor
-    z: Tensor
+    ids: Tensor  # (B, K); meaningless where the logit is -inf
+    z: Tensor  # (B, K) in float64, temperature applied
 
     @classmethod
     def sort(cls, ids: Tensor, z: Tensor) -> TopCandidates:
@@ -367,21 +330,14 @@ class TopCandidates:
 
 @dataclass(frozen=True)
 class FullDistribution:
-    """All tokens. Each property costs one pass over the vocabulary and is cached.
+    """All tokens. Each property costs one pass over the vocabulary and is cached."""
 
-    Attributes:
-        z: (B, V), float32 or float64.
-        beta: (B,), float64; the logits are beta · z.
-        max_and_count: largest entry of z, and number of unmasked tokens, (B,) each.
-        is_raw: whether these are the model's logits, at temperature 1.
-        raw: the model's distribution, if this one is the same at another temperature; the
-            masses of both are computed in one pass.
-    """
-
-    z: Tensor
-    beta: Tensor
-    max_and_count: tuple[Tensor, Tensor]
-    is_raw: bool = False
+    z: Tensor  # (B, V), float32 or float64
+    beta: Tensor  # (B,), float64; the logits are beta · z
+    max_and_count: tuple[Tensor, Tensor]  # largest z, and number of unmasked tokens, (B,) each
+    is_raw: bool = False  # whether these are the model's logits, at temperature 1
+    # The model's distribution, if this one is the same at another temperature: the masses of both
+    # are computed in one pass.
     raw: FullDistribution | None = None
 
     @classmethod
@@ -437,6 +393,10 @@ class FullDistribution:
         raw = self if self.is_raw else self.raw
         return FullDistribution(self.z, self.beta * beta, self.max_and_count, raw=raw)
 
+    def to_full(self, vocab: int) -> FullDistribution:  # noqa: ARG002
+        """Return this."""
+        return self
+
     def scaled_logits(self) -> Tensor:
         """Return a copy of the logits with the temperature applied, (B, V)."""
         if bool((self.beta == 1).all()):
@@ -445,7 +405,22 @@ class FullDistribution:
 
     def within(self, lo: Tensor, hi: Tensor) -> TopCandidates:
         """Return the tokens with lo <= z <= hi, in units of z: (B,) each."""
-        return TopCandidates(*tokens_in_range(self.z, self.beta, lo, hi))
+        z, core = self.z, _core(self.z)
+        if core is not None:
+            # Rounded outwards, so that no token is missed.
+            lo32 = torch.nextafter(lo.float(), _DOWN)
+            hi32 = torch.nextafter(hi.float(), _UP)
+            _, ids, values = _selected(z, lambda *out: core.row_range(*arrays(z, lo32, hi32), *out))
+            return TopCandidates(ids, values * self.beta[:, None])
+        inside = (z.double() >= lo[:, None]) & (z.double() <= hi[:, None]) & (z > -math.inf)
+        counts = inside.sum(1)
+        ids = torch.zeros(z.shape[0], widest(counts), dtype=torch.int64, device=z.device)
+        values = torch.full(ids.shape, -math.inf, dtype=torch.float64, device=z.device)
+        row, token = inside.nonzero(as_tuple=True)
+        column = torch.arange(len(row), device=z.device) - (counts.cumsum(0) - counts)[row]
+        ids[row, column] = token
+        values[row, column] = z[row, token].double() * self.beta[row]
+        return TopCandidates.sort(ids, values)
 
     def above(self, lo: Tensor) -> TopCandidates:
         """Return the tokens with z >= lo."""
@@ -453,15 +428,28 @@ class FullDistribution:
 
     def kth(self, k: Tensor) -> Tensor:
         """Return the k-th largest z: (B,) to (B,), -inf where there are fewer tokens."""
-        return kth_largest(self.z, k)
+        core, most = _core(self.z), self.z.shape[1]
+        if core is not None and bool((k <= _LARGEST_HEAP).all()):
+            value = torch.empty(self.z.shape[0])
+            core.row_kth_largest(*arrays(self.z, k.long(), value), kernels.threads())
+            return value.double()
+        widest = int(k.clamp(max=most).max()) if len(k) else 1
+        values = self.z.topk(widest, dim=1).values.double()
+        last = values.gather(1, (k.clamp(max=most).long() - 1)[:, None])[:, 0]
+        return torch.where(k <= most, last, -math.inf)
 
     def nearest(self, centre: Tensor, share: Tensor, least: int) -> TopCandidates | None:
-        """Return the tokens nearest to `centre` with a share of the mass; None if not found.
+        """Return the tokens nearest to `centre` with a share of the mass.
 
-        A token is kept if those nearer have less than the share, or are fewer than `least`.
+        A token is kept if those nearer have less than the share, or are fewer than `least`. None
+        without the core, or if a row needs distant tokens.
         """
-        candidates = nucleus(self.z, self.beta, self.largest, centre, self.mass[0] * share, least)
-        return None if candidates is None else TopCandidates(*candidates)
+        core = _core(self.z)
+        if core is None:
+            return None
+        given = arrays(self.z, self.beta, self.largest, centre, self.mass[0] * share)
+        counts, ids, z = _selected(self.z, lambda *out: core.row_nucleus(*given, least, *out))
+        return None if 0 in counts.tolist() else TopCandidates(ids, z)
 
     def around(self, centre: Tensor, share: Tensor) -> TopCandidates:
         """Return the tokens nearest to `centre` that hold a share of the mass, and a few more.

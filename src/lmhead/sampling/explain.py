@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from lmhead.sampling.distribution import Distribution, FullDistribution, TopCandidates
+from lmhead.sampling.distribution import Distribution, FullDistribution
 from lmhead.sampling.run_stages import choose
 from lmhead.sampling.stage import Call, Stage
 
@@ -47,6 +47,14 @@ class Step:
     best: int
     best_prob: float
 
+    def cells(self) -> list[str]:
+        """Return this as a line of a table."""
+        line = (
+            f"{self.stage}|{self.kept:,}|{self.mass:.4f}|{self.cut:,}|{self.cut_mass:.4f}|"
+            f"{self.entropy:.3f}|{self.best}|{self.best_prob:.4f}"
+        )
+        return line.split("|")
+
     @property
     def words(self) -> int:  # english: word
         """`kept`, by its former name."""
@@ -64,21 +72,8 @@ class Explanation:
         head = ("stage", "tokens", "mass", "cut", "cut mass", "entropy", "best", "p(best)")
         tables = []
         for steps, token in zip(self.steps, self.tokens, strict=True):
-            lines = [
-                (
-                    s.stage,
-                    f"{s.kept:,}",
-                    f"{s.mass:.4f}",
-                    f"{s.cut:,}",
-                    f"{s.cut_mass:.4f}",
-                    f"{s.entropy:.3f}",
-                    str(s.best),
-                    f"{s.best_prob:.4f}",
-                )
-                for s in steps
-            ]
             title = f"row {steps[0].row}, token {token}"
-            tables.append("\n".join([title, *_table([head, *lines])]))
+            tables.append("\n".join([title, *_table([head, *(step.cells() for step in steps)])]))
         return "\n\n".join(tables)
 
     @classmethod
@@ -132,7 +127,7 @@ def explain(
 
 
 def _log_probs(distribution: Distribution, vocab: int) -> Tensor:
-    full = distribution.to_full(vocab) if isinstance(distribution, TopCandidates) else distribution
+    full = distribution.to_full(vocab)
     return (full.z.double() * full.beta[:, None]).log_softmax(1)
 
 

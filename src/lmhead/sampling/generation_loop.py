@@ -9,7 +9,6 @@ choose_tokens    the next token of every row, from their hidden states
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -174,6 +173,10 @@ def _ids(kept: Tensor | None) -> tuple[int, ...] | None:
     return None if kept is None else tuple(kept.tolist())
 
 
+_Top = list[tuple[tuple[int, float], ...]] | None
+"""Per row (id, log-probability) of the most probable tokens, best first; None if not asked for."""
+
+
 class Choice(NamedTuple):
     """The next token of every row, with log-probabilities."""
 
@@ -219,9 +222,7 @@ class GenerationBatch:
             self.state = _select(self.state, rows)
             self.grammars = [self.grammars[index] for index in unfinished if self.grammars]
             select = getattr(self.sampler, "select", None)
-            self.sampler = (
-                select(rows) if select else self.sampler
-            )  # a sampler may have one seed per row
+            self.sampler = select(rows) if select else self.sampler  # one seed per row, perhaps
         self.ids = torch.cat((self.ids, new[:, None]), 1)
         self.mask = torch.cat((self.mask, torch.ones_like(new[:, None], dtype=torch.bool)), 1)
         self._run(new[:, None], self.cache)
@@ -284,23 +285,22 @@ def choose_tokens(
         logits = logits.float()
     error, sampler_log_probs, state = 0.0, None, None
     kept_ids: Sequence[Tensor | None] = ()
-    top: _Top | None
     if sampler is None:
         tokens, log_probs, top = _greedy(logits, k, allowed)
     else:
         arguments = given if allowed is None else {**given, "allowed": allowed}
         sampled = sampler(logits, **arguments)
-        state = sampled.state
+        tokens, state, top = sampled.token, sampled.state, None
         if isinstance(sampled, ScreenedSampled):
             by_sampler, log_probs = sampled.estimate
             error = sampled.estimate_error
+            again = k > 0  # exact with a screened head as well
         else:
             by_sampler, log_probs = sampled.log_prob, sampled.raw_log_prob
-            if allowed is not None and not k:  # over all tokens, not only the allowed ones
-                log_probs = _log_probs(logits, sampled.token)
-        tokens, sampler_log_probs, top = sampled.token, by_sampler.tolist(), None
-        if k:  # exact with a screened head as well
-            log_probs, top = _log_probs_and_top(logits, tokens, k)
+            again = k > 0 or allowed is not None  # over all tokens, not only the allowed ones
+        sampler_log_probs = by_sampler.tolist()
+        if again:
+            log_probs, top = _log_probs(logits, tokens, k)
         if kept:
             counts = sampled.kept.counts()
             kept_ids = [
@@ -311,7 +311,7 @@ def choose_tokens(
         tokens.tolist(),
         log_probs.tolist(),
         sampler_log_probs or [None] * len(hidden),
-        top.pairs() if top else [()] * len(hidden),
+        top or [()] * len(hidden),
         error,
         kept_ids,
         state,
@@ -325,60 +325,37 @@ def choose_tokens(
     return chosen
 
 
-@dataclass(frozen=True)
-class _Top:
-    """Ids and log-probabilities (B, k), best first."""
-
-    ids: Tensor
-    log_probs: Tensor
-
-    def pairs(self) -> list[tuple[tuple[int, float], ...]]:
-        both = zip(self.ids.tolist(), self.log_probs.tolist(), strict=True)
-        return [tuple(zip(*row, strict=True)) for row in both]
-
-
-def _top(logits: LazyLogits | Tensor, k: int) -> _Top:
-    """Return the k most probable tokens: one sweep, if the logits are lazy."""
-    if isinstance(logits, LazyLogits):
-        answers = logits.ask(top_k=k, logsumexp=True)
-        (values, ids), lse = answers.top_k, answers.logsumexp
-    else:
-        (values, ids), lse = logits.topk(k), logits.logsumexp(-1)
-    return _Top(ids, values - lse[:, None])
+def _pairs(top: Any, lse: Tensor) -> list[tuple[tuple[int, float], ...]]:
+    """Return (id, log-probability) of the best tokens of each row, from logits and ids (B, k)."""
+    values, ids = top
+    both = zip(ids.tolist(), (values - lse[:, None]).tolist(), strict=True)
+    return [tuple(zip(*row, strict=True)) for row in both]
 
 
 def _greedy(
     logits: LazyLogits | Tensor, k: int, allowed: Tensor | None
-) -> tuple[Tensor, Tensor, _Top | None]:
+) -> tuple[Tensor, Tensor, _Top]:
     """Return the best token, its log-probability, and the k most probable tokens."""
     if allowed is not None:
         tokens = masked(logits, allowed).argmax(-1)
-        if k:
-            return tokens, *_log_probs_and_top(logits, tokens, k)
-        return tokens, _log_probs(logits, tokens), None
-    top = _top(logits, max(k, 1))
-    tokens, log_probs = top.ids[:, 0], top.log_probs[:, 0]
-    if not isinstance(logits, LazyLogits):  # among equals, argmax returns the first, topk any
-        tokens = logits.argmax(-1)
-    return tokens, log_probs, top if k else None
-
-
-def _log_probs_and_top(logits: LazyLogits | Tensor, tokens: Tensor, k: int) -> tuple[Tensor, _Top]:
-    """Return the log-probabilities of tokens, and the k most probable ones, by one sweep."""
-    if not isinstance(logits, LazyLogits):
-        return _log_probs(logits, tokens), _top(logits, k)
-    answers: Any = logits.ask(log_prob=tokens, top_k=k, logsumexp=True)
-    values, ids = answers.top_k
-    return answers.log_prob, _Top(ids, values - answers.logsumexp[:, None])
-
-
-def _log_probs(logits: LazyLogits | Tensor, tokens: Tensor) -> Tensor:
-    """Return the model's log-probabilities of tokens, (B,)."""
+        return tokens, *_log_probs(logits, tokens, k)
     if isinstance(logits, LazyLogits):
-        answers: Any = logits.ask(log_prob=tokens)
-        log_probs: Tensor = answers.log_prob
-        return log_probs
-    return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        answers: Any = logits.ask(top_k=max(k, 1), logsumexp=True)
+        top, lse = answers.top_k, answers.logsumexp
+        tokens = top.indices[:, 0]
+    else:
+        top, lse = logits.topk(max(k, 1)), logits.logsumexp(-1)
+        tokens = logits.argmax(-1)  # among equals, argmax returns the first, topk any
+    return tokens, top.values[:, 0] - lse, _pairs(top, lse) if k else None
+
+
+def _log_probs(logits: LazyLogits | Tensor, tokens: Tensor, k: int) -> tuple[Tensor, _Top]:
+    """Return the log-probabilities of tokens (B,), and the k most probable ones, by one sweep."""
+    if isinstance(logits, LazyLogits):
+        answers: Any = logits.ask(log_prob=tokens, top_k=k, logsumexp=k > 0)
+        return answers.log_prob, _pairs(answers.top_k, answers.logsumexp) if k else None
+    log_probs = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    return log_probs, _pairs(logits.topk(k), logits.logsumexp(-1)) if k else None
 
 
 def _select(state: Any, rows: Tensor) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from functools import cached_property
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -29,63 +30,56 @@ from lmhead.sampling.truncation_stages import TopK
 from lmhead.scores import Scores
 
 
+class _KeptRow(NamedTuple):
+    """Ids of one row, ascending: the kept ones, or those that were cut."""
+
+    ids: Tensor
+    is_cut: bool = False
+
+
 class Kept(Sequence[Tensor]):
     """Per row the ids that were kept, ascending: `kept[i]` is an int64 vector.
 
     Where most tokens were kept, only the others are stored.
     """
 
-    def __init__(
-        self,
-        vocab: int,
-        kept_ids: list[Tensor | None],
-        cut_ids: list[Tensor | None],
-        candidates: TopCandidates | None = None,
-    ) -> None:
-        self._vocab, self._listed = vocab, kept_ids
-        self._cut, self._candidates = cut_ids, candidates
+    def __init__(self, vocab: int, rows: Sequence[_KeptRow] | TopCandidates) -> None:
+        self._vocab, self._given = vocab, rows
 
-    @property
-    def _kept(self) -> list[Tensor | None]:
-        """Per row the kept ids, or None where the cut ids are stored; computed on first use."""
-        candidates, self._candidates = self._candidates, None
-        if candidates is not None:
-            ids = candidates.ids.masked_fill(candidates.z == -math.inf, self._vocab).sort(1).values
-            self._listed = [ids[i, :n] for i, n in enumerate(candidates.n.int().tolist())]
-        return self._listed
+    @cached_property
+    def _rows(self) -> Sequence[_KeptRow]:
+        """The stored ids, computed on first use: nothing may ask for them."""
+        given = self._given
+        if not isinstance(given, TopCandidates):
+            return given
+        ids = given.ids.masked_fill(given.z == -math.inf, self._vocab).sort(1).values
+        return [_KeptRow(ids[i, :n]) for i, n in enumerate(given.n.int().tolist())]
 
     @classmethod
     def of(cls, distribution: Distribution, vocab: int) -> Kept:
         """Return the kept tokens of a distribution."""
         if isinstance(distribution, TopCandidates):
-            return cls(vocab, [], [None] * len(distribution.z), distribution)
+            return cls(vocab, distribution)
         n = distribution.n.long()
-        none: list[Tensor | None] = [None] * len(n)
         if bool((n == vocab).all()):
-            return cls(vocab, none, none)
+            return cls(vocab, [_KeptRow(torch.arange(0), is_cut=True)] * len(n))
         # Store the shorter list of each row: kept or cut ids.
         masked = distribution.z == -math.inf
         mostly_kept = n * 2 >= vocab
         listed = torch.where(mostly_kept[:, None], masked, ~masked)
         sizes = torch.where(mostly_kept, vocab - n, n).tolist()
         lists = torch.split_with_sizes(listed.nonzero()[:, 1], sizes)
-        pairs = list(zip(lists, mostly_kept.tolist(), strict=True))
-        kept = [None if m else ids for ids, m in pairs]
-        return cls(vocab, kept, [ids if m else None for ids, m in pairs])
+        return cls(vocab, list(map(_KeptRow, lists, mostly_kept.tolist())))
 
     @classmethod
     def join(cls, parts: Sequence[Kept], rows: Sequence[Tensor]) -> Kept:
         """Join the parts of a batch in the order of its rows."""
-        n = sum(len(r) for r in rows)
-        kept_ids: list[Tensor | None] = [None] * n
-        cut_ids: list[Tensor | None] = [None] * n
-        for part, numbers in zip(parts, rows, strict=True):
-            for i, row in enumerate(numbers.tolist()):
-                kept_ids[row], cut_ids[row] = part._kept[i], part._cut[i]
-        return cls(parts[0]._vocab, kept_ids, cut_ids)
+        numbers = torch.cat(list(rows)).tolist()
+        joined = dict(zip(numbers, (row for part in parts for row in part._rows), strict=True))
+        return cls(parts[0]._vocab, [joined[number] for number in range(len(numbers))])
 
     def __len__(self) -> int:
-        return len(self._cut)
+        return len(self._given.z if isinstance(self._given, TopCandidates) else self._given)
 
     @overload
     def __getitem__(self, i: int) -> Tensor: ...
@@ -94,24 +88,16 @@ class Kept(Sequence[Tensor]):
     def __getitem__(self, i: int | slice) -> Tensor | list[Tensor]:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
-        kept_ids, cut_ids = self._kept[i], self._cut[i]
-        if kept_ids is not None:
-            return kept_ids
-        if cut_ids is None:
-            return torch.arange(self._vocab)
-        is_kept = torch.ones(self._vocab, dtype=torch.bool, device=cut_ids.device)
-        is_kept[cut_ids] = False
+        ids, is_cut = self._rows[i]
+        if not is_cut:
+            return ids
+        is_kept = torch.ones(self._vocab, dtype=torch.bool, device=ids.device)
+        is_kept[ids] = False
         return is_kept.nonzero()[:, 0]
 
     def counts(self) -> list[int]:
         """Return the number of kept tokens per row, without building the lists."""
-        sizes = []
-        for kept_ids, cut_ids in zip(self._kept, self._cut, strict=True):
-            if kept_ids is not None:
-                sizes.append(len(kept_ids))
-            else:
-                sizes.append(self._vocab - (0 if cut_ids is None else len(cut_ids)))
-        return sizes
+        return [self._vocab - len(ids) if is_cut else len(ids) for ids, is_cut in self._rows]
 
     def __repr__(self) -> str:
         return f"Kept({self.counts()} of {self._vocab} tokens)"

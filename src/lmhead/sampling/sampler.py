@@ -20,7 +20,7 @@ from lmhead.lazy import LazyLogits
 from lmhead.lazy.bitmask import allowed_tokens, padded_bitmask
 from lmhead.sampler_options import ORDERS, Options
 from lmhead.sampling.chain import check_chain
-from lmhead.sampling.distribution import Distribution, TopCandidates, make_keys, position_tensor
+from lmhead.sampling.distribution import Distribution, check_seed, position_tensor, row_keys
 from lmhead.sampling.explain import SHOWN, Explanation, explain
 from lmhead.sampling.mirostat_stage import Mirostat2
 from lmhead.sampling.run_stages import Sampled, ScreenedSampled, active, run_stages, start
@@ -77,7 +77,7 @@ class Sampler:
             raise TypeError("give stages or options, not both")
         self.options = Options.of(options)
         self.order, self.ties = order, ties
-        self.seed = _check_seed(seed)
+        self.seed = check_seed(seed)
         self._own_stages = stages is not None
         self.stages = stages_of(self.options, order, ties) if stages is None else list(stages)
         check_chain(self.stages, self.options)
@@ -267,12 +267,7 @@ class Sampler:
             distribution: Distribution = start(z[rows], part.rows)
             for stage in active(self.stages, greedy=greedy):
                 distribution = stage(distribution, part)
-            full = (
-                distribution.to_full(call.vocab)
-                if isinstance(distribution, TopCandidates)
-                else distribution
-            )
-            out[rows] = full.scaled_logits().to(z.dtype)
+            out[rows] = distribution.to_full(call.vocab).scaled_logits().to(z.dtype)
         return out.to(scores.dtype).reshape(scores.shape)
 
     def explain(
@@ -336,11 +331,6 @@ class Sampler:
         positions = torch.tensor(tokens.lengths, dtype=torch.int64)
         if position is not None:
             positions = position_tensor(position)
-            if len(positions) not in (1, n):
-                raise ValueError(
-                    f"position must be a number or one per row, {n}; got {len(positions)} of them"
-                )
-            positions = positions.expand(n)
         unconditional_rows = None
         if unconditional is not None:
             if unconditional.shape != shape:
@@ -349,26 +339,15 @@ class Sampler:
                     f"got {tuple(unconditional.shape)}"
                 )
             unconditional_rows = _dense_rows(unconditional)
-        keys = make_keys(self._seeds(n), positions)
-        call = Call(keys, torch.arange(n), n, vocab, tokens, unconditional_rows)
+        call = Call(
+            row_keys(self.seed, positions, n), torch.arange(n), n, vocab, tokens, unconditional_rows
+        )
         mirostat = next((s for s in self.stages if isinstance(s, Mirostat2)), None)
         if mirostat is None:
             return call
         if state is not None and state.shape != (n,):
             raise ValueError(f"state must have one entry per row, {n}; got {tuple(state.shape)}")
         return replace(call, surprise=mirostat.start(call) if state is None else state)
-
-    def _seeds(self, n: int) -> list[int]:
-        if self.seed is None:
-            drawn: list[int] = torch.randint(-(2**63), 2**63 - 1, (n,)).tolist()
-            return drawn
-        if isinstance(self.seed, int):
-            return [self.seed] * n
-        if len(self.seed) != n:
-            raise ValueError(
-                f"seed must be a number or one per row, {n}; got {len(self.seed)} of them"
-            )
-        return self.seed
 
 
 def _shape(logits: Tensor | LazyLogits) -> torch.Size:
@@ -411,15 +390,6 @@ def _dense_rows(logits: Tensor | LazyLogits) -> Tensor:
     """Return (B, V); rows of lazy logits are computed independently of each other."""
     all_rows = _rows(logits)
     return all_rows if isinstance(all_rows, Tensor) else all_rows.row_logits()
-
-
-def _check_seed(seed: Any) -> int | list[int] | None:
-    value = seed.tolist() if isinstance(seed, Tensor) else seed
-    if value is None or type(value) is int:
-        return value
-    if isinstance(value, list | tuple) and all(type(s) is int for s in value):
-        return list(value)
-    raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
 
 
 def _signature() -> inspect.Signature:

@@ -17,7 +17,6 @@ from torch import Tensor
 from lmhead.sampling.run_stages import Sampled, active
 from lmhead.sampling.stage import Call, Edit, Stage, Temperature, per_row
 from lmhead.sampling.truncation_stages import Epsilon, MinP, TopH, TopK, TopP
-from lmhead.screen import screen_kernels
 from lmhead.screen.candidates import Candidates, check_sound
 from lmhead.screen.screened_head import Certificate, Interval, ScreenedHead, ScreenedSample
 from lmhead.screen.states import STATES_PER_PASS, usable
@@ -123,21 +122,13 @@ def _supports(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class Chain:
-    """A sampler's stages as the core takes them; S steps, B rows.
+    """A sampler's stages as the core takes them; S steps, B rows."""
 
-    Attributes:
-        kinds: (S,), places in `_STEPS`.
-        least: (S,), tokens that a cut keeps at least.
-        values: (S, B); of a temperature its inverse.
-        flags: (2, B): greedy, and whether float64 sums decide, as they do without a copy.
-        keys: (B, 2).
-    """
-
-    kinds: Tensor
-    least: Tensor
-    values: Tensor
-    flags: Tensor
-    keys: Tensor
+    kinds: Tensor  # (S,), places in `_STEPS`
+    least: Tensor  # (S,), tokens that a cut keeps at least
+    values: Tensor  # (S, B); of a temperature its inverse
+    flags: Tensor  # (2, B): greedy, and whether float64 sums decide, as they do without a copy
+    keys: Tensor  # (B, 2)
 
     @classmethod
     def of(cls, stages: Sequence[Stage], call: Call, greedy: Tensor) -> Chain | None:
@@ -228,13 +219,19 @@ def _sample(
     rows = found.rows
     whole = torch.zeros(3, rows, dtype=torch.int64)
     numbers = torch.empty(5, rows, dtype=torch.float64)
-    screen_kernels.sample(
-        found.copy,
-        found.states,
-        (found.approx, found.block_top),
+    copy, states, views = found.copy.arrays, found.states, kernels.views
+    kernels.compiled().screen_sample(
+        *views(found.approx, found.block_top),
+        *(copy.first_e, copy.n, copy.block_e, copy.block_n),
+        *views(states.e, states.n, states.base),
+        *(copy.low, copy.e, copy.scales),
+        *views(states.main, states.scales),
         allowed,
-        (source.hiddens[0], source.weights[0], found.bias, source.pointwise),
-        (chain.kinds, chain.least, chain.values, chain.flags, chain.keys, *edits),
-        (whole, numbers),
+        *views(source.hiddens[0].float()),
+        *(source.weights[0], found.bias, kernels.map_tuple(source.pointwise)),
+        found.copy.mean_norm,
+        *views(chain.kinds, chain.least, chain.values, chain.flags, chain.keys, *edits),
+        *views(whole, numbers),
+        kernels.threads(),
     )
     return whole, numbers

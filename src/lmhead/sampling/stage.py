@@ -129,25 +129,15 @@ Kind = Literal["logits", "probabilities", "ids"]
 
 @dataclass(frozen=True)
 class Call:
-    """The input of a stage besides the logits: one call of a sampler.
+    """The input of a stage besides the logits: one call of a sampler."""
 
-    Attributes:
-        keys: (B, 2), seed and position of each row.
-        rows: (B,), indices of the rows in the sampler's batch.
-        batch: number of rows of the sampler's batch.
-        vocab: V.
-        context: the ids so far.
-        unconditional: (B, V), the logits without the prompt, for guidance.
-        surprise: (B,), mirostat's running target.
-    """
-
-    keys: Tensor
-    rows: Tensor
-    batch: int
-    vocab: int
-    context: Context
-    unconditional: Tensor | None = None
-    surprise: Tensor | None = None
+    keys: Tensor  # (B, 2), seed and position of each row
+    rows: Tensor  # (B,), indices of the rows in the sampler's batch
+    batch: int  # number of rows of the sampler's batch
+    vocab: int  # V
+    context: Context  # the ids so far
+    unconditional: Tensor | None = None  # (B, V), the logits without the prompt, for guidance
+    surprise: Tensor | None = None  # (B,), mirostat's running target
 
     def select(self, which: Tensor) -> Call:
         """Return the call of some of its rows."""
@@ -193,12 +183,7 @@ class Edit(Stage):
 
     def __call__(self, distribution: Distribution, call: Call) -> Distribution:
         """Edit a copy of all logits."""
-        full = (
-            distribution.to_full(call.vocab)
-            if isinstance(distribution, TopCandidates)
-            else distribution
-        )
-        z = full.scaled_logits()
+        z = distribution.to_full(call.vocab).scaled_logits()
         self.edit(z, call)
         return FullDistribution.of(z)
 

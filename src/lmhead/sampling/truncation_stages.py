@@ -8,6 +8,7 @@ Every cut works on the distribution of the previous stage, and keeps at least on
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -31,11 +32,6 @@ def _ranks(candidates: TopCandidates) -> Tensor:
 def _slack(lo: Tensor) -> Tensor:
     """Lower a bound by more than its rounding error."""
     return lo - 1e-9 * (1 + lo.abs().nan_to_num(posinf=0.0))
-
-
-def _below_one(share: PerRow) -> bool:
-    """Return whether the share is below 1 in every row."""
-    return share < 1 if isinstance(share, int | float) else bool((torch.as_tensor(share) < 1).all())
 
 
 @dataclass(repr=False, eq=False)
@@ -85,8 +81,36 @@ class _WithMinimum(Cut):
         return kept
 
 
+class _NearestMass(_WithMinimum):
+    """A cut that keeps the tokens nearest to some logit until they hold a share of the mass."""
+
+    @abstractmethod
+    def share(self, call: Call) -> Tensor:
+        """Return the share of each row, (B,)."""
+
+    @abstractmethod
+    def centre(self, full: FullDistribution) -> Tensor:
+        """Return the logit of each row, (B,), in units of z."""
+
+    def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:
+        """Search among the tokens near the centre; not if a row keeps all tokens."""
+        share = self.share(call)
+        if max(share.tolist(), default=0.0) >= 1:
+            return None
+        return full.nearest(self.centre(full), share, self.min_tokens_to_keep)
+
+    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
+        """Return the tokens around the centre that hold the share; all, if that is too few."""
+        share = self.share(call)
+        if not bool((share >= 1).any()):
+            candidates = full.around(self.centre(full), share)
+            if bool((candidates.n >= self.min_tokens_to_keep).all()):
+                return candidates
+        return full.above(torch.full_like(share, -math.inf))
+
+
 @dataclass(repr=False, eq=False)
-class TopP(_WithMinimum):
+class TopP(_NearestMass):
     """Nucleus: the best tokens until their probabilities reach p. A token is kept if those before
     it have less than p together.
     """
@@ -94,27 +118,17 @@ class TopP(_WithMinimum):
     name = "top_p"
     p: PerRow
 
-    def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:
-        """Search among the tokens near the best one."""
-        if not _below_one(self.p):
-            return None
-        p = per_row(self.name, self.p, call)
-        return full.nearest(full.largest, p, self.min_tokens_to_keep)
+    def share(self, call: Call) -> Tensor:
+        """Return p."""
+        return per_row(self.name, self.p, call)
 
-    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
-        """Return the tokens around the best one that hold p of the mass."""
-        p = per_row(self.name, self.p, call)
-        if bool((p >= 1).any()):
-            return full.above(torch.full_like(p, -math.inf))
-        candidates = full.around(full.largest, p)
-        if self.min_tokens_to_keep == 1 or bool((candidates.n >= self.min_tokens_to_keep).all()):
-            return candidates
-        bound = candidates.z.masked_fill(candidates.z == -math.inf, math.inf).amin(1)
-        return self._above(full, bound / full.beta)
+    def centre(self, full: FullDistribution) -> Tensor:
+        """Return the largest logit."""
+        return full.largest
 
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
         """Keep a token if the mass before it is below p; p = 1 keeps all."""
-        p = per_row(self.name, self.p, call)[:, None]
+        p = self.share(call)[:, None]
         mass = (candidates.z - before.lse[:, None]).exp()
         return self._with_minimum(mass.cumsum(1) - mass < torch.where(p < 1, p, math.inf))
 
@@ -138,35 +152,24 @@ class MinP(_WithMinimum):
 
 
 @dataclass(repr=False, eq=False)
-class Typical(_WithMinimum):
+class Typical(_NearestMass):
     """The tokens whose surprise -log p is nearest to the entropy, until they reach `mass`."""
 
     name = "typical_p"
     keeps_argmax = False
     mass: PerRow
 
-    def find_kept(self, full: FullDistribution, call: Call) -> TopCandidates | None:
-        """Search among the tokens near log p = -entropy."""
-        if not _below_one(self.mass):
-            return None
-        mass = per_row(self.name, self.mass, call)
-        centre = (full.lse - full.entropy) / full.beta
-        return full.nearest(centre, mass, self.min_tokens_to_keep)
+    def share(self, call: Call) -> Tensor:
+        """Return the mass."""
+        return per_row(self.name, self.mass, call)
 
-    def find_candidates(self, full: FullDistribution, call: Call) -> TopCandidates:
-        """Return the tokens around log p = -entropy that hold the mass."""
-        mass = per_row(self.name, self.mass, call)
-        everything = torch.full_like(mass, -math.inf)
-        if bool((mass >= 1).any()):
-            return full.above(everything)
-        candidates = full.around((full.lse - full.entropy) / full.beta, mass)
-        if self.min_tokens_to_keep == 1 or bool((candidates.n >= self.min_tokens_to_keep).all()):
-            return candidates
-        return full.above(everything)
+    def centre(self, full: FullDistribution) -> Tensor:
+        """Return the logit of log p = -entropy."""
+        return (full.lse - full.entropy) / full.beta
 
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
         """Keep the nearest tokens, including the one that reaches the mass."""
-        limit = per_row(self.name, self.mass, call)[:, None]
+        limit = self.share(call)[:, None]
         log_p = candidates.z - before.lse[:, None]
         distance = (-log_p - before.entropy[:, None]).abs()  # inf for padding
         order = distance.argsort(dim=1, stable=True)

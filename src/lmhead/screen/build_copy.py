@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ def build(
     width = rotation.padded if bits == 8 else rotation.padded // 2
     codes = huge_pages.empty(1 if bits == 8 else 2, vocab, width, dtype=torch.int8)
     lead = torch.empty(vocab, leading, dtype=torch.int16)
-    scales, lead_scales, e, e_high, n = torch.zeros(5, vocab)
+    numbers = torch.empty(5, vocab)
     norms = [16 * math.sqrt(rotation.padded), 1.0]
     core = kernels.core_with("quantize_rows")
     in_core = core is not None and weight.dtype in _CORE_TYPES and leading % 8 == 0
@@ -100,8 +100,7 @@ def build(
         some = slice(lo, min(lo + rows, vocab))
         quantize = _quantize_in_core if in_core else _quantize
         block = quantize(weight[some], mean, basis, rotation)
-        lead[some], scales[some], lead_scales[some] = block.lead, block.scales, block.lead_scales
-        e[some], e_high[some], n[some] = block.e, block.e_high, block.n
+        lead[some], numbers[:, some] = block.lead, block.numbers
         if bits == 8:
             codes[0, some] = block.codes
         else:
@@ -112,6 +111,7 @@ def build(
         if progress is not None:
             progress(some.stop, vocab)
     planes = codes.view(torch.uint8)
+    scales, lead_scales, e, e_high, n = numbers
     return Copy(
         bits=bits,
         mean=mean,
@@ -131,15 +131,12 @@ def build(
     )
 
 
-@dataclass
-class _Block:
-    codes: Tensor
-    lead: Tensor
-    scales: Tensor
-    lead_scales: Tensor
-    e: Tensor
-    e_high: Tensor
-    n: Tensor
+class _Block(NamedTuple):
+    """Some rows of the copy."""
+
+    codes: Tensor  # (rows, D')
+    lead: Tensor  # (rows, K)
+    numbers: Tensor  # (5, rows): scales, lead_scales, e, e_high, n
     norm: float
     lead_norm: float
 
@@ -158,8 +155,7 @@ def _quantize_in_core(w: Tensor, mean: Tensor, basis: Tensor, rotation: Rotation
     )
     if math.isnan(norm):
         raise ValueError(_NOT_FINITE)
-    scales, lead_scales, e, e_high, n = numbers.unbind()
-    return _Block(codes, lead, scales, lead_scales, e, e_high, n, norm, lead_norm)
+    return _Block(codes, lead, numbers, norm, lead_norm)
 
 
 def _quantize(w: Tensor, mean: Tensor, basis: Tensor, rotation: Rotation) -> _Block:
@@ -193,11 +189,7 @@ def _quantize(w: Tensor, mean: Tensor, basis: Tensor, rotation: Rotation) -> _Bl
     return _Block(
         codes=codes.to(torch.int8),
         lead=lead.to(torch.int16),
-        scales=scales,
-        lead_scales=lead_scales,
-        e=round_up(e),
-        e_high=round_up(e_high),
-        n=round_up(n),
+        numbers=torch.stack([scales, lead_scales, *map(round_up, (e, e_high, n))]),
         norm=float(codes.norm(dim=1).max()) * _UP,
         lead_norm=float(lead.norm(dim=1).max()) * _UP if lead.shape[1] else 1.0,
     )

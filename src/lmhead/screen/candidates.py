@@ -26,7 +26,7 @@ from torch import Tensor
 from lmhead.screen import screen_kernels
 from lmhead.screen.copy import BLOCK, Copy
 from lmhead.screen.states import States
-from lmhead.sweep import Pointwise, Source
+from lmhead.sweep import Pointwise, Source, kernels
 
 _U = 2.0**-53
 
@@ -125,6 +125,16 @@ class Pairs:
         return table[:, :k], ids.gather(1, order[:, :k])
 
 
+class Decided(NamedTuple):
+    """The best tokens of one row."""
+
+    values: Tensor  # (1, k) float64, best first; meaningless unless decided
+    ids: Tensor  # (1, k), the lowest first among equals
+    scored: int  # tokens that were scored exactly
+    decided: bool  # whether the bounds decide
+    sound: bool  # whether every exact value lay within its bounds
+
+
 class Candidates:
     """Approximate logits of B hidden states with bounds, from one pass over the copy.
 
@@ -170,18 +180,26 @@ class Candidates:
         ids = screen_kernels.best(self.approx, self.block_top, k)
         return Pairs(torch.full((self.rows,), k), ids.view(-1))
 
-    def decide_in_core(self, k: int, most: int) -> screen_kernels.Decided | None:
-        """Return the k best tokens by one call into the core: see `screen_kernels.decide`."""
-        source, states = self.source, self.states
-        if self.rows > 1 or self.copy.low is not None or not self.pointwise.is_identity:
+    def decide_in_core(self, k: int, most: int) -> Decided | None:
+        """Return the k best tokens of one row, from bounds to exact values in one call.
+
+        At most `most` tokens are scored. None if the core cannot do it: `decide` has the steps.
+        """
+        copy, states = self.copy, self.states
+        hidden, weight = self.source.hiddens[0], self.source.weights[0]
+        core = kernels.for_pairs(hidden, weight)
+        plain = self.rows == 1 and copy.low is None and self.pointwise.is_identity
+        if core is None or not plain or k > self.block_top.shape[1]:
             return None
-        done = screen_kernels.decide(
-            self.copy, states, self.approx, self.block_top, source.hiddens[0], source.weights[0],
-            self.bias, k, most,
-        )  # fmt: skip
-        if done is not None:
-            self.bytes_read += self.copy.n.nbytes * 2 + done.scored * source.weights[0][0].nbytes
-        return done
+        values, ids = torch.empty(1, k, dtype=torch.float64), torch.empty(1, k, dtype=torch.int64)
+        scored, decided, sound = core.screen_decide(
+            *(self.approx, self.block_top),
+            *(copy.first_e, copy.n, copy.block_e, copy.block_n, states.e, states.n),
+            *(states.base, hidden.detach(), weight.detach(), self.bias),
+            *(most, values, ids, kernels.threads()),
+        )
+        self.bytes_read += copy.n.nbytes * 2 + scored * weight[0].nbytes
+        return Decided(values, ids, scored, decided, sound)
 
     def exact(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Return float64 linear values and logits of some tokens, (M,) each, from the weight."""
@@ -199,23 +217,15 @@ class Candidates:
     def reaching(self, limit: Tensor) -> Pairs:
         """Return the tokens whose upper bound reaches a limit of `limits`, (B,)."""
         self.bytes_read += self.copy.n.nbytes * 2
-        states = self.states
-        return Pairs(
-            *screen_kernels.select(
-                self.copy, self.approx, self.block_top, states.e, states.n, limit
-            )
-        )
-
-    def refined(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Return approx with all eight bits, and its error: (M,) in float64 each."""
-        values = self._refined(pairs)
-        return values[0], values[1]
+        given = (self.copy, self.approx, self.block_top, self.states.e, self.states.n, limit)
+        return Pairs(*screen_kernels.select(*given))
 
     def holds(self, pairs: Pairs, x: Tensor) -> bool:
         """Return whether float64 linear values (M,) lie within their bounds."""
-        return screen_kernels.within(self._refined(pairs), self.states.base, pairs.rows, x)
+        return screen_kernels.within(self.refined(pairs), self.states.base, pairs.rows, x)
 
-    def _refined(self, pairs: Pairs) -> Tensor:
+    def refined(self, pairs: Pairs) -> Tensor:
+        """Return approx with all eight bits, and its error: (2, M) in float64."""
         if self.copy.low is not None:
             self.bytes_read += len(pairs.ids) * self.copy.low.shape[1]
         return screen_kernels.refine(self.copy, self.states, self.approx, pairs.rows, pairs.ids)

@@ -7,7 +7,6 @@ partial sum fits into 32 bits, here because float64 holds them all.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from lmhead.screen import memory_reading
 from lmhead.screen.copy import BLOCK, Copy, block_largest, unpack
 from lmhead.screen.states import States
-from lmhead.sweep import Pointwise, kernels
+from lmhead.sweep import kernels
 
 SLACK = 2.0**-22
 """Rounding of an approximate logit to float32 and of its bound, relative to it."""
@@ -176,56 +175,6 @@ def best(approx: Tensor, top: Tensor, k: int) -> Tensor:
     return ids
 
 
-class Decided(NamedTuple):
-    """The best tokens of one row.
-
-    Attributes:
-        values: (1, k) in float64, best first; meaningless unless decided.
-        ids: (1, k), the lowest first among equals.
-        scored: how many tokens were scored exactly.
-        decided: whether the bounds decide.
-        sound: whether every exact value lay within its bounds.
-    """
-
-    values: Tensor
-    ids: Tensor
-    scored: int
-    decided: bool
-    sound: bool
-
-
-def decide(
-    copy: Copy, states: States, approx: Tensor, top: Tensor, hidden: Tensor, weight: Tensor,
-    bias: Tensor | None, k: int, most: int,
-) -> Decided | None:  # fmt: skip
-    """Return the k best of the tokens of one row, from bounds to exact values in one call.
-
-    Args:
-        copy: of the first pass alone, with all of its bits.
-        states: one hidden state.
-        approx: (1, V).
-        top: (1, blocks), the largest of each block.
-        hidden: (1, D).
-        weight: (V, D).
-        bias: (V,) in float64 or None.
-        k: at least 1.
-        most: tokens that may be scored.
-
-    Returns:
-        None if the core cannot do it; the steps one by one do the same.
-    """
-    core = kernels.for_pairs(hidden, weight)
-    if core is None or k > top.shape[1]:
-        return None
-    values, ids = torch.empty(1, k, dtype=torch.float64), torch.empty(1, k, dtype=torch.int64)
-    given = (approx, top, copy.first_e, copy.n, copy.block_e, copy.block_n, states.e, states.n)
-    exact = (states.base, hidden.detach(), weight.detach(), bias)
-    scored, decided, sound = core.screen_decide(
-        *given, *exact, most, values, ids, kernels.threads()
-    )
-    return Decided(values, ids, scored, decided, sound)
-
-
 def within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool:
     """Return whether each x is within the bounds of `refine`, the base of its row added.
 
@@ -238,39 +187,3 @@ def within(values: Tensor, base: Tensor, rows: Tensor, x: Tensor) -> bool:
     slack = 2.0**-48 * (x.abs() + base.abs())
     off = ~((x - base - approx).abs() <= radius + slack) & (x != approx)
     return not bool(off.any())
-
-
-def sample(
-    copy: Copy,
-    states: States,
-    approx: tuple[Tensor, Tensor],
-    allowed: Tensor | None,
-    source: tuple[Tensor, Tensor, Tensor | None, Pointwise],
-    chain: Sequence[Tensor],
-    out: tuple[Tensor, Tensor],
-) -> None:
-    """Sample every row in one call into the core, which must be there.
-
-    Args:
-        copy: the copy.
-        states: B hidden states.
-        approx: (B, V) and the largest of each block; changed.
-        allowed: (B, W) int32, a bit per token; None for all.
-        source: hidden states (B, D), weight (V, D), bias (V,) in float64, map.
-        chain: steps and edits: see native/bind_screen_sample.cpp.
-        out: (3, B) and (5, B).
-    """
-    hidden, weight, bias, pointwise = source
-    views, given = kernels.views, copy.arrays
-    kernels.compiled().screen_sample(
-        *views(*approx),
-        *(given.first_e, given.n, given.block_e, given.block_n),
-        *views(states.e, states.n, states.base),
-        *(given.low, given.e, given.scales),
-        *views(states.main, states.scales),
-        allowed,
-        *views(hidden.float()),
-        *(weight, bias, kernels.map_tuple(pointwise), copy.mean_norm),
-        *views(*chain, *out),
-        kernels.threads(),
-    )

@@ -7,7 +7,7 @@ without a copy, and the certificate says so.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -138,14 +138,7 @@ class ScreenReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return every attribute, and `share_read`."""
-        return {
-            "choices": self.choices,
-            "bytes_read": self.bytes_read,
-            "bytes_full": self.bytes_full,
-            "share_read": self.share_read,
-            "rows_rescored": self.rows_rescored,
-            "fell_back": self.fell_back,
-        }
+        return asdict(self) | {"share_read": self.share_read}
 
 
 class ScreenedHead:
@@ -275,15 +268,7 @@ class ScreenedHead:
     def _is_mine(self, weight: Tensor) -> bool:
         if self._pickled_hash is not None:
             self._adopt()
-        mine = self._weight
-        return (
-            weight.data_ptr() == mine.data_ptr()
-            and weight.shape == mine.shape
-            and weight.stride() == mine.stride()
-            and weight.dtype == mine.dtype
-            and weight.device == mine.device
-            and _changes(weight) == self._version
-        )
+        return _changes(weight) == self._version and _memory(weight) == _memory(self._weight)
 
     def _check_fresh(self) -> None:
         if not self.fresh():
@@ -455,7 +440,7 @@ class ScreenedHead:
         if self.fits(source):
             good = usable(self.copy, source.hiddens[0]).nonzero()[:, 0]
             for some in torch.split(good, STATES_PER_PASS) if len(good) else ():
-                part = _rows_of(source, some)
+                part = source if len(some) == rows else source.select(some)
                 found = decide(Candidates(self.copy, part, self.bias64(source.bias)), k)
                 done = some[found.decided]
                 values[done], ids[done] = found.values, found.ids
@@ -463,7 +448,7 @@ class ScreenedHead:
                 read += found.bytes_read
         dense = fell.nonzero()[:, 0]
         if len(dense):
-            _, decisions = row_answers(Questions(_rows_of(source, dense), top_k=k))
+            _, decisions = row_answers(Questions(source.select(dense), top_k=k))
             values[dense], ids[dense] = decisions.top_values, decisions.top_ids
             read += source.weights[0].nbytes
         certificate = Certificate(rescored, fell, read)
@@ -471,10 +456,9 @@ class ScreenedHead:
         return values, ids, certificate
 
 
-def _rows_of(source: Source, rows: Tensor) -> Source:
-    hidden = source.hiddens[0]
-    some = hidden if len(rows) == len(hidden) else hidden[rows]
-    return Source((some,), source.weights, source.bias, source.pointwise)
+def _memory(t: Tensor) -> tuple[Any, ...]:
+    """Return what tells two tensors apart without reading them."""
+    return t.data_ptr(), t.shape, t.stride(), t.dtype, t.device
 
 
 def _changes(t: Tensor) -> int | None:

@@ -47,31 +47,18 @@ class Loop:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of this machine.
+    """Seconds of this machine."""
 
-    Attributes:
-        sweep: loss and gradients of a softmax over tokens, a sweep.
-        clusters: overhead of a cluster beside its sweep.
-        paths: loss and gradients of decisions on paths of a tree.
-        samples: loss and gradients against sampled tokens.
-        gradient: per entry of a weight whose gradient is dense.
-        question: overhead of one token's log-probability: full, adaptive, hierarchical.
-        search: overhead of an argmax; for hierarchical, per decision on a path.
-        read: per entry of a weight, for one token's log-probability.
-        compare: per entry of a weight, for the best token.
-        product: per multiplication of plain products, as in a Transformer block.
-    """
-
-    sweep: Loop
-    clusters: float
-    paths: Loop
-    samples: Loop
-    gradient: float
-    question: dict[str, float]
-    search: dict[str, float]
-    read: float
-    compare: float
-    product: float
+    sweep: Loop  # loss and gradients of a softmax over tokens, a sweep
+    clusters: float  # overhead of a cluster beside its sweep
+    paths: Loop  # loss and gradients of decisions on paths of a tree
+    samples: Loop  # loss and gradients against sampled tokens
+    gradient: float  # per entry of a weight whose gradient is dense
+    question: dict[str, float]  # overhead of one token's log-probability, for each kind of head
+    search: dict[str, float]  # overhead of an argmax; for hierarchical, per decision on a path
+    read: float  # per entry of a weight, for one token's log-probability
+    compare: float  # per entry of a weight, for the best token
+    product: float  # per multiplication of plain products, as in a Transformer block
 
 
 def rates() -> Rates:

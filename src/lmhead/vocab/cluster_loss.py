@@ -19,32 +19,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import Questions, RowLoss, accumulation_dtype, row_answers, total_loss
 from lmhead.vocab.clusters import Clusters, Part
 
 
-def cluster_loss(
-    clusters: Clusters,
-    hidden: Tensor,
-    targets: Tensor,
-    *,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> Tensor:
+def cluster_loss(clusters: Clusters, hidden: Tensor, loss: CrossEntropy) -> Tensor:
     """Return a number, or (N,) for "none". Targets are ids (N,) or probabilities (N, V)."""
-    if targets.is_floating_point():
-        if targets.requires_grad:
-            raise ValueError(
-                "targets of an AdaptiveHead must not require a gradient; detach them, or use "
-                "head(hidden).materialize()"
-            )
-        plan = _soft(clusters, targets, class_weight, label_smoothing)
+    if not loss.targets.is_floating_point():
+        plan = _hard(clusters, loss)
+    elif loss.targets.requires_grad:
+        raise ValueError(
+            "targets of an AdaptiveHead must not require a gradient; detach them, or use "
+            "head(hidden).materialize()"
+        )
     else:
-        plan = _hard(clusters, targets, class_weight, ignore_index, label_smoothing)
+        plan = _soft(clusters, loss)
     dtype = accumulation_dtype(hidden.dtype)
-    if reduction == "none":
+    if loss.reduction == "none":
         rows = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
         for job in plan.jobs:
             questions = job.questions(clusters, hidden)
@@ -52,13 +44,13 @@ def cluster_loss(
             rows = rows + part_loss if job.rows is None else rows.index_add(0, job.rows, part_loss)
         return rows.to(dtype)
     scale = torch.ones_like(plan.weight)
-    if reduction == "mean":
+    if loss.reduction == "mean":
         scale = torch.where(plan.weight == 0, 0.0, 1.0 / plan.weight)
     total = torch.zeros_like(scale)
     for job in plan.jobs:
-        loss = job.loss.map(lambda w: w * scale)
-        total = total + total_loss(job.questions(clusters, hidden), loss)
-    if reduction == "mean":
+        weights = job.loss.map(lambda w: w * scale)
+        total = total + total_loss(job.questions(clusters, hidden), weights)
+    if loss.reduction == "mean":
         total = torch.where(plan.weight == 0, math.nan, total)
     return total.to(dtype)
 
@@ -93,24 +85,18 @@ class _Plan:
     weight: Tensor  # (), what "mean" divides by
 
 
-def _hard(
-    clusters: Clusters,
-    targets: Tensor,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-) -> _Plan:
+def _hard(clusters: Clusters, given: CrossEntropy) -> _Plan:
     """Plan the loss for targets that are ids, (N,)."""
-    keep = targets != ignore_index
-    ids = torch.where(keep, targets, 0)
+    keep = given.targets != given.ignore_index
+    ids = torch.where(keep, given.targets, 0)
     target_weight = keep.double()
-    if class_weight is not None:
-        target_weight = target_weight * class_weight.double()[ids]
+    if given.class_weight is not None:
+        target_weight = target_weight * given.class_weight.double()[ids]
     places = clusters.places(ids)
     part_of = torch.where(keep, clusters.part_of(places), -1)
-    share = (1 - smoothing) * target_weight
-    mixes = _mixes(clusters, class_weight, smoothing, targets.device)
-    spread = smoothing / clusters.vocab * keep.double()
+    share = (1 - given.label_smoothing) * target_weight
+    mixes = _mixes(clusters, given)
+    spread = given.label_smoothing / clusters.vocab * keep.double()
     jobs = []
     for part, mix in zip(clusters.parts, mixes, strict=True):
         if part.number == 0:
@@ -130,14 +116,13 @@ def _hard(
     return _Plan(jobs, target_weight.sum())
 
 
-def _soft(
-    clusters: Clusters, targets: Tensor, class_weight: Tensor | None, smoothing: float
-) -> _Plan:
+def _soft(clusters: Clusters, given: CrossEntropy) -> _Plan:
     """Plan the loss for targets that are distributions, (N, V)."""
-    weighted = targets if class_weight is None else targets * class_weight
+    targets, smoothing = given.targets, given.label_smoothing
+    weighted = targets if given.class_weight is None else targets * given.class_weight
     if clusters.word_at is not None:
         weighted = weighted[:, clusters.word_at]
-    mixes = _mixes(clusters, class_weight, smoothing, targets.device)
+    mixes = _mixes(clusters, given)
     ones = torch.ones(len(targets), dtype=torch.float64, device=targets.device)
     spread = smoothing / clusters.vocab * ones
     pieces = [weighted[:, part.start : part.stop] for part in clusters.parts]
@@ -160,17 +145,16 @@ def _row_loss(share: Tensor, mix: Tensor | None, spread: Tensor) -> RowLoss:
     return RowLoss(lse=share + spread * mix.double().sum(), picked=share, mixed=spread)
 
 
-def _mixes(
-    clusters: Clusters, class_weight: Tensor | None, smoothing: float, device: torch.device
-) -> list[Tensor | None]:
+def _mixes(clusters: Clusters, given: CrossEntropy) -> list[Tensor | None]:
     """Return the weights over which ε is spread in each part; masked tokens get none."""
-    if smoothing == 0.0:
+    if given.label_smoothing == 0.0:
         return [None] * len(clusters.parts)
     dtype = accumulation_dtype(clusters.head_weight.dtype)
-    if class_weight is None:
-        weights = torch.ones(clusters.vocab, dtype=dtype, device=device)
+    if given.class_weight is None:
+        weights = torch.ones(clusters.vocab, dtype=dtype, device=given.targets.device)
     else:
-        weights = _by_place(clusters, class_weight.detach().to(dtype))
+        weights = given.class_weight.detach().to(dtype)
+        weights = weights if clusters.word_at is None else weights[clusters.word_at]
     tails = []
     for part, bias in zip(clusters.parts[1:], clusters.biases, strict=True):
         mix = weights[part.start : part.stop]
@@ -182,8 +166,3 @@ def _mixes(
         removed = masked[clusters.shortlist :].tolist()
         tails = [torch.zeros_like(t) if g else t for t, g in zip(tails, removed, strict=True)]
     return [head, *tails]
-
-
-def _by_place(clusters: Clusters, by_token: Tensor) -> Tensor:
-    """Return a vector (V,) by token as (V,) by place."""
-    return by_token if clusters.word_at is None else by_token[clusters.word_at]

@@ -11,7 +11,7 @@ lowest id first among equals, in any batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,8 +51,7 @@ def cluster_top(clusters: Clusters, hidden: Tensor, k: int) -> tuple[Tensor, Ten
     return values, ids
 
 
-@dataclass
-class _Candidates:
+class _Candidates(NamedTuple):
     """The candidates of each row, best first: (B, K) each."""
 
     values: Tensor  # float64, log-probabilities; -inf where there is none
@@ -72,24 +71,17 @@ class _Search:
 
     def run(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return values (B, k), ids (B, k), and which rows are decided beyond rounding."""
-        clusters = self.clusters
-        head, all_rows = (
-            clusters.parts[0],
-            torch.arange(len(self.hidden), device=self.hidden.device),
-        )
+        clusters, head = self.clusters, self.clusters.parts[0]
+        all_rows = torch.arange(len(self.hidden), device=self.hidden.device)
         log_p, source, lse = self._log_softmax(head, all_rows)
         entries = log_p[:, clusters.shortlist :]
         candidates = self._best(head, log_p[:, : clusters.shortlist], source, lse, all_rows, None)
         candidates = self._sorted(candidates)
         for part in clusters.parts[1:]:
             mass = entries[:, part.number - 1]
-            kth = (
-                candidates.values[:, self.k - 1]
-                if candidates.values.shape[1] >= self.k
-                else -math.inf
-            )
-            # NaN counts as needed.
-            needed = ~(mass + 2 * self.error < kth)
+            found = candidates.values.shape[1]
+            kth = candidates.values[:, self.k - 1] if found >= self.k else -math.inf
+            needed = ~(mass + 2 * self.error < kth)  # true for NaN
             self.bound = torch.where(needed, self.bound, torch.maximum(self.bound, mass))
             rows = needed.nonzero()[:, 0]
             if len(rows) == 0:
@@ -154,16 +146,12 @@ class _Search:
 
     def _merge(self, candidates: _Candidates, more: _Candidates, rows: Tensor) -> _Candidates:
         """Return all candidates, sorted; at most k + _SPARE."""
-        n, width = len(candidates.values), more.values.shape[1]
-        values = candidates.values.new_full((n, width), -math.inf)
-        places, parts = candidates.places.new_zeros(n, width), candidates.parts.new_zeros(n, width)
-        values[rows], places[rows], parts[rows] = more.values, more.places, more.parts
-        values = torch.cat([candidates.values, values], 1)
-        places, parts = (
-            torch.cat([candidates.places, places], 1),
-            torch.cat([candidates.parts, parts], 1),
-        )
-        return self._sorted(_Candidates(values, places, parts))
+        joined = []
+        for old, new, none in zip(candidates, more, (-math.inf, 0, 0), strict=True):
+            of_all_rows = old.new_full((len(old), new.shape[1]), none)
+            of_all_rows[rows] = new
+            joined.append(torch.cat([old, of_all_rows], 1))
+        return self._sorted(_Candidates(*joined))
 
     def _sorted(self, candidates: _Candidates) -> _Candidates:
         by_id = self.clusters.tokens(candidates.places).argsort(1)
@@ -172,9 +160,7 @@ class _Search:
         if order.shape[1] > self.k + _SPARE:
             order, rest = order[:, : self.k + _SPARE], order[:, self.k + _SPARE, None]
             self.bound = torch.maximum(self.bound, candidates.values.gather(1, rest)[:, 0])
-        return _Candidates(
-            *(t.gather(1, order) for t in (candidates.values, candidates.places, candidates.parts))
-        )
+        return _Candidates(*(t.gather(1, order) for t in candidates))
 
     def _decided(self, candidates: _Candidates) -> Tensor:
         """Return the rows whose k best tokens are certain despite rounding."""

@@ -29,17 +29,11 @@ from lmhead.vocab.factors import Factors, Uniform, inverse_cdf
 
 @dataclass(frozen=True)
 class Part:
-    """The softmax of the head or of a cluster: the range of its tokens in the order of frequency.
+    """The softmax of the head or of a cluster: its range in the order of frequency."""
 
-    Attributes:
-        number: 0 for the head, c + 1 for cluster c.
-        start: place of the first token.
-        stop: place after the last token.
-    """
-
-    number: int
-    start: int
-    stop: int
+    number: int  # 0 for the head, c + 1 for cluster c
+    start: int  # place of the first token
+    stop: int  # place after the last token
 
     @property
     def size(self) -> int:
@@ -49,27 +43,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Clusters(Factors):
-    """The tensors of an adaptive head.
+    """The tensors of an adaptive head."""
 
-    Attributes:
-        head_weight: (S + C, D), for S tokens of the shortlist and C clusters.
-        head_bias: (S + C,) or None.
-        projections: (D_c, D) each.
-        weights: (V_c, D_c) each.
-        biases: (V_c,) or None each.
-        ends: place after the last token of the shortlist and of every cluster; the last is V.
-        place_of: (V,), the place of each token by frequency, or None if tokens are in that order.
-        word_at: (V,), its inverse.
-    """
-
-    head_weight: Tensor
-    head_bias: Tensor | None
-    projections: tuple[Tensor, ...]
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor | None, ...]
-    ends: tuple[int, ...]
-    place_of: Tensor | None = None
-    word_at: Tensor | None = None
+    head_weight: Tensor  # (S + C, D), for S tokens of the shortlist and C clusters
+    head_bias: Tensor | None  # (S + C,) or None
+    projections: tuple[Tensor, ...]  # (D_c, D) each
+    weights: tuple[Tensor, ...]  # (V_c, D_c) each
+    biases: tuple[Tensor | None, ...]  # (V_c,) or None each
+    ends: tuple[int, ...]  # place after the last token of the shortlist and of every cluster
+    place_of: Tensor | None = None  # (V,), place of each token by frequency; None: its id
+    word_at: Tensor | None = None  # (V,), its inverse
     max_bytes: int | None = None
     name: str = "AdaptiveHead"
 

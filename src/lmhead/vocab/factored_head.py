@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from lmhead import checks
 from lmhead.checks import eager
 from lmhead.lazy import LazyLogits
-from lmhead.sampling.distribution import FOR_FACTORS, make_keys, position_tensor, uniforms
+from lmhead.sampling.distribution import (
+    FOR_FACTORS,
+    check_seed,
+    position_tensor,
+    row_keys,
+    uniforms,
+)
 from lmhead.scores.answers import Asked
 from lmhead.sweep import autocast
 from lmhead.vocab.factored_scores import FactoredScores
@@ -103,21 +109,10 @@ class FactoredHead(nn.Module, ABC):
         For temperature, top-p and so on give `head(hidden)` to a `Sampler`.
         """
         scores = self.scores(hidden)
-        n = scores.n_rows
-        if seed is None:
-            seeds: list[int] = torch.randint(-(2**63), 2**63 - 1, (n,)).tolist()
-        else:
-            seeds = [seed] * n if isinstance(seed, int) else list(seed)
-            if isinstance(seed, bool) or not all(type(number) is int for number in seeds):
-                raise TypeError(f"seed must be an integer, or one per row; got {seed!r}")
-        positions = position_tensor(position)
-        for name, count in (("seed", len(seeds)), ("position", len(positions))):
-            if count != n and not (name == "position" and count == 1):
-                raise ValueError(f"{name} must be a number or one per row, {n}; got {count}")
-        keys = make_keys(seeds, positions.expand(n))
+        keys = row_keys(check_seed(seed), position_tensor(position), scores.n_rows)
 
         def uniform(i: int) -> Tensor:
-            ids = torch.full((n, 1), i, dtype=torch.int64)
+            ids = torch.full((len(keys), 1), i, dtype=torch.int64)
             return uniforms(keys, ids, FOR_FACTORS)[:, 0].to(scores.device)
 
         return scores.draw(uniform).reshape(hidden.shape[:-1])

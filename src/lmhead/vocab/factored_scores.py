@@ -125,15 +125,7 @@ class FactoredScores(Scores):
     def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss, from the factors of the targets alone."""
         check_numbers(self.device)
-        value: Tensor = self.factors.cross_entropy(
-            self.hidden,
-            loss.targets,
-            class_weight=loss.class_weight,
-            ignore_index=loss.ignore_index,
-            reduction=loss.reduction,
-            label_smoothing=loss.label_smoothing,
-        )
-        return value
+        return self.factors.cross_entropy(self.hidden, loss)
 
     def columns(self, ids: Tensor) -> Tensor:
         """Return the log-probabilities of token ids (K,): (N, K)."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lmhead import checks
 from lmhead.scores.protocol import recomputed
+from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import DEFAULT_MAX_BYTES
 
 Uniform = Callable[[int], Tensor]
@@ -68,20 +69,10 @@ class Factors(ABC):
         """
 
     @abstractmethod
-    def cross_entropy(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        *,
-        class_weight: Tensor | None,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-    ) -> Tensor:
-        """Return `F.cross_entropy(log_probs(hidden), targets, ...)`: a number, or (N,) for "none".
+    def cross_entropy(self, hidden: Tensor, loss: CrossEntropy) -> Tensor:
+        """Return `loss.of_dense(log_probs(hidden))`: a number, or (N,) for the reduction "none".
 
-        Targets are ids (N,), or probabilities (N, V); all arguments have been validated. If an
-        option is not supported, raise a `ValueError`.
+        `loss` has been validated. If an option is not supported, raise a `ValueError`.
         """
 
     # From whole rows; override them if there is a cheaper way -----------------------------------

@@ -27,40 +27,24 @@ Ints = npt.NDArray[np.int64]
 
 
 class Steps(NamedTuple):
-    """The decisions on the paths of some tokens, path after path, each from the root down.
+    """The decisions on the paths of some tokens, path after path, each from the root down."""
 
-    Attributes:
-        owner: (P,), index of the token, among those given, to whose path it belongs.
-        fork: (P,), the fork of the decision.
-        branch: (P,), the branch that is taken.
-    """
-
-    owner: Tensor
-    fork: Tensor
-    branch: Tensor
+    owner: Tensor  # (P,), index of the token, among those given, to whose path it belongs
+    fork: Tensor  # (P,), the fork of the decision
+    branch: Tensor  # (P,), the branch that is taken
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tree on one device, int64. N nodes, F forks, E = N - 1 edges: fork by fork, in order.
+    """The tree on one device, int64. N nodes, F forks, E = N - 1 edges: fork by fork, in order."""
 
-    Attributes:
-        parent: (N,), the fork above a node; -1 for the root.
-        branch: (N,), its index among the branches of that fork; 0 for the root.
-        depth: (N,), number of decisions from the root.
-        start: (F + 1,), the first edge of a fork.
-        child: (E,), the node at the end of an edge.
-        first_row: (F + 1,), the first row of weights of a fork.
-        below: (N,), number of tokens below a node, itself included.
-    """
-
-    parent: Tensor
-    branch: Tensor
-    depth: Tensor
-    start: Tensor
-    child: Tensor
-    first_row: Tensor
-    below: Tensor
+    parent: Tensor  # (N,), the fork above a node; -1 for the root
+    branch: Tensor  # (N,), its index among the branches of that fork; 0 for the root
+    depth: Tensor  # (N,), number of decisions from the root
+    start: Tensor  # (F + 1,), the first edge of a fork
+    child: Tensor  # (E,), the node at the end of an edge
+    first_row: Tensor  # (F + 1,), the first row of weights of a fork
+    below: Tensor  # (N,), number of tokens below a node, itself included
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lmhead.scores.protocol import recomputed
+from lmhead.scores.row_loss import CrossEntropy
 from lmhead.sweep import accumulation_dtype
 from lmhead.vocab.factors import Factors, Uniform, vmapped
 from lmhead.vocab.tree_paths import Forks
@@ -21,15 +22,10 @@ from lmhead.vocab.tree_search import best_tokens
 
 @dataclass(frozen=True)
 class TreeFactors(Factors):
-    """A distribution over tokens as a tree of decisions.
+    """A distribution over tokens as a tree of decisions."""
 
-    Attributes:
-        forks: the tree with its parameters.
-        path: returns the expected number of rows on a path, for `explain`.
-    """
-
-    forks: Forks
-    path: Callable[[], float]
+    forks: Forks  # the tree with its parameters
+    path: Callable[[], float]  # returns the expected number of rows on a path, for `explain`
     max_bytes: int | None = None
     name: str = "HierarchicalHead"
 
@@ -58,72 +54,47 @@ class TreeFactors(Factors):
         """Return log p of all tokens, (N, V)."""
         return self.forks.all_log_probs(hidden, exact=exact)
 
-    def cross_entropy(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        *,
-        class_weight: Tensor | None,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-    ) -> Tensor:
+    def cross_entropy(self, hidden: Tensor, loss: CrossEntropy) -> Tensor:
         """Return the cross-entropy; see `Factors`.
 
         Label smoothing and target probabilities are exact, and read all forks: a product with V - 1
         rows, where the plain loss has one with those on the targets' paths.
         """
         dtype = accumulation_dtype(hidden.dtype)
-        if targets.is_floating_point():
-            rows = self._soft(hidden, targets, class_weight, label_smoothing)
+        if loss.targets.is_floating_point():
+            rows = self._soft(hidden, loss)
             weight = rows.new_tensor(len(rows))
         else:
-            rows, weight = self._hard(hidden, targets, class_weight, ignore_index, label_smoothing)
-        if reduction == "none":
+            rows, weight = self._hard(hidden, loss)
+        if loss.reduction == "none":
             return rows.to(dtype)
         total = rows.sum()
-        return (total if reduction == "sum" else total / weight).to(dtype)
+        return (total if loss.reduction == "sum" else total / weight).to(dtype)
 
-    def _hard(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        class_weight: Tensor | None,
-        ignore_index: int,
-        label_smoothing: float,
-    ) -> tuple[Tensor, Tensor]:
+    def _hard(self, hidden: Tensor, loss: CrossEntropy) -> tuple[Tensor, Tensor]:
         """Return the loss of each row (N,), 0 where ignored, and the divisor of "mean"; float64."""
-        if vmapped():
-            return self._hard_of_all(hidden, targets, class_weight, ignore_index, label_smoothing)
-        row = (targets != ignore_index).nonzero()[:, 0]
-        ids = targets[row]
-        target_weight = torch.ones(len(ids), dtype=torch.float64, device=ids.device)
-        if class_weight is not None:
-            target_weight = class_weight.double()[ids]
-        loss = -target_weight * self.forks.token_log_prob(hidden, row, ids)
-        if label_smoothing:
-            spread = self._spread(hidden[row], class_weight)
-            loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
-        return loss.new_zeros(len(targets)).index_copy(0, row, loss), target_weight.sum()
-
-    def _hard_of_all(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        class_weight: Tensor | None,
-        ignore_index: int,
-        label_smoothing: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the same from all tokens: under `vmap` no size may depend on the targets."""
-        kept = targets != ignore_index
-        ids = torch.where(kept, targets, 0)
-        target_weight = kept.double() if class_weight is None else kept * class_weight.double()[ids]
-        log_p = self.forks.all_log_probs(hidden).gather(1, ids[:, None])[:, 0]
-        loss = -target_weight * log_p
-        if label_smoothing:
-            spread = self._spread(hidden, class_weight)
-            loss = (1 - label_smoothing) * loss - label_smoothing / self.vocab * spread
-        return torch.where(kept, loss, 0.0), target_weight.sum()
+        kept = loss.targets != loss.ignore_index
+        ids = torch.where(kept, loss.targets, 0)
+        target_weight = kept.double()
+        if loss.class_weight is not None:
+            target_weight = target_weight * loss.class_weight.double()[ids]
+        fixed_size = vmapped()  # no size may depend on the targets
+        if not fixed_size:
+            row = kept.nonzero()[:, 0]
+            target_weight = target_weight[row]
+            log_p = self.forks.token_log_prob(hidden, row, ids[row])
+        else:
+            log_p = self.forks.all_log_probs(hidden).gather(1, ids[:, None])[:, 0]
+        rows = -target_weight * log_p
+        if loss.label_smoothing:
+            smoothed = hidden if fixed_size else hidden[row]
+            spread = self._spread(smoothed, loss.class_weight)
+            rows = (1 - loss.label_smoothing) * rows - loss.label_smoothing / self.vocab * spread
+        if fixed_size:
+            rows = torch.where(kept, rows, 0.0)
+        else:
+            rows = rows.new_zeros(len(kept)).index_copy(0, row, rows)
+        return rows, target_weight.sum()
 
     def _shares(self) -> Tensor:
         """Return 1 for tokens with a share of the label smoothing, 0 for masked ones: (V,)."""
@@ -142,19 +113,13 @@ class TreeFactors(Factors):
         below = self.forks.masses_below(mass)
         return self.by_blocks(lambda h: self.forks.sum_log_probs(h, below), hidden).double()
 
-    def _soft(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        class_weight: Tensor | None,
-        label_smoothing: float,
-    ) -> Tensor:
+    def _soft(self, hidden: Tensor, loss: CrossEntropy) -> Tensor:
         """Return the loss of each row (N,) for target probabilities (N, V); float64."""
-        t = (1 - label_smoothing) * targets
-        if label_smoothing:
-            t = t + (label_smoothing / self.vocab * self._shares()).to(t)
-        if class_weight is not None:
-            t = t * class_weight
+        t = (1 - loss.label_smoothing) * loss.targets
+        if loss.label_smoothing:
+            t = t + (loss.label_smoothing / self.vocab * self._shares()).to(t)
+        if loss.class_weight is not None:
+            t = t * loss.class_weight
         parts, start = [], 0
         for rows in self.blocks(hidden):
             target_rows = t[start : start + len(rows)]

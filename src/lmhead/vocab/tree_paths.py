@@ -23,35 +23,21 @@ from lmhead.vocab.tree import Tree
 
 
 class Decided(NamedTuple):
-    """All branches of some forks, each for one hidden state.
+    """All branches of some forks, each for one hidden state."""
 
-    Attributes:
-        start: (P,), index of the first branch of a fork.
-        log_p: (E,), log p(branch | fork), float64; at most 0.
-        child: (E,), the node that a branch leads to.
-        owner: (E,), index of the branch's fork among those given.
-    """
-
-    start: Tensor
-    log_p: Tensor
-    child: Tensor
-    owner: Tensor
+    start: Tensor  # (P,), index of the first branch of a fork
+    log_p: Tensor  # (E,), log p(branch | fork), float64; at most 0
+    child: Tensor  # (E,), the node that a branch leads to
+    owner: Tensor  # (E,), index of the branch's fork among those given
 
 
 class Forks(NamedTuple):
-    """The tree with the parameters of all decisions.
+    """The tree with the parameters of all decisions."""
 
-    Attributes:
-        weight: (V - 1, D).
-        bias: (V - 1,) or None.
-        tree: the tree of the forks.
-        sparse: whether the weight's gradient is sparse.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    tree: Tree
-    sparse: bool = False
+    weight: Tensor  # (V - 1, D)
+    bias: Tensor | None  # (V - 1,) or None
+    tree: Tree  # the tree of the forks
+    sparse: bool = False  # whether the weight's gradient is sparse
 
     def detach(self) -> Forks:
         """Return the same, detached from the autograd graph."""

@@ -21,7 +21,7 @@ from benchmarks.model_inputs import make_inputs
 from benchmarks.report import Document, table
 from benchmarks.runner import Run, benchmark, integer
 from benchmarks.shapes import SHAPES, Shape
-from lmhead.screen.copy import Bits
+from lmhead.screen.quantized_weight import Bits
 
 _TITLE = "Errors of the gradient filter, work of certified decode, bounds of stored states"
 _TAILS = (0.01, 0.02, 0.04)

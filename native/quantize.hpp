@@ -1,6 +1,6 @@
-// The quantized copy of a weight, as screen/copy.py defines it: rows as 16-bit numbers along a few
-// leading directions and 8-bit numbers after a rotation, with bounds on what is lost. And a hash of
-// a weight's bytes, by which a stored copy is found again.
+// The quantized copy of a weight, as screen/quantized_weight.py defines it: rows as 16-bit numbers
+// along a few leading directions and 8-bit numbers after a rotation, with bounds on what is lost.
+// And a hash of a weight's bytes, by which a stored copy is found again.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct QuantizeRows {
   const int64_t* sizes;  // (n_factors,)
   int64_t n_factors;
   double mean_norm;
-  double kappa, share, lost, up;  // constants of the proof: see screen/copy.py
+  double kappa, share, lost, up;  // constants of the proof: see screen/quantized_weight.py
   float tiny;
 };
 

@@ -8,13 +8,16 @@ import torch
 from lmhead.screen import screen_kernels
 from lmhead.screen.build_copy import build
 from lmhead.screen.candidates import Candidates, decide
-from lmhead.screen.copy import BLOCK, Copy
+from lmhead.screen.quantized_weight import BLOCK, QuantizedWeight
 from lmhead.sweep import Pointwise, Source, kernels
 from screen import heads
 
 
 def candidates(
-    weight: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, copy: Copy | None = None
+    weight: torch.Tensor,
+    hidden: torch.Tensor,
+    bias: torch.Tensor | None,
+    copy: QuantizedWeight | None = None,
 ) -> Candidates:
     source = Source((hidden,), (weight,), bias, Pointwise())
     wide = None if bias is None else bias.double()

@@ -10,7 +10,7 @@ import torch
 from lmhead.screen import screen_kernels
 from lmhead.screen.build_copy import build
 from lmhead.screen.candidates import Pairs
-from lmhead.screen.copy import BLOCK, Rotation, pack, unpack
+from lmhead.screen.quantized_weight import BLOCK, Rotation, pack, unpack
 from lmhead.screen.states import States
 from lmhead.sweep import kernels
 from screen import heads

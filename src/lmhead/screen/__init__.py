@@ -3,7 +3,7 @@
 In:  a head and hidden states.
 Out: the token, or the top k, of the float64 logits: the same as full precision, always.
 
-    copy             the quantized copy of the weight, and its error per row
+    quantized_weight `QuantizedWeight`: the copy of the weight, and its error per row
     build_copy       make it from a weight
     copy_cache       make it once per weight, and keep it in the cache folder
     states           hidden states as integers, and their error

@@ -1,7 +1,7 @@
 """Make the quantized copy of a weight: in the compiled core, or as torch operations.
 
-`copy` has the definition, docs/certified.md the proof. Both ways give the same copy up to the last
-bits of float64 steps, which the bounds cover.
+`quantized_weight` has the definition, docs/certified.md the proof. Both ways give the same copy up
+to the last bits of float64 steps, which the bounds cover.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from lmhead.screen import huge_pages
-from lmhead.screen.copy import BLOCK, KAPPA, SHARE, TINY, Bits, Copy, Rotation, pack
+from lmhead.screen.quantized_weight import (
+    BLOCK,
+    KAPPA,
+    SHARE,
+    TINY,
+    Bits,
+    QuantizedWeight,
+    Rotation,
+    pack,
+)
 from lmhead.sweep import kernels
 
 OnRows = Callable[[int, int], None]
@@ -71,7 +80,7 @@ def build(
     calibration: Tensor | None = None,
     leading: int | None = None,
     progress: OnRows | None = None,
-) -> Copy:
+) -> QuantizedWeight:
     """Quantize a weight (V, D), block by block.
 
     Args:
@@ -112,7 +121,7 @@ def build(
             progress(some.stop, vocab)
     planes = codes.view(torch.uint8)
     scales, lead_scales, e, e_high, n = numbers
-    return Copy(
+    return QuantizedWeight(
         bits=bits,
         mean=mean,
         basis=basis,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lmhead.screen import screen_kernels
-from lmhead.screen.copy import BLOCK, Copy
+from lmhead.screen.quantized_weight import BLOCK, QuantizedWeight
 from lmhead.screen.states import States
 from lmhead.sweep import Pointwise, Source, kernels
 
@@ -39,11 +39,9 @@ def grows(p: Pointwise) -> bool:
 
 
 def lowest_linear(p: Pointwise, z: Tensor) -> Tensor:
-    """Return a limit t, (...): a token with a linear value below t has a logit below z.
+    """Return a limit t, (...): a token with a linear value below t has a logit below z, (...).
 
-    Args:
-        p: the map; `grows(p)`.
-        z: float64 logits, (...).
+    The map must grow: `grows(p)`.
     """
     if p.is_identity:
         return z
@@ -146,16 +144,13 @@ class Candidates:
     """
 
     def __init__(
-        self, copy: Copy, source: Source, bias: Tensor | None, allowed: Tensor | None = None
+        self,
+        copy: QuantizedWeight,
+        source: Source,
+        bias: Tensor | None,
+        allowed: Tensor | None = None,
     ) -> None:
-        """Read the copy: the rows of tokens that some hidden state may have.
-
-        Args:
-            copy: of the weight of the source.
-            source: B usable rows and one weight.
-            bias: (V,) in float64 or None; a token with -inf is not read.
-            allowed: (B, ceil(V / 32)) int32, a bit per token; None allows all.
-        """
+        """Read the copy of the source's weight: see `screen_kernels.products`."""
         self.copy, self.source, self.bias = copy, source, bias
         self.pointwise: Pointwise = source.pointwise
         self._linear = Source(source.hiddens, source.weights, source.bias, Pointwise())

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmhead.screen.build_copy import OnRows, build
-from lmhead.screen.copy import Bits, Copy
+from lmhead.screen.quantized_weight import Bits, QuantizedWeight
 from lmhead.sweep import kernels
 from lmhead.user_cache import cache_folder
 
@@ -33,7 +33,9 @@ MIN_CACHED_BYTES = 8 << 20
 _VERSION = 1  # of the content; another number makes all copies again
 
 
-def cached_copy(weight: Tensor, *, bits: Bits = 8, progress: OnRows | None = None) -> Copy:
+def cached_copy(
+    weight: Tensor, *, bits: Bits = 8, progress: OnRows | None = None
+) -> QuantizedWeight:
     """Return the copy of a weight (V, D), from the cache folder if it is there."""
     if weight.nbytes < MIN_CACHED_BYTES:
         return build(weight, bits=bits, progress=progress)
@@ -64,7 +66,7 @@ def content_hash(tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _read(path: Path, weight: Tensor, bits: Bits) -> Copy | None:
+def _read(path: Path, weight: Tensor, bits: Bits) -> QuantizedWeight | None:
     """Return the copy of a file; None if there is none, or if it is damaged."""
     try:
         opened: Any = safe_open(os.fspath(path), framework="pt")
@@ -73,13 +75,13 @@ def _read(path: Path, weight: Tensor, bits: Bits) -> Copy | None:
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
         if content != content_hash(tensors):
             return None
-        copy = Copy.from_tensors(bits, tensors)
+        copy = QuantizedWeight.from_tensors(bits, tensors)
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
     return copy if (copy.vocab, copy.size) == tuple(weight.shape) else None
 
 
-def _write(path: Path, copy: Copy) -> None:
+def _write(path: Path, copy: QuantizedWeight) -> None:
     tensors = {name: t.contiguous() for name, t in copy.tensors().items()}
     part = path.with_suffix(f".{os.getpid()}.part")
     with suppress(OSError, SafetensorError):

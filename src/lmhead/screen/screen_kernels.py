@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmhead.screen import memory_reading
-from lmhead.screen.copy import BLOCK, Copy, block_largest, unpack
+from lmhead.screen.quantized_weight import BLOCK, QuantizedWeight, block_largest, unpack
 from lmhead.screen.states import States
 from lmhead.sweep import kernels
 
@@ -33,17 +33,12 @@ class Approximation(NamedTuple):
 
 
 def products(
-    copy: Copy, states: States, bias: Tensor | None, allowed: Tensor | None = None
+    copy: QuantizedWeight, states: States, bias: Tensor | None, allowed: Tensor | None = None
 ) -> Approximation:
-    """Multiply the copy by hidden states.
+    """Multiply the copy (of "4+4" the high nibbles) by B hidden states; bias (V,) in float64.
 
-    A token that no row allows, or whose bias is -inf, is not read.
-
-    Args:
-        copy: the copy; of "4+4" the high nibbles are read.
-        states: B hidden states.
-        bias: (V,) in float64 or None.
-        allowed: (B, ceil(V / 32)) int32, a bit per token; None allows all.
+    `allowed` (B, ceil(V / 32)) int32 has a bit per token. A token that no row allows, or whose bias
+    is -inf, is not read.
     """
     rows = len(states.main)
     approx = torch.empty(rows, copy.vocab)
@@ -84,7 +79,9 @@ def products(
     return Approximation(approx, block_largest(approx), read)
 
 
-def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+def refine(
+    copy: QuantizedWeight, states: States, approx: Tensor, rows: Tensor, ids: Tensor
+) -> Tensor:
     """Return approx at (rows, ids) with all eight bits, and its error.
 
     Shapes: (M,) and (M,) give (2, M) in float64.
@@ -118,20 +115,12 @@ def refine(copy: Copy, states: States, approx: Tensor, rows: Tensor, ids: Tensor
 
 
 def select(
-    copy: Copy, approx: Tensor, top: Tensor, e: Tensor, n: Tensor, limits: Tensor
+    copy: QuantizedWeight, approx: Tensor, top: Tensor, e: Tensor, n: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens whose upper bound, approx + e · e_v + n · n_v, reaches the limit.
 
-    Args:
-        copy: gives e_v of the first pass and n_v.
-        approx: (B, V) float32.
-        top: (B, blocks), the largest of each block.
-        e: (B,) float64.
-        n: (B,) float64.
-        limits: (B,) float64.
-
-    Returns:
-        How many of each row, (B,), and their ids, row after row, lowest first.
+    approx is (B, V) float32, top (B, blocks) the largest of each block; e, n and limits are (B,)
+    float64. Returns how many of each row, (B,), and their ids, row after row, lowest first.
     """
     if kernels.core is None:
         return _select(copy, approx, e, n, limits)
@@ -147,7 +136,7 @@ def select(
 
 
 def _select(
-    copy: Copy, approx: Tensor, e: Tensor, n: Tensor, limits: Tensor
+    copy: QuantizedWeight, approx: Tensor, e: Tensor, n: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
     counts, found = [], []
     for row, (row_e, row_n, limit) in enumerate(zip(e, n, limits, strict=True)):
@@ -163,10 +152,7 @@ def _select(
 def best(approx: Tensor, top: Tensor, k: int) -> Tensor:
     """Return some k tokens of each row with the largest approx, ids ascending: (B, k).
 
-    Args:
-        approx: (B, V) float32.
-        top: (B, blocks), the largest of each block.
-        k: at least 1.
+    approx is (B, V) float32, top (B, blocks) the largest of each block.
     """
     if kernels.core is None or k > top.shape[1]:
         return approx.topk(k, dim=1).indices.sort(dim=1).values

@@ -17,8 +17,8 @@ from lmhead import checks
 from lmhead.screen import candidates, store
 from lmhead.screen.build_copy import OnRows, build
 from lmhead.screen.candidates import Candidates, decide
-from lmhead.screen.copy import Bits, Copy
 from lmhead.screen.copy_cache import cached_copy
+from lmhead.screen.quantized_weight import Bits, QuantizedWeight
 from lmhead.screen.states import STATES_PER_PASS, usable
 from lmhead.sweep import Pointwise, Questions, Source, row_answers
 
@@ -193,7 +193,7 @@ class ScreenedHead:
             copy = build(weight, bits=bits, calibration=calibration, progress=progress)
         self._own(head, copy)
 
-    def _own(self, head: Any, copy: Copy) -> None:
+    def _own(self, head: Any, copy: QuantizedWeight) -> None:
         self.head, self.copy = head, copy
         # A reference to the weight keeps its memory from being reused.
         self._weight, self._version = head.weight.detach(), _changes(head.weight)

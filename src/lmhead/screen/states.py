@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from lmhead.screen.copy import DEFECT, KAPPA, SHARE, Copy
+from lmhead.screen.quantized_weight import DEFECT, KAPPA, SHARE, QuantizedWeight
 from lmhead.sweep import kernels
 
 STATES_PER_PASS = 64  # hidden states multiplied in one pass over the copy
@@ -41,7 +41,7 @@ class States:
     n: Tensor  # (B,) float64
 
     @classmethod
-    def of(cls, copy: Copy, hidden: Tensor) -> States:
+    def of(cls, copy: QuantizedWeight, hidden: Tensor) -> States:
         """Convert hidden states (B, D), all of them `usable`."""
         unit = 1 if len(hidden) == 1 else _UNIT_OF_BATCH
         h = hidden.double().resolve_neg()
@@ -90,7 +90,7 @@ def sizes(x: Tensor) -> Tensor:
     return norms
 
 
-def usable(copy: Copy, hidden: Tensor) -> Tensor:
+def usable(copy: QuantizedWeight, hidden: Tensor) -> Tensor:
     """Return which hidden states (B, D) are finite and cannot overflow: (B,)."""
     return sizes(hidden) * max(copy.n_max, 1.0) < 1e30
 

@@ -11,13 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmhead.screen.copy import Bits, Copy
+from lmhead.screen.quantized_weight import Bits, QuantizedWeight
 
 FORMAT = "lmhead-screen"
 VERSION = "2"
 
 
-def save(path: str | os.PathLike[str], copy: Copy, weight: Tensor) -> None:
+def save(path: str | os.PathLike[str], copy: QuantizedWeight, weight: Tensor) -> None:
     """Write a copy and what it belongs to."""
     tensors = {name: t.contiguous() for name, t in copy.tensors().items()}
     metadata = {
@@ -30,7 +30,7 @@ def save(path: str | os.PathLike[str], copy: Copy, weight: Tensor) -> None:
     save_file(tensors, os.fspath(path), metadata=metadata)
 
 
-def load(path: str | os.PathLike[str], weight: Tensor) -> Copy:
+def load(path: str | os.PathLike[str], weight: Tensor) -> QuantizedWeight:
     """Read a copy of this weight; a ValueError if it is anything else."""
     name = os.fspath(path)
     try:
@@ -54,7 +54,7 @@ def load(path: str | os.PathLike[str], weight: Tensor) -> Copy:
         raise ValueError(f"{name} is damaged: its content does not match its hash")
     bits = cast(Bits, 8 if metadata["bits"] == "8" else metadata["bits"])
     try:
-        return Copy.from_tensors(bits, tensors)
+        return QuantizedWeight.from_tensors(bits, tensors)
     except (KeyError, ValueError) as problem:
         raise ValueError(f"{name} is damaged: {problem}") from problem
 

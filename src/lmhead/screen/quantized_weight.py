@@ -158,7 +158,7 @@ class CopyArrays(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Copy:
+class QuantizedWeight:
     """The copy. V tokens, D entries, padded to D' by the rotation; K leading directions."""
 
     bits: Bits
@@ -259,7 +259,7 @@ class Copy:
         return {name: t for name, t in named.items() if t is not None}
 
     @classmethod
-    def from_tensors(cls, bits: Bits, t: dict[str, Tensor]) -> Copy:
+    def from_tensors(cls, bits: Bits, t: dict[str, Tensor]) -> QuantizedWeight:
         """Make a copy from the result of `tensors`."""
         factors = tuple(t[f"factor.{i}"] for i in range(sum(n.startswith("factor.") for n in t)))
         norm, lead_norm = t["norms"].tolist()

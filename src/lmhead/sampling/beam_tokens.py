@@ -42,12 +42,9 @@ class Processor(Protocol):
 
 
 class TopTokens:
-    """The best tokens of each beam, from one sweep.
+    """The `count` best tokens of each beam, from one sweep over logits (R, V).
 
-    Args:
-        logits: (R, V).
-        count: number of tokens needed per beam.
-        diversity_penalty: subtracted from a token each time that an earlier group chose it.
+    `diversity_penalty` is subtracted from a token each time that an earlier group chose it.
     """
 
     def __init__(self, logits: LazyLogits | Tensor, count: int, diversity_penalty: float) -> None:
@@ -144,10 +141,8 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def rank(totals: Tensor, scores: Tensor, ids: Tensor) -> list[list[Candidate]]:
     """Return all candidates of each prompt, best first; ties: first beam, then lowest id.
 
-    Args:
-        totals: (P, W), sum of log-probabilities of each beam so far.
-        scores: (P, W, K), log-probabilities of tokens.
-        ids: (P, W, K), the tokens.
+    `totals` (P, W) are sums of log-probabilities, `scores` those of the next tokens `ids`,
+    (P, W, K) each.
 
     >>> rank(torch.tensor([[0.0]]), torch.tensor([[[-2.0, -1.0]]]), torch.tensor([[[5, 9]]]))
     [[Candidate(total=-1.0, beam=0, token=9), Candidate(total=-2.0, beam=0, token=5)]]

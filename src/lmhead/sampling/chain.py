@@ -22,14 +22,14 @@ def check_chain(stages: Sequence[Stage], options: Options) -> None:
             raise TypeError(
                 f"stages must hold Stage objects; got {type(stage).__name__} at index {number}"
             )
-        if last is not None and last.gives == "ids":
+        if last is not None and last.must_be_last:
             raise ValueError(f"{last.name} must be the last stage; move {stage.name} before it")
         if cut is not None and isinstance(stage, AllowedIds | ForcedTokens):
             raise ValueError(
                 f"{stage.name} comes after {cut.name}: its tokens may have been removed "
                 f"already; put it first"
             )
-        if stage.gives == "ids" and cut is not None:
+        if stage.must_be_last and cut is not None:
             raise ValueError(f"{stage.name} picks its own cutoff; remove {cut.name} before it")
         if isinstance(stage, Cut | XTC):
             cut = stage
@@ -46,7 +46,7 @@ def check_chain(stages: Sequence[Stage], options: Options) -> None:
     effective = active(stages, greedy=True)
     for stage in stages:
         idle = isinstance(stage, XTC) and stage not in effective
-        if stage.gives == "ids" or isinstance(stage, DynamicTemperature) or idle:
+        if stage.must_be_last or isinstance(stage, DynamicTemperature) or idle:
             raise ValueError(
                 f"{stage.name} has no effect with {setting}, which always takes the best token"
             )

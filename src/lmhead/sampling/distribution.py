@@ -216,16 +216,9 @@ def sample_candidates(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Sample one of few tokens per row by logit plus Gumbel noise; None without the compiled core.
 
-    Args:
-        z: (B, V), the logits of all tokens, before any stage.
-        lse: (B,), log Σ exp z.
-        ids: (B, K).
-        logits: (B, K), the logits of these tokens after all stages; -inf for none.
-        keys: (B, 2).
-
-    Returns:
-        Token, its log-probability among these tokens and in softmax(z), and the log of the mass
-        of these tokens in softmax(z): (B,) each.
+    z (B, V) are the logits before any stage, lse (B,) is their log Σ exp; `logits` (B, K) are
+    those of `ids` (B, K) after all stages. Returns the token, its log-probability among `ids` and
+    in softmax(z), and the log of the mass of `ids` in softmax(z): (B,) each.
     """
     core = _core(z)
     if core is None:

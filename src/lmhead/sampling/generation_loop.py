@@ -265,16 +265,11 @@ def choose_tokens(
     kept: bool = False,
     **given: Any,
 ) -> Choice:
-    """Choose the next token of every row.
+    """Choose the next token of every row from hidden states (B, D), with the k most probable ones.
 
-    Args:
-        head: hidden states to logits.
-        hidden: (B, D), of the last positions.
-        sampler: None for the most probable token.
-        k: number of most probable tokens to return with it.
-        allowed: (B, W) int32, tokens whose bit is 0 are forbidden; None if all are allowed.
-        kept: whether to return the tokens that the sampler kept.
-        given: further arguments of the sampler: context, position, prompt_length, ...
+    No `sampler` takes the most probable token; `given` are its further arguments: context, position
+    and so on. Tokens whose bit in `allowed` (B, W) int32 is 0 are forbidden. With `kept`, the
+    choice has the tokens that the sampler kept.
     """
     logits = head(hidden)
     if k > logits.shape[-1]:

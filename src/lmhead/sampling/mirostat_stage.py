@@ -22,7 +22,7 @@ class Mirostat2(Cut):
     """Version 2: the tokens with a surprise of at most mu."""
 
     name = "mirostat"
-    gives = "ids"
+    must_be_last = True
     tau: PerRow = 5.0
     eta: PerRow = 0.1
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, TypeGuard
+from typing import ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -124,8 +124,6 @@ def _lists(
 PerRow = float | Sequence[float] | Tensor
 """A number, or one per row."""
 
-Kind = Literal["logits", "probabilities", "ids"]
-
 
 @dataclass(frozen=True)
 class Call:
@@ -157,14 +155,12 @@ class Stage(ABC):
 
     Attributes:
         name: the sampler option.
-        takes: input of its definition: logits, or probabilities.
-        gives: its output: logits, or ids.
+        must_be_last: whether no stage may follow.
         keeps_argmax: whether the best token always remains the best one.
     """
 
     name: str
-    takes: ClassVar[Kind] = "logits"
-    gives: ClassVar[Kind] = "logits"
+    must_be_last: ClassVar[bool] = False
     keeps_argmax: ClassVar[bool] = False
 
     @abstractmethod
@@ -203,7 +199,6 @@ class Cut(Stage):
     these tokens, best first, and the distribution before the cut.
     """
 
-    takes: ClassVar[Kind] = "probabilities"
     keeps_argmax: ClassVar[bool] = True
 
     def __call__(self, distribution: Distribution, call: Call) -> Distribution:
@@ -271,7 +266,6 @@ class DynamicTemperature(Stage):
     """
 
     name = "dynatemp_range"
-    takes = "probabilities"
     keeps_argmax = True
     _MIN_TEMPERATURE = 1e-6  # avoids division by zero
     temperature: PerRow

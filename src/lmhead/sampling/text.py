@@ -9,7 +9,7 @@ string is held back until it is decided.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmhead.sampling.model import Tokenizer
@@ -94,11 +94,7 @@ def bytes_after(tokenizer: Tokenizer, previous: int | None, token: int) -> bytes
     return piece
 
 
-def bytes_of(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
+def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
     """Return the bytes of ids that begin a text."""
-    pieces: list[bytes] = []
-    previous: int | None = None
-    for token in ids:
-        pieces.append(bytes_after(tokenizer, previous, token))
-        previous = token
-    return b"".join(pieces)
+    pairs = zip([None, *ids], ids, strict=False)
+    return b"".join(bytes_after(tokenizer, previous, token) for previous, token in pairs)

@@ -41,7 +41,6 @@ class TopK(Cut):
     """
 
     name = "top_k"
-    takes = "logits"
     k: PerRow
     ties: str = field(default="lowest", kw_only=True)
 
@@ -214,7 +213,6 @@ class TopNSigma(Cut):
     """The tokens with z >= max z - n · (standard deviation of z); all if n <= 0."""
 
     name = "top_n_sigma"
-    takes = "logits"
     n: PerRow
 
     def _least(self, before: Distribution, call: Call) -> Tensor:
@@ -265,7 +263,6 @@ class XTC(Stage):
     """
 
     name = "xtc_probability"
-    takes = "probabilities"
     probability: PerRow
     threshold: PerRow = 0.1
     min_tokens_to_keep: int = field(default=1, kw_only=True)

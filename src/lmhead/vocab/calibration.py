@@ -148,23 +148,13 @@ def step(module: nn.Module, tokens: int, targets: Tensor | None = None) -> Calla
 def log_prob(head: Any) -> Callable[[], object]:
     """Return a function that computes the log-probability of one token."""
     hidden, token = torch.randn(1, head.hidden_size), torch.zeros(1, dtype=torch.int64)
-
-    @torch.no_grad()
-    def call() -> object:
-        return head(hidden).ask(log_prob=token)
-
-    return call
+    return torch.no_grad()(lambda: head(hidden).ask(log_prob=token))
 
 
 def argmax(head: Any) -> Callable[[], object]:
     """Return a function that computes the best token of one state."""
     hidden = torch.randn(1, head.hidden_size)
-
-    @torch.no_grad()
-    def call() -> object:
-        return head(hidden).argmax(-1)
-
-    return call
+    return torch.no_grad()(lambda: head(hidden).argmax(-1))
 
 
 def best_of(call: Callable[[], object], rounds: int = 4) -> float:

@@ -21,16 +21,12 @@ _BYTES = 2**24  # bound on the rows that are gathered at a time
 
 
 def pair_products(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, sparse: bool = False) -> Tensor:
-    """Return dot products in float64, bit for bit independent of the other pairs.
+    """Return dot products of rows in float64, bit for bit independent of the other pairs: (P,).
 
     Equivalent to: (x[a].double() * y[b].double()).sum(-1)
 
-    Args:
-        x: (N, D).
-        y: (M, D), of the same type.
-        a: (P,), rows of x.
-        b: (P,), rows of y.
-        sparse: give y a sparse gradient, with only the rows that occur.
+    x is (N, D), y (M, D) of the same type; a and b are (P,). `sparse` gives y a sparse gradient,
+    with only the rows that occur.
 
     >>> x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])
     >>> pair_products(x, y, torch.tensor([0, 0]), torch.tensor([0, 1]))
@@ -43,16 +39,9 @@ def pair_products(x: Tensor, y: Tensor, a: Tensor, b: Tensor, *, sparse: bool = 
 
 
 def row_sums(c: Tensor, x: Tensor, a: Tensor, b: Tensor, size: int) -> Tensor:
-    """Return sums of rows of x with factors c, in the type of x: (size, D).
+    """Return sums of rows of x (N, D) with factors c (P,) float64, in the type of x: (size, D).
 
     Equivalent to: x.new_zeros(size, D).index_add(0, b, c[:, None] * x[a])
-
-    Args:
-        c: (P,), float64.
-        x: (N, D).
-        a: (P,), rows of x.
-        b: (P,), rows of the result to which they are added.
-        size: M.
     """
     if torch._C._are_functorch_transforms_active():
         return x.new_zeros(size, x.shape[1]).index_add(0, b, c[:, None].to(x) * x[a])

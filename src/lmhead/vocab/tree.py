@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,6 @@ class Tables:
     start: Tensor  # (F + 1,), the first edge of a fork
     child: Tensor  # (E,), the node at the end of an edge
     first_row: Tensor  # (F + 1,), the first row of weights of a fork
-    below: Tensor  # (N,), number of tokens below a node, itself included
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +76,8 @@ class Tree:
     def from_forks(cls, vocab: int, start: Ints, child: Ints, root: int) -> Tree:
         """Check forks in any order, and number them level by level from the root.
 
-        Args:
-            vocab: V.
-            start: (F + 1,), the first entry of each fork in `child`.
-            child: (E,), tokens and V + forks.
-            root: the fork at the top; ignored for a single token, which has no fork.
+        `start` (F + 1,) has the first entry of each fork in `child` (E,), which holds tokens and
+        V + forks. The root is ignored for a single token, which has no fork.
         """
         forks = len(start) - 1
         if forks == 0:
@@ -165,20 +162,12 @@ class Tree:
         branch, depth = np.zeros_like(parent), np.zeros_like(parent)
         parent[self.child] = np.repeat(np.arange(self.forks), sizes)
         branch[self.child] = ranges(np.zeros(self.forks, np.int64), sizes)
-        below = (np.arange(len(parent)) < self.vocab).astype(np.int64)
-        spans = [
-            slice(int(self.start[a]), int(self.start[b]))
-            for a, b in zip(self.levels, self.levels[1:], strict=False)
-        ]
-        for edges in spans:
-            nodes = self.child[edges]
+        for a, b in pairwise(self.levels):
+            nodes = self.child[self.start[a] : self.start[b]]
             depth[nodes] = depth[self.vocab + parent[nodes]] + 1
-        for edges in reversed(spans):
-            nodes = self.child[edges]
-            np.add.at(below, self.vocab + parent[nodes], below[nodes])
-        arrays = parent, branch, depth, self.start, self.child
         first_row = self.start - np.arange(self.forks + 1)
-        return Tables(*(torch.from_numpy(t) for t in (*arrays, first_row, below)))
+        arrays = parent, branch, depth, self.start, self.child, first_row
+        return Tables(*map(torch.from_numpy, arrays))
 
     def on(self, device: torch.device) -> Tables:
         """Return the tables on a device, moved there once."""

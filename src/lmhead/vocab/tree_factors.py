@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,23 +79,21 @@ class TreeFactors(Factors):
         target_weight = kept.double()
         if loss.class_weight is not None:
             target_weight = target_weight * loss.class_weight.double()[ids]
-        fixed_size = vmapped()  # no size may depend on the targets
-        if not fixed_size:
-            row = kept.nonzero()[:, 0]
-            target_weight = target_weight[row]
-            log_p = self.forks.token_log_prob(hidden, row, ids[row])
-        else:
+        if vmapped():  # no size may depend on the targets
+            row: Any = slice(None)
             log_p = self.forks.all_log_probs(hidden).gather(1, ids[:, None])[:, 0]
-        rows = -target_weight * log_p
+        else:
+            row = kept.nonzero()[:, 0]
+            log_p = self.forks.token_log_prob(hidden, row, ids[row])
+        rows = -target_weight[row] * log_p
         if loss.label_smoothing:
-            smoothed = hidden if fixed_size else hidden[row]
-            spread = self._spread(smoothed, loss.class_weight)
+            spread = self._spread(hidden[row], loss.class_weight)
             rows = (1 - loss.label_smoothing) * rows - loss.label_smoothing / self.vocab * spread
-        if fixed_size:
+        if isinstance(row, slice):
             rows = torch.where(kept, rows, 0.0)
         else:
             rows = rows.new_zeros(len(kept)).index_copy(0, row, rows)
-        return rows, target_weight.sum()
+        return rows, target_weight[row].sum()
 
     def _shares(self) -> Tensor:
         """Return 1 for tokens with a share of the label smoothing, 0 for masked ones: (V,)."""

@@ -164,14 +164,19 @@ void row_logits(Array<const float, 2> hidden, FloatArray<2> weight,
 }
 
 void product(Array<const float, 2> left, Array<const float, 2> right, Array<float, 2> out,
-             bool transposed, bool add, int threads) {
+             bool transposed, bool add, int threads,
+             const std::optional<Array<const int64_t, 1>>& ids) {
   const size_t m = left.shape(transposed ? 1 : 0), inner = left.shape(transposed ? 0 : 1);
   require_threads(threads);
   require(right.shape(0) == inner, "left and right must have the same inner size");
   require(has_shape(out, m, right.shape(1)), "out must be (rows of left, columns of right)");
+  if (ids) require_below(*ids, left.shape(0), "ids must be rows of left as it is stored");
+  const auto used = [&](size_t all) { return static_cast<int64_t>(ids ? ids->size() : all); };
   const nb::gil_scoped_release release;
-  chosen->product(left.data(), transposed, right.data(), out.data(), static_cast<int64_t>(m),
-                  length(right, 1), static_cast<int64_t>(inner), add, threads);
+  chosen->product(left.data(), transposed, right.data(), out.data(),
+                  transposed ? static_cast<int64_t>(m) : used(m), length(right, 1),
+                  transposed ? used(inner) : static_cast<int64_t>(inner), add, pointer(ids),
+                  threads);
 }
 
 void scatter_add(Array<float, 2> into, Array<const int64_t, 1> ids, Array<const float, 2> from,
@@ -231,11 +236,12 @@ NB_MODULE(_native, m) {
   m.def("row_logits", &row_logits, tensor("hidden"), tensor("weight"), tensor("out"),
         arg("threads"), maybe("square") = nb::none());
   m.def("product", &product, tensor("left"), tensor("right"), tensor("out"), arg("transposed"),
-        arg("add"), arg("threads"));
+        arg("add"), arg("threads"), maybe("ids") = nb::none());
   m.def("scatter_add", &scatter_add, tensor("into"), tensor("ids"), tensor("from_"),
         arg("threads"));
   m.def("tail_threshold", &threshold, tensor("x"), arg("mass"));
   m.def("fast_product", &fast_product);
+  m.def("use_huge_pages", &use_huge_pages, arg("pointer"), arg("bytes"));
   m.def("use", &use, arg("name"));
   m.def("instruction_sets", &instruction_sets);
   m.def("instruction_set", [] { return std::string(chosen->name); });

@@ -20,7 +20,7 @@ void float_logits(const float* hidden, int64_t rows, const lmhead::Floats& weigh
                   int64_t d, float* out, double* square, int threads);
 // product.cpp
 void product(const float* a, bool transposed, const float* b, float* out, int64_t m, int64_t n,
-             int64_t inner, bool add, int threads);
+             int64_t inner, bool add, const int64_t* ids, int threads);
 
 // screen_sample.cpp
 void sample_screened(const lmhead::SampleScreen& screen, const lmhead::SampleSource& source,
@@ -182,7 +182,11 @@ void softmax(float* z, int64_t tokens, int64_t rows, const float* bias, const Ma
             largest = max(largest, v);
           }
         } else {
-          for (int64_t w = w0; w < w1; ++w) largest = max(largest, lanes.get(z + w * rows + j));
+          for (int64_t w = w0; w < w1; ++w) {
+            const float* v = z + w * rows + j;
+            __builtin_prefetch(v + 2 * kLanes);  // too many short streams for the hardware to see
+            largest = max(largest, lanes.get(v));
+          }
         }
         const vf old_m = lanes.get(m + j), new_m = max(old_m, largest);
         const vf origin = new_m == -kInf ? splat(0.0f) : new_m;
@@ -202,7 +206,7 @@ void softmax(float* z, int64_t tokens, int64_t rows, const float* bias, const Ma
         const auto add_up = [&](const auto& skips) {
           for (int64_t w = w0; w < w1; ++w) {
             if (skips(w)) continue;
-            const vf centred = lanes.get(z + w * rows + j) - origin, e = exp(centred);
+            const vf centred = lanes.get(z + w * rows + j) - origin, e = exp_down(centred);
             sum_s += e;
             if (t) sum_t += e * max(centred, splat(kFloor));
           }

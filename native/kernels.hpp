@@ -109,9 +109,10 @@ struct Kernels {
                        int64_t d, float* out, double* square, int threads);
 
   // out (m, n) = a b, or a b added to it; b is (inner, n), a is (m, inner), or (inner, m) if
-  // `transposed`.
+  // `transposed`. With `ids` only these rows of a as it is stored, and of b, or of the result if a
+  // is not transposed: inner, or m, is their number.
   void (*product)(const float* a, bool transposed, const float* b, float* out, int64_t m, int64_t n,
-                  int64_t inner, bool add, int threads);
+                  int64_t inner, bool add, const int64_t* ids, int threads);
 
   // A sampler's token of each row, from a quantized copy: see screen_sample.hpp.
   void (*sample_screened)(const SampleScreen& screen, const SampleSource& source,
@@ -136,6 +137,9 @@ std::vector<const char*> kernel_names();
 // Whether `product` is faster on this processor than the library that torch uses. MKL reaches 82 to
 // 86 % of the peak of a Zen 4, `product` 90 to 93 %; others were not measured.
 bool fast_product();
+
+// Ask the system to back new memory by large pages: the first write to it is several times as fast.
+void use_huge_pages(uintptr_t pointer, uint64_t bytes);
 
 // The largest t, of those up to the largest entry of x, such that the entries of x (n, not
 // negative) below t add up to at most `mass`.

@@ -4,6 +4,9 @@
 // copied in strips of kColumns; kRows rows of a at a time are copied too, and run over all strips
 // with their sums in registers. So every read of the innermost loop is contiguous.
 //
+// With `ids`, rows ids[0], ids[1], ... of a as it is stored are used, without a copy of them: with
+// the same rows of b if a is transposed, else for the same rows of the result.
+//
 // An entry adds its products in the order of the inner index, in equal parts of at most kDepth, and
 // then these parts: it is the same to the last bit on any number of threads.
 #include <unistd.h>
@@ -29,7 +32,8 @@ constexpr int kRows = 6;
 constexpr int kRows = 4;
 #endif
 constexpr int kColumns = 2 * kLanes;
-constexpr int64_t kDepth = 320;  // at most
+constexpr int64_t kDepth = 320;    // at most
+constexpr int64_t kShallow = 256;  // more columns are copied at once only while it is this deep
 // Copied rows of a are this far apart: not a power of two, which would map them to the same lines
 // of the first-level cache.
 constexpr int64_t kStride = kDepth + 16;
@@ -37,25 +41,35 @@ constexpr int64_t kStride = kDepth + 16;
 static_assert(kRows <= kLanes || kLanes == 4);
 constexpr int kPanel = (kRows + kLanes - 1) / kLanes * kLanes;
 
-// Columns of b whose copy, kDepth rows of it, takes three quarters of the second-level cache.
-int64_t block_columns() {
-  static const int64_t columns = [] {
+// Floats of b that are copied at once: six sevenths of the second-level cache.
+int64_t block_size() {
+  static const int64_t size = [] {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
     const int64_t cache = std::max<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE), 1 << 18);
 #else
     const int64_t cache = 1 << 19;
 #endif
-    return std::max<int64_t>(cache * 3 / 4 / (kDepth * 4) / kColumns, 1) * kColumns;
+    return cache * 6 / 7 / 4;
   }();
-  return columns;
+  return size;
 }
 
-// Strips (depth, kColumns) of b (depth, columns), zeros beyond its last column.
-void copy_b(const float* b, int64_t stride, int64_t depth, int64_t columns, float* to) {
+// The rows of a stored matrix that are used: all, or those of `ids`.
+struct Stored {
+  const float* data;
+  int64_t stride;
+  const int64_t* ids;
+  const float* row(int64_t i) const { return data + (ids ? ids[i] : i) * stride; }
+};
+
+// Strips (depth, kColumns) of b (depth, columns) from row k and column j on, zeros beyond its last
+// column.
+void copy_b(const Stored& b, int64_t first, int64_t column, int64_t depth, int64_t columns,
+            float* to) {
   for (int64_t j = 0; j < columns; j += kColumns) {
     const int64_t n = std::min<int64_t>(kColumns, columns - j);
     for (int64_t k = 0; k < depth; ++k, to += kColumns) {
-      const float* from = b + k * stride + j;
+      const float* from = b.row(first + k) + column + j;
       if (n == kColumns) {
         store(to, load(from));
         store(to + kLanes, load(from + kLanes));
@@ -69,35 +83,41 @@ void copy_b(const float* b, int64_t stride, int64_t depth, int64_t columns, floa
 // Rows of a, kStride apart; or its columns, kPanel apart, if a is transposed. What the next call
 // copies is prefetched: a comes from memory, in pieces too short for the hardware to foresee.
 template <bool Transposed>
-void copy_a(const float* a, int64_t stride, int64_t depth, int64_t rows, float* to) {
+void copy_a(const Stored& a, int64_t k0, int64_t depth, int64_t row, int64_t rows, int64_t m,
+            float* to) {
   if constexpr (Transposed) {
-    // Whole vectors where the next row of a follows: what is beyond `rows` is not used.
-    const int64_t whole = rows == kRows && stride >= kPanel ? depth - 1 : 0;
-    for (int64_t k = 0; k < whole; ++k) {
-      __builtin_prefetch(a + k * stride + kRows + kPanel - 1, 0, 2);
-      for (int i = 0; i < kPanel; i += kLanes) store(to + k * kPanel + i, load(a + k * stride + i));
+    // Whole vectors where they lie within the row of a: what is beyond `rows` is not used.
+    const bool whole = rows == kRows && row + kPanel <= a.stride;
+    for (int64_t k = 0; k < depth; ++k, to += kPanel) {
+      const float* from = a.row(k0 + k) + row;
+      __builtin_prefetch(from + kRows + kPanel - 1, 0, 2);
+      if (whole)
+        for (int i = 0; i < kPanel; i += kLanes) store(to + i, load(from + i));
+      else
+        std::copy(from, from + rows, to);
     }
-    for (int64_t k = whole; k < depth; ++k)
-      std::copy(a + k * stride, a + k * stride + rows, to + k * kPanel);
   } else {
     for (int64_t i = 0; i < rows; ++i) {
-      const float* from = a + i * stride;
-      for (int64_t k = 0; k < depth; k += 16) __builtin_prefetch(from + kRows * stride + k, 0, 2);
+      const float* from = a.row(row + i) + k0;
+      if (row + i + kRows < m) {
+        const float* next = a.row(row + i + kRows) + k0;
+        for (int64_t k = 0; k < depth; k += 16) __builtin_prefetch(next + k, 0, 2);
+      }
       std::copy(from, from + depth, to + i * kStride);
     }
   }
 }
 
-// R rows of a with one strip of b: (R, columns) of the result.
+// R rows of a with one strip of b: (R, columns) of the result, from `column` on in its rows.
 template <int R, bool Transposed>
-void micro(const float* a, const float* b, int64_t depth, float* out, int64_t stride,
+void micro(const float* a, const float* b, int64_t depth, float* const* out, int64_t column,
            int64_t columns, bool add) {
   constexpr int64_t kRow = Transposed ? 1 : kStride, kStep = Transposed ? kPanel : 1;
   vf sums[R][2] = {};
 #pragma GCC unroll 14
   for (int i = 0; i < R; ++i) {
-    __builtin_prefetch(out + i * stride);
-    __builtin_prefetch(out + i * stride + kLanes);
+    __builtin_prefetch(out[i] + column, 1);
+    __builtin_prefetch(out[i] + column + kLanes, 1);
   }
   for (int64_t k = 0; k < depth; ++k, a += kStep, b += kColumns) {
     const vf low = load(b), high = load(b + kLanes);
@@ -113,7 +133,7 @@ void micro(const float* a, const float* b, int64_t depth, float* out, int64_t st
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
-        float* to = out + i * stride + half * kLanes;
+        float* to = out[i] + column + half * kLanes;
         store(to, add ? load(to) + sums[i][half] : sums[i][half]);
       }
     return;
@@ -121,16 +141,18 @@ void micro(const float* a, const float* b, int64_t depth, float* out, int64_t st
   float rest[R][kColumns];
   std::memcpy(rest, sums, sizeof rest);
   for (int i = 0; i < R; ++i)
-    for (int64_t j = 0; j < columns; ++j)
-      out[i * stride + j] = add ? out[i * stride + j] + rest[i][j] : rest[i][j];
+    for (int64_t j = 0; j < columns; ++j) {
+      float& to = out[i][column + j];
+      to = add ? to + rest[i][j] : rest[i][j];
+    }
 }
 
 template <int R, bool Transposed>
-void micro_of(int64_t rows, const float* a, const float* b, int64_t depth, float* out,
-              int64_t stride, int64_t columns, bool add) {
+void micro_of(int64_t rows, const float* a, const float* b, int64_t depth, float* const* out,
+              int64_t column, int64_t columns, bool add) {
   if constexpr (R > 1)
-    if (rows < R) return micro_of<R - 1, Transposed>(rows, a, b, depth, out, stride, columns, add);
-  micro<R, Transposed>(a, b, depth, out, stride, columns, add);
+    if (rows < R) return micro_of<R - 1, Transposed>(rows, a, b, depth, out, column, columns, add);
+  micro<R, Transposed>(a, b, depth, out, column, columns, add);
 }
 
 // [i · step, (i + 1) · step) of `size`, with steps of a multiple of `unit`.
@@ -165,27 +187,30 @@ struct Part {
 
 // One part of the result.
 template <bool Transposed>
-void multiply(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t inner,
+void multiply(const Stored& a, const Stored& b, float* out, int64_t m, int64_t n, int64_t inner,
               const Part& part, bool add) {
-  // Blocks of equal size: the last one is not left with a few columns.
+  // Few blocks, since each copies all rows of a, and of equal size: none has a few columns only.
   const int64_t strips = (part.columns + kColumns - 1) / kColumns * kColumns;
-  const int64_t step =
-      split(strips, (strips + block_columns() - 1) / block_columns(), kColumns).step;
-  const int64_t most = split(inner, (inner + kDepth - 1) / kDepth, 1).step;
+  const int64_t blocks = (strips * kShallow + block_size() - 1) / block_size();
+  const int64_t step = split(strips, blocks, kColumns).step;
+  const int64_t deepest = std::clamp<int64_t>(block_size() / step, 1, kDepth);
+  const int64_t most = split(inner, (inner + deepest - 1) / deepest, 1).step;
   const Buffer strip(most * step), panel(std::max(kRows * kStride, most * kPanel));
   for (int64_t j = 0; j < part.columns; j += step)
     for (int64_t k = 0; k < inner; k += most) {
       const int64_t columns = std::min(step, part.columns - j), column = part.column + j;
       const int64_t depth = std::min(most, inner - k);
-      copy_b(b + k * n + column, n, depth, columns, strip.get());
+      copy_b(b, k, column, depth, columns, strip.get());
       for (int64_t i = 0; i < part.rows; i += kRows) {
         const int64_t rows = std::min<int64_t>(kRows, part.rows - i), row = part.row + i;
-        const float* from = Transposed ? a + k * m + row : a + row * inner + k;
-        copy_a<Transposed>(from, Transposed ? m : inner, depth, rows, panel.get());
+        copy_a<Transposed>(a, k, depth, row, rows, m, panel.get());
+        float* to[kRows];
+        for (int64_t r = 0; r < rows; ++r)
+          to[r] = out + (a.ids && !Transposed ? a.ids[row + r] : row + r) * n;
         for (int64_t s = 0; s < columns; s += kColumns)
-          micro_of<kRows, Transposed>(rows, panel.get(), strip.get() + s * depth, depth,
-                                      out + row * n + column + s, n,
-                                      std::min<int64_t>(kColumns, columns - s), add || k > 0);
+          micro_of<kRows, Transposed>(rows, panel.get(), strip.get() + s * depth, depth, to,
+                                      column + s, std::min<int64_t>(kColumns, columns - s),
+                                      add || k > 0);
       }
     }
 }
@@ -193,12 +218,14 @@ void multiply(const float* a, const float* b, float* out, int64_t m, int64_t n, 
 }  // namespace
 
 void product(const float* a, bool transposed, const float* b, float* out, int64_t m, int64_t n,
-             int64_t inner, bool add, int threads) {
+             int64_t inner, bool add, const int64_t* ids, int threads) {
   if (m == 0 || n == 0) return;
   if (inner == 0) {
-    if (!add) std::fill(out, out + m * n, 0.0f);
+    for (int64_t i = 0; i < m && !add; ++i)
+      std::fill_n(out + (ids && !transposed ? ids[i] : i) * n, n, 0.0f);
     return;
   }
+  const Stored stored_a{a, transposed ? m : inner, ids}, stored_b{b, n, transposed ? ids : nullptr};
   // Every thread copies its rows of a and its columns of b: as few of both together as possible.
   Split down = split(m, threads, kRows), across = split(n, 1, kColumns);
   for (int64_t parts = 1; parts <= threads; ++parts) {
@@ -213,9 +240,9 @@ void product(const float* a, bool transposed, const float* b, float* out, int64_
     const int64_t column = task % across.parts * across.step;
     const Part part{row, std::min(down.step, m - row), column, std::min(across.step, n - column)};
     if (transposed)
-      multiply<true>(a, b, out, m, n, inner, part, add);
+      multiply<true>(stored_a, stored_b, out, m, n, inner, part, add);
     else
-      multiply<false>(a, b, out, m, n, inner, part, add);
+      multiply<false>(stored_a, stored_b, out, m, n, inner, part, add);
   });
 }
 

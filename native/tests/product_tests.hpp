@@ -2,6 +2,7 @@
 // threads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "cases.hpp"
@@ -32,7 +33,7 @@ inline void run_one(const Kernels& k, int64_t m, int64_t n, int64_t inner, Place
       std::vector<float> first;
       for (int threads : thread_counts()) {
         const Buffer<float> out(want.size(), place, [](size_t) { return 0.5f; });
-        k.product(a.data(), transposed, b.data(), out.data(), m, n, inner, add, threads);
+        k.product(a.data(), transposed, b.data(), out.data(), m, n, inner, add, nullptr, threads);
         tally.expect(out.intact(), "wrote outside a buffer");
         for (size_t i = 0; i < want.size(); ++i)
           tally.expect_near(out[i], want[i], size[i] * 0x1p-20, "product", static_cast<int64_t>(i));
@@ -40,6 +41,43 @@ inline void run_one(const Kernels& k, int64_t m, int64_t n, int64_t inner, Place
         tally.expect(out.same(first), "other bits on another number of threads");
       }
     }
+}
+
+// Every other row of a as it is stored, last one first: the bits of the product of their copies.
+inline void run_rows(const Kernels& k, int64_t m, int64_t n, int64_t inner, bool transposed,
+                     Place place, Tally& tally) {
+  Random random(static_cast<uint32_t>(m * 10007 + n * 101 + inner));
+  const auto normal = [&](size_t) { return random.normal(1.0); };
+  const int64_t used = transposed ? inner : m, width = transposed ? m : inner;
+  const int64_t outputs = transposed ? m : 2 * m;
+  const Buffer<float> a(static_cast<size_t>(2 * used * width), place, normal);
+  const Buffer<float> b(static_cast<size_t>((transposed ? 2 : 1) * inner * n), place, normal);
+  std::vector<int64_t> ids;
+  std::vector<float> few_a, few_b;
+  for (int64_t i = used - 1; i >= 0; --i) {
+    ids.push_back(2 * i + 1);
+    const auto copy = [&](const Buffer<float>& from, int64_t size, std::vector<float>& to) {
+      to.insert(to.end(), from.data() + ids.back() * size, from.data() + (ids.back() + 1) * size);
+    };
+    copy(a, width, few_a);
+    if (transposed) copy(b, n, few_b);
+  }
+  const auto half = [](size_t) { return 0.5f; };
+  for (bool add : {false, true}) {
+    std::vector<float> product(static_cast<size_t>(m * n), 0.5f);
+    k.product(few_a.data(), transposed, transposed ? few_b.data() : b.data(), product.data(), m, n,
+              inner, add, nullptr, 1);
+    std::vector<float> want(static_cast<size_t>(outputs * n), 0.5f);
+    for (int64_t i = 0; i < m; ++i)
+      std::copy_n(product.begin() + i * n, n,
+                  want.begin() + (transposed ? i : ids[static_cast<size_t>(i)]) * n);
+    for (int threads : thread_counts()) {
+      const Buffer<float> out(want.size(), place, half);
+      k.product(a.data(), transposed, b.data(), out.data(), m, n, inner, add, ids.data(), threads);
+      tally.expect(out.intact(), "wrote outside a buffer");
+      tally.expect(out.same(want), "other bits than the product of copies");
+    }
+  }
 }
 
 // Around rows in registers (14, 6, 4), two vectors of columns (32, 16, 8) and a part of 320.
@@ -50,6 +88,7 @@ inline void run(const Kernels& k, Tally& tally) {
         for (int64_t inner : sizes({0, 1, 17, 645})) {
           tally.begin(label(k, "product", {m, n}, std::to_string(inner).c_str(), place));
           run_one(k, m, n, inner, place, tally);
+          for (bool transposed : {false, true}) run_rows(k, m, n, inner, transposed, place, tally);
         }
 }
 

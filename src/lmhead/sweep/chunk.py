@@ -20,9 +20,9 @@ from lmhead.scores import Rows
 from lmhead.scores.row_loss import RowSums
 from lmhead.sweep import gradient_sums, kernels
 from lmhead.sweep.exact_decisions import Rank, TopK
-from lmhead.sweep.kernels import Coefficients, Pointwise, Softmax, scatter_add_
+from lmhead.sweep.kernels import Coefficients, Pointwise, Softmax
 from lmhead.sweep.questions import Plan, Questions
-from lmhead.sweep.source import Source, product_
+from lmhead.sweep.source import Source, add_selected_, add_to_selected_, product_
 
 # Rank-one terms collected before they are multiplied out.
 _PENDING = 8
@@ -94,17 +94,22 @@ class Gradients:
             self._bias[lo:hi] += grad.sum(1)
 
     def add_tokens(self, tokens: Tensor, grad: Tensor) -> None:
-        """Add G for some tokens only: (K,) and (K, rows)."""
+        """Add G for some tokens only: their ids (K,), and G for all of them, (V, rows)."""
         self._clear()
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
             if into_hidden is not None:
-                product_(into_hidden, self.source.weight_rows(term, tokens).T, grad, add=True)
+                weight = self.source.weights[term]
+                if weight.dtype == grad.dtype:
+                    add_selected_(into_hidden, weight, grad, tokens)
+                else:
+                    converted = self.source.weight_rows(term, tokens)
+                    part = grad.index_select(0, tokens)
+                    product_(into_hidden, converted.T, part, add=True)
             if into_weight is not None:
-                part = grad.new_empty(len(tokens), hidden.shape[1])
-                scatter_add_(into_weight, tokens, product_(part, grad, hidden))
+                add_to_selected_(into_weight, grad, hidden, tokens)
         if self._bias is not None:
-            self._bias.index_add_(0, tokens, grad.sum(1))
+            self._bias.index_add_(0, tokens, grad.index_select(0, tokens).sum(1))
 
     def _clear(self) -> None:
         """Set the weights' sums to 0, unless something is in them."""
@@ -174,7 +179,7 @@ class _RankOne:
 
 
 def _empty(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    return t.new_empty(t.shape, dtype=dtype), False
+    return kernels.with_huge_pages(t.new_empty(t.shape, dtype=dtype)), False
 
 
 def _zeros(
@@ -222,15 +227,18 @@ class Buffers:
 
     def __init__(self, questions: Questions, plan: Plan) -> None:
         size = plan.chunk_rows * plan.tile_tokens
-        make = questions.source.hiddens[0].new_empty
-        dtype = questions.source.dtype
+        new_empty, dtype = questions.source.hiddens[0].new_empty, questions.source.dtype
+
+        def make(entries: int) -> Tensor:
+            return kernels.with_huge_pages(new_empty(entries, dtype=dtype))
+
         n_tiles = plan.n_tiles if plan.retained else 1
         # The filter needs all tiles of a chunk as one matrix; otherwise none is that large.
-        self.matrix = make(plan.chunk_rows * plan.vocab if plan.filtered else 0, dtype=dtype)
+        self.matrix = make(plan.chunk_rows * plan.vocab if plan.filtered else 0)
         n_tiles = 0 if plan.filtered else n_tiles
-        self.tiles = [make(size, dtype=dtype) for _ in range(n_tiles)]
-        self.other = make(0 if questions.other is None else size, dtype=dtype)
-        self.scratch = [make(size, dtype=dtype) for _ in range(2)]
+        self.tiles = [make(size) for _ in range(n_tiles)]
+        self.other = make(0 if questions.other is None else size)
+        self.scratch = [make(size) for _ in range(2)]
 
     def free(self) -> None:
         """Free the memory, even while a finished chunk is still referenced."""

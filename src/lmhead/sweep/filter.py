@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead.scores.row_loss import RowSums
@@ -70,34 +71,33 @@ def backward(
         return
 
     gradient = chunk.matrix()  # (V, rows)
-    into.start(chunk.rows, chunk.hiddens, whole=False)
     kept_rows = torch.zeros_like(a)
     kept_soft = torch.zeros_like(a)
-    for some in kept.split(chunk.plan.tile_tokens):  # type: ignore[no-untyped-call]
-        first, last = int(some[0]), int(some[-1])
-        dense = last - first + 1 == len(some)
-        block = gradient[first : last + 1] if dense else gradient.index_select(0, some)
-        kept_rows += block.sum(0)
+    blocks = kept.split(chunk.plan.tile_tokens)  # type: ignore[no-untyped-call]
+    for some in blocks:
+        kept_rows += F.embedding_bag(some, gradient, some.new_zeros(1), mode="sum")[0]
         if soft is not None:
-            part = soft.of_tokens(some)
-            kept_soft += part.sum(0)
-            block = block + part
-        if picks is not None:
-            block = block.clone() if dense else block
-            _add_picks(block, some, picks)
-        into.add(first, last + 1, block) if dense else into.add_tokens(some, block)
+            kept_soft += soft.of_tokens(some).sum(0)
     rest = totals - kept_rows
     tails = [(sums.masked_fill(keep, 0.0), rest * row_mask) for sums, row_mask in groups]
     if soft is not None:
         tails.append((soft.columns.masked_fill(keep, 0.0), soft.totals - kept_soft))
+    settings.count(
+        chunk.n_rows, len(kept) / vocab, lambda: _measure(chunk, picks, soft, keep, tails)
+    )
+    into.start(chunk.rows, chunk.hiddens, whole=False)
+    if picks is not None:
+        token, row, value = picks
+        gradient.index_put_((token, row), value, accumulate=True)
+    for some in blocks:
+        if soft is not None:
+            gradient.index_add_(0, some, soft.of_tokens(some))
+        into.add_tokens(some, gradient)
     for tail in tails:
         term = _rank_one(tail)
         if term is not None:
             into.add_rank_one(chunk.rows, chunk.hiddens, *term)
     into.finish()
-    settings.count(
-        chunk.n_rows, len(kept) / vocab, lambda: _measure(chunk, picks, soft, keep, tails)
-    )
 
 
 def _add_all(chunk: Chunk, picks: Picks | None, soft: _SoftPart | None, into: Gradients) -> None:

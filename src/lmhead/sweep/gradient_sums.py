@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.sweep.kernels import with_huge_pages
 from lmhead.sweep.wide_gradients import to_dtype_of, unwrap
 
 
@@ -156,4 +157,4 @@ class _TokenRows(torch.autograd.Function):
 
 
 def _empty(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t.new_empty(t.shape, dtype=dtype)
+    return with_huge_pages(t.new_empty(t.shape, dtype=dtype))

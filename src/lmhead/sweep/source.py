@@ -41,6 +41,27 @@ def product_(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
     return out
 
 
+def add_selected_(out: Tensor, a: Tensor, b: Tensor, ids: Tensor) -> None:
+    """Add a[ids].T @ b[ids] to out, without a copy of these rows where the core multiplies."""
+    if _by_core(out, a.T, b):
+        kernels.compiled().product(
+            *kernels.views(a, b, out), True, True, kernels.threads(), *kernels.views(ids)
+        )
+    else:
+        product_(out, a.index_select(0, ids).T, b.index_select(0, ids), add=True)
+
+
+def add_to_selected_(out: Tensor, a: Tensor, b: Tensor, ids: Tensor) -> None:
+    """Add a[ids] @ b to out[ids], for distinct ids, without a copy where the core multiplies."""
+    if _by_core(out, a, b):
+        kernels.compiled().product(
+            *kernels.views(a, b, out), False, True, kernels.threads(), *kernels.views(ids)
+        )
+    else:
+        part = out.new_empty(len(ids), out.shape[1])
+        kernels.scatter_add_(out, ids, product_(part, a.index_select(0, ids), b))
+
+
 def _by_core(out: Tensor, a: Tensor, b: Tensor) -> bool:
     """Return whether the core computes this product, and faster than torch."""
     if min(out.shape) < _MIN_WIDTH or out.numel() * len(b) < _MIN_SIZE:

@@ -46,7 +46,7 @@ from lmhead.models.model_files import (
     read_tensors,
 )
 from lmhead.nn import LlamaBody
-from lmhead.nn.decode_step import StoredBlocks, attach_step, is_supported
+from lmhead.nn.decode_step import DecodeStep, StoredBlocks
 from lmhead.screen.copy_cache import content_hash
 from lmhead.user_cache import cache_folder
 
@@ -75,8 +75,8 @@ def load_gguf(path: str | PathLike[str], *, name: str | None = None) -> Language
             model = load_huggingface(folder, name=name)
         except ModelError as error:
             raise ModelError(f"{path} cannot be opened: {error}") from error
-    if isinstance(model.body, LlamaBody) and is_supported(model.body):
-        attach_step(model.body, _blocks(path, folder))
+    if isinstance(model.body, LlamaBody) and model.body.step is not None:
+        model.body.step = DecodeStep(model.body, _blocks(path, folder))
     return model
 
 

@@ -153,7 +153,8 @@ def _panics_as_errors(path: Path) -> Iterator[None]:
 def _check_growth(text: str, path: Path) -> None:
     """Validate that a text cannot become many times as long: replacements multiply."""
     try:
-        parts = [json.loads(text).get(name) for name in ("normalizer", "decoder")]
+        file = json.loads(text)
+        parts = [file.get(name) for name in ("normalizer", "decoder")]
     except (ValueError, AttributeError, RecursionError):
         return  # not a tokenizer: the library raises an error
     growth = 1

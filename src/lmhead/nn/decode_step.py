@@ -202,10 +202,10 @@ class DecodeStep:
         return self._angles[0][index], self._angles[1][index]
 
 
-def attach_step(body: DecoderBody, blocks: Mapping[str, StoredBlocks] | None = None) -> None:
+def attach_step(body: DecoderBody) -> None:
     """Make the core process single tokens of a body from now on, if it supports the body."""
     if is_supported(body):
-        body.step = DecodeStep(body, blocks)
+        body.step = DecodeStep(body)
 
 
 def is_supported(body: DecoderBody) -> bool:

@@ -58,9 +58,9 @@ lint: $(READY) $(NODE_MODULES)
 types: $(READY)
 	$(BIN)/mypy
 
-# Modules are compiled once, not in each process that a test starts.
+# Modules are compiled once, not in each process that a test starts. Threads that wait for others do not spin.
 tests: $(READY) $(PAGE)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
 # The page is built by the machine's Node if it is 20 or newer, else by the one that PyPI has.
 explorer: $(PAGE)

@@ -122,10 +122,21 @@ def bilingual() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.fixture
-def here(page: Page, address: str) -> Iterator[Page]:
-    """The page may use the clipboard at this address."""
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
-    yield page
+@pytest.fixture(scope="module")
+def origin(watched: tuple[Page, list[str]], address: str) -> Iterator[str]:
+    """`address`; the page is left, which ends its requests, before the server there ends."""
+    yield address
+    page, _ = watched
     clear_storage(page)
-    page.goto("about:blank")  # aborts pending requests
+    page.goto("about:blank")
+
+
+@pytest.fixture
+def here(page: Page, origin: str) -> Iterator[Page]:
+    """The page may use the clipboard at this address.
+
+    A test begins on the page of the test before it: from `about:blank` each would start a process.
+    """
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=origin)
+    yield page
+    page.evaluate("() => window.stop()")  # aborts pending requests

@@ -41,7 +41,15 @@ def _elements(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
-class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """A mode that torch does not wrap for Dynamo, which costs as much time as the operations."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Allocations(Watch):
     """Keeps the largest allocation, and raises on one of `limit` elements or more."""
 
     def __init__(self, limit: int | None = None) -> None:
@@ -119,7 +127,7 @@ _FACTORS = {
 }
 
 
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class Products(Watch):
     """Counts `flops`, two per multiply-add, of every matrix product (also in place and `out=`)."""
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch_watch import Watch
 
 from lmhead import LMHead, PerformanceWarning
 
@@ -23,7 +23,7 @@ ANSWERS: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
-class _Gradients(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class _Gradients(Watch):
     """Counts the tensors of the shape of the weight that are made."""
 
     def __init__(self) -> None:

@@ -27,8 +27,8 @@ class Case:
         self.kind = KINDS[int(random.integers(4))]
         self.beta = float(random.uniform(0.05, 0.95))
         self.temperature = float(random.choice([1.0, 0.6, 2.5]))
-        lead = [(1,), (7,), (3, 5), (40,), (0,)][int(random.integers(5))]
-        self.vocab = int(random.choice([1, 2, 33, 150]))
+        lead = [(1,), (7,), (3, 5), (20,), (0,)][int(random.integers(5))]
+        self.vocab = int(random.choice([1, 2, 33, 80]))
         self.lead = lead
         self.p, self.q = (self._side(int(random.choice([1, 4, 13]))) for _ in range(2))
         self.top_k = int(random.integers(1, self.vocab + 1)) if random.random() < 0.3 else None

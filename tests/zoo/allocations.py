@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch_watch import tensors_of
+from torch_watch import Watch, tensors_of
 
 from lmhead import LazyLogits
 from zoo.catalogue import Sizes, Snippet, run
@@ -32,7 +31,7 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
     return storage._cdata, storage.nbytes()
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class LargestResult(Watch):
     """Remember the largest result that is not a view of an argument."""
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ def reduced(value: Any) -> Any:
 
 
 def largest_allocation(entry: Snippet, sizes: Sizes, max_bytes: int) -> Allocation:
-    watch = Watch()
+    watch = LargestResult()
 
     def watched(z: Any, x: Any) -> Any:
         # Made before the watch begins; the gradient of a full-size leaf would be full-size too.

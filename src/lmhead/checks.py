@@ -31,9 +31,10 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
         if not disabled:
+            # A compiled function must not read `sys.modules`: all its keys would become guards.
+            if not torch.compiler.is_compiling() and "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
             disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)  # type: ignore[no-any-return]
 

@@ -41,6 +41,11 @@ def _elements(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
+def _sizes(tree: Any) -> dict[int, int]:
+    """Return the elements of each storage among arguments."""
+    return {t.untyped_storage()._cdata: _elements(t) for t in tensors_of(tree)}
+
+
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """A mode that torch does not wrap for Dynamo, which costs as much time as the operations."""
 
@@ -55,26 +60,34 @@ class Allocations(Watch):
     def __init__(self, limit: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.limit = limit
-        self.operations: list[str] = []
+        self.operations: list[Callable[..., Any]] = []
+        self.changes_arguments: dict[Callable[..., Any], bool] = {}
         self.largest: int = 0
         self.failure: TooLargeError | None = None
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        had = {t.untyped_storage()._cdata: _elements(t) for t in tensors_of((args, kwargs))}
+        if func not in self.changes_arguments:
+            self.changes_arguments[func] = func._schema.is_mutable
+        # A tensor written by `out=` may grow: its size before. Of others, only if it matters.
+        had = _sizes((args, kwargs)) if self.changes_arguments[func] else None
         result = func(*args, **kwargs)
-        self.operations.append(str(func))
+        self.operations.append(func)
         for tensor in tensors_of(result):
             size = _elements(tensor)
+            if size <= self.largest:
+                continue
+            if had is None:
+                had = _sizes((args, kwargs))
             if size <= had.get(tensor.untyped_storage()._cdata, -1):
                 continue
-            self.largest = max(self.largest, size)
+            self.largest = size
             if self.limit is not None and size >= self.limit:
                 self.failure = TooLargeError(
                     f"{func} allocated {size} elements for shape {tuple(tensor.shape)}; "
@@ -108,7 +121,8 @@ def no_operation() -> Iterator[None]:
     with Allocations() as watch:
         yield
     if watch.operations:
-        raise AssertionError(f"nothing had to be computed, but torch ran {watch.operations}")
+        ran = ", ".join(map(str, watch.operations))
+        raise AssertionError(f"nothing had to be computed, but torch ran {ran}")
 
 
 # Products by name: indices of their two factors among the arguments.

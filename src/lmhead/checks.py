@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import wraps
+from operator import index
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -248,6 +249,17 @@ def check_integer(name: str, value: Any, *, low: int, high: int | None = None) -
     if value < low or (high is not None and value > high):
         wanted = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be {wanted}; got {value}")
+
+
+def check_dim(dim: Any, n: int) -> int:
+    """Return the place of a dimension among n, counted from the end if negative, or raise."""
+    place: int = index(dim)
+    low, high = min(-n, -1), max(n - 1, 0)
+    if not low <= place <= high:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{low}, {high}], but got {place})"
+        )
+    return place % max(n, 1)
 
 
 def check_num_items(value: Any) -> None:

@@ -6,6 +6,7 @@ Each case was a wrong number or a crash once.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +110,65 @@ def detached_view_of_built(z: Any) -> Any:
     v.sort(-1)
     v.detach().add_(1)
     return z * 1
+
+
+def names_of_numpy(z: Any) -> Any:
+    return [
+        torch.sum(a=z, axis=-1),  # type: ignore[call-overload]
+        z.mean(axis=-1, keepdims=True),
+        torch.add(x1=z, x2=GIVEN),  # type: ignore[call-overload]
+        torch.cat([z, GIVEN], axis=0),  # type: ignore[call-arg]
+    ]
+
+
+def integers_of_numpy(z: Any) -> Any:
+    n = np.int64
+    return [z.topk(n(2), n(-1)).values, z.narrow(n(1), n(1), n(2)) * 1, z.sum(n(2))]
+
+
+def drawn_in_place(z: Any) -> Any:
+    torch.manual_seed(3)
+    F.dropout(z, 0.5, True, True)
+    F.rrelu(z, 0.1, 0.9, True, True)
+    return z * 1
+
+
+def spread_without_correction(z: Any) -> Any:
+    found = torch.std_mean(z, dim=(0, 2), correction=None)
+    return [*found, z.std((0, 1), correction=0), z.var(dim=(1, 2), correction=None), z.var(0)]
+
+
+def entries_of_broadcast_rows(z: Any) -> Any:
+    return [
+        torch.take_along_dim(z[:1], IDS[..., None], -1),
+        torch.take_along_dim(z[:, :1], IDS[..., None], 2),
+        torch.take_along_dim(z, IDS[..., None] - V, 2),
+    ]
+
+
+def no_tokens(z: Any) -> Any:
+    e, none = z[..., :0], GIVEN[..., :0]
+    return [
+        e + none, torch.where(none > 0, e, none), e * GIVEN[..., :1], torch.cat([none, z], -1),
+        torch.cat([z, e, none], -1),
+    ]  # fmt: skip
+
+
+def noise_in_the_order_of_memory(z: Any) -> Any:
+    torch.manual_seed(3)
+    return [torch.rand_like(z.mT), torch.randn_like(z.transpose(0, 1))]
+
+
+def classes_in_the_middle(z: Any) -> Any:
+    ids = torch.arange(2 * V).view(2, V) % 3
+    return [F.cross_entropy(z, ids), F.cross_entropy(z, GIVEN.softmax(1))]
+
+
+def dimensions_by_name(z: Any) -> Any:
+    y = z[:1].clone()
+    y.squeeze_(dim=0)
+    y.transpose_(dim0=0, dim1=1)
+    return y * 1
 
 
 def relu_of_built_view(z: Any) -> Any:
@@ -281,7 +341,9 @@ CASES: list[Callable[[Any], Any]] = [
     own_values_doubled, zeros, numpy_indices, lists_as_indices, masked_and_turned,
     low_precision_divisor, places_of_equal_entries, kl_of_a_broadcast_input,
     written_without_gradients, flat_copy_of_a_stack, norms_of_zeros, hooks_of_a_column,
-    reused_indices, keywords,
+    reused_indices, keywords, names_of_numpy, integers_of_numpy, drawn_in_place,
+    spread_without_correction, entries_of_broadcast_rows, classes_in_the_middle, dimensions_by_name,
+    no_tokens, noise_in_the_order_of_memory,
 ]  # fmt: skip
 
 
@@ -428,6 +490,38 @@ def test_what_is_refused() -> None:
         torch.autograd.grad(z.logsumexp(-1).sum(), z, create_graph=True)
     with pytest.raises(RuntimeError, match="data pointer"):
         torch.utils.dlpack.to_dlpack(z.detach())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda z: z.squeeze(5),
+        lambda z: z.unsqueeze(9),
+        lambda z: z.permute(0, 1, 5),
+        lambda z: z.movedim(0, 4),
+        lambda z: z.movedim((0, 1), (1, 1)),
+        lambda z: z.flatten(2, 0),
+        lambda z: z.narrow(1, 3, 1),
+        lambda z: z.sum((0, 0)),
+        lambda z: z.chunk(0),
+        lambda z: z.split(0, 1),
+        lambda z: z.split(-1, 1),
+        lambda z: z.__setitem__(0, torch.zeros(4)),
+        lambda z: z.__setitem__((..., [1, 2]), torch.zeros(3)),
+        lambda z: z[..., :1].squeeze_(),
+    ],
+)
+def test_impossible_dimensions(wrong: Callable[[Any], Any]) -> None:
+    for z, _, _ in pair(False)[1:]:
+        with pytest.raises((IndexError, RuntimeError)):
+            wrong(z)
+
+
+def test_reductions_over_rows_warn_of_nothing() -> None:
+    (_, _, _), (z, _, _) = pair(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        z.std(0), z.var((0, 1)), torch.std_mean(z, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

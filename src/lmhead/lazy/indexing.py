@@ -148,6 +148,7 @@ def _written(logits: LazyLogits, node: Node, lead: torch.Size, token: Any, value
         one = not isinstance(token, slice) and _ids(token, logits).dim() == 0
         value = value.to(logits.dtype)
         given = _broadcast(value, len(lead))[..., None] if one else _broadcast(value, len(lead) + 1)
+        _check_width(given, token, logits)
         part = Operand.of(given, lead)
     else:
         part = Operand.of(value, lead) if isinstance(value, Tensor) else value
@@ -158,6 +159,16 @@ def _written(logits: LazyLogits, node: Node, lead: torch.Size, token: Any, value
     if ids.dim() > 1:
         raise NotRecorded
     return call(_set_tokens, (node, part, ids.reshape(-1)), {}, node.n_rows, node.width)
+
+
+def _check_width(value: Tensor, token: Any, logits: LazyLogits) -> None:
+    """Validate that a value has one entry for each chosen token, or one for all."""
+    vocab = logits.shape[-1]
+    n = len(range(vocab)[token]) if isinstance(token, slice) else _ids(token, logits).numel()
+    if value.shape[-1] not in (1, n):
+        raise RuntimeError(
+            f"a value of shape {tuple(value.shape)} cannot be assigned to {n} tokens of each row"
+        )
 
 
 def _broadcast(value: Tensor, dims: int) -> Tensor:

@@ -231,9 +231,9 @@ class Operand:
     def dense(self, env: Env, first: int, last: int) -> Tensor:
         """Return rows [first, last), (B or 1, V or 1); a scalar as it is."""
         t = env.tensor(self.tensor)
-        if self.width == 0:
+        if t.dim() == 0:
             return t if env.watch is None else env.watch.rows(t, t, None)
-        flat, rows = t.reshape(-1, self.width), None
+        flat, rows = t.reshape(t.shape[:-1].numel(), self.width), None
         if self.per_row:
             rows = slice(first, last) if self.index is None else self.index[first:last]
         if env.watch is not None:

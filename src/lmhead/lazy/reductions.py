@@ -7,6 +7,7 @@ recognised and goes there.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -78,13 +79,10 @@ def dims_of(logits: LazyLogits, dim: Any) -> Dims:
     n = logits.dim()
     if dim is None or (isinstance(dim, tuple | list) and len(dim) == 0):
         return Dims(True, list(range(n - 1)), True)
-    given = [dim] if isinstance(dim, int) else list(dim)
-    for d in given:
-        if not -n <= d < n:
-            raise IndexError(
-                f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {d})"
-            )
-    places = {d % n for d in given}
+    given = dim if isinstance(dim, tuple | list) else [dim]
+    places = {checks.check_dim(d, n) for d in given}
+    if len(places) < len(given):
+        raise RuntimeError(f"a dimension appears multiple times in the list of dims {given}")
     lead = [p - (p > logits._vdim) for p in sorted(places) if p != logits._vdim]
     return Dims(logits._vdim in places, lead, len(places) == n)
 
@@ -166,7 +164,9 @@ def _of_rows(logits: LazyLogits, function: Callable[..., Any], **kw: Any) -> Ten
 
 def _spread(name: str, logits: LazyLogits, dim: Any, *, keepdim: bool, **kw: Any) -> Tensor:
     """Return std or var over the vocabulary and other dimensions, in two passes."""
-    correction = kw.get("correction", 1 if kw.get("unbiased", True) else 0)
+    correction = kw.get("correction")
+    if correction is None:
+        correction = 1 if kw.get("unbiased", True) else 0
     mean = reduce("mean", logits, dim, keepdim=True)
     n = logits.numel() // max(1, mean.numel())
     squares = reduce("sum", (logits - mean).square(), dim, keepdim)
@@ -246,7 +246,7 @@ def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw
         return made
 
     reduced.__name__ = "" if kw else name
-    probe = function(torch.ones(1, 1, 1, dtype=logits.dtype), dim=1, **kw)
+    probe = function(torch.ones(1, index.shape[1], 1, dtype=logits.dtype), dim=1, **kw)
     node = LeadingReduction(logits.part, reduced, index)
     if keepdim:
         full = [1 if p in dims.lead else n for p, n in enumerate(lead)]
@@ -371,6 +371,7 @@ def topk(
     dims = dims_of(logits, dim)
     if not dims.vocab or dims.lead:
         raise NotRecorded
+    k = operator.index(k)  # of NumPy or a tensor, as torch takes it
     checks.check_integer("top_k", k, low=0, high=logits.shape[logits._vdim])
     found = routing.form(logits.part) if largest else None
     if found is None:
@@ -508,8 +509,17 @@ def take_along_dim(logits: LazyLogits, indices: Tensor, dim: int | None = None) 
     """Return the entries at given ids; leading dimensions broadcast."""
     if dim is None or not dims_of(logits, dim).vocab:
         raise NotRecorded
-    shape = list(logits.shape)
-    shape[logits._vdim] = indices.shape[logits._vdim]
+    if not isinstance(logits, LazyLogits) or indices.dim() != logits.dim():
+        raise NotRecorded
+    place = logits._vdim
+    within, chosen = [list(t.shape) for t in (logits, indices)]
+    within[place], chosen[place] = 1, 1
+    shape = list(torch.broadcast_shapes(within, chosen))  # type: ignore[no-untyped-call]
+    if shape != within:
+        shape[place] = logits.shape[place]
+        return torch.take_along_dim(logits.expand(shape), indices, dim)
+    shape[place] = indices.shape[place]
+    indices = torch.where(indices < 0, indices + logits.shape[place], indices)
     return gather(logits, dim, indices.expand(shape))
 
 

@@ -320,9 +320,9 @@ class _Inputs:
         if rows is None:
             total.add_(grad.reshape(total.shape))
         elif isinstance(rows, slice):
-            total.view(-1, total.shape[-1])[rows] += grad
+            total.flatten(0, -2)[rows] += grad
         else:
-            total.view(-1, total.shape[-1]).index_add_(0, rows, grad.to(total.dtype))
+            total.flatten(0, -2).index_add_(0, rows, grad.to(total.dtype))
 
     def end_block(self, grads: Sequence[Tensor | None] = ()) -> None:
         """Take the gradients of this block's inputs; let go of windows that are done."""

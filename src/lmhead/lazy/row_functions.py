@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lmhead.checks import check_dim
 from lmhead.lazy import views
 from lmhead.lazy.logits import LazyLogits
 from lmhead.lazy.program import Env
@@ -166,7 +167,7 @@ def gather_rows(logits: LazyLogits, dim: int, index: Tensor) -> Any:
     if logits.shape[vdim] > 1 and index.stride(vdim) != 0:
         raise NotRecorded
     rows = index.movedim(vdim, -1)[..., :1]
-    place = dim % logits.dim()
+    place = check_dim(dim, logits.dim())
     lead = place - (place > vdim)
     return views.lead_view(
         logits, lambda t: t.gather(lead, rows.to(t.device)), vdim=vdim, copies=True

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-from lmhead.checks import eager
+from lmhead.checks import check_dim, eager
 from lmhead.lazy import (
     bitmask,
     indexing,
@@ -139,9 +141,12 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """Run one of torch's functions where some argument is lazy logits."""
     if any(isinstance(a, Column) for a in args):
         args = tuple(a.plain() if isinstance(a, Column) else a for a in args)
+    handler = HANDLERS.get(func)
+    known = handler is not None or func in recording.POINTWISE
+    if kwargs and known and not isinstance(func, FunctionType):
+        kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
     if not args and "input" in kwargs and func is not torch.where:
         args = (kwargs.pop("input"),)
-    handler = HANDLERS.get(func)
     if kwargs and handler in KEYWORDS:
         args, kwargs = _renamed(args, kwargs, KEYWORDS[handler])
     if handler in FIRST_LAZY and not isinstance(args[0], LazyLogits):
@@ -168,6 +173,11 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     except NotRecorded:
         pass
     return _on_tensors(func, args, kwargs)
+
+
+# Keywords of NumPy that torch's compiled functions accept as well.
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input",
+                "x2": "other"}  # fmt: skip
 
 
 def _renamed(
@@ -213,7 +223,10 @@ def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         lazy[id(x)] = x, dense
         return dense
 
-    for attach in (False, True):  # noqa: B007
+    random = torch.get_rng_state()
+    for attach in (False, True):
+        if attach:
+            torch.set_rng_state(random)  # the same numbers again
         tensors = tree_map(built, args), tree_map(built, kwargs)
         if func in _OUTSIDE_GETTERS:
             return tensors[0][0].detach()  # as .data, and torch counts the changes made through it
@@ -391,7 +404,7 @@ def _scattered(
 ) -> tuple[Node, Any]:
     if not isinstance(logits, LazyLogits) or isinstance(src, LazyLogits):
         raise NotRecorded
-    if dim % logits.dim() != logits._vdim or index.dim() != logits.dim():
+    if check_dim(dim, logits.dim()) != logits._vdim or index.dim() != logits.dim():
         raise NotRecorded
     ids = index.movedim(logits._vdim, -1)
     if ids.shape[:-1] != logits.lead:
@@ -422,7 +435,7 @@ def _scatter_rows(name: str, reduce: Any, tile: Tensor, ids: Tensor, src: Any) -
 
 def _index_fill(logits: LazyLogits, dim: int, index: Tensor, value: Any) -> Any:
     made = views.copied(logits)
-    full = (slice(None),) * (dim % logits.dim()) + (index,)
+    full = (slice(None),) * check_dim(dim, logits.dim()) + (index,)
     indexing.setitem(made, full, value)
     return made
 
@@ -449,8 +462,14 @@ def _masked_fill_in_place(logits: Any, mask: Any, value: Any) -> Any:
 def _shape_in_place(change: Callable[..., Any]) -> Callable[..., Any]:
     """Return the in-place form of a view, such as squeeze_: the object becomes that view."""
 
-    def in_place(logits: LazyLogits, *args: Any) -> Any:
-        made = change(logits, *args)
+    def in_place(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+        try:
+            made = change(logits, *args, **kwargs)
+        except NotRecorded:
+            raise RuntimeError(
+                "an in-place operation cannot remove the vocabulary dimension of lazy logits; use "
+                "logits.materialize()"
+            ) from None
         if made is logits or not isinstance(made, LazyLogits):
             return logits
         # The tensor itself, below all that is recorded, takes the new shape and strides.
@@ -620,6 +639,10 @@ def _same_lazy(logits: LazyLogits, **_: Any) -> LazyLogits:
 
 
 def _view_as(logits: Any, other: Any) -> Any:
+    return logits.view(tuple(other.shape))
+
+
+def _reshape_as(logits: Any, other: Any) -> Any:
     return logits.reshape(tuple(other.shape))
 
 
@@ -632,9 +655,9 @@ def _like(name: str) -> Callable[..., Any]:
             raise NotRecorded
         kwargs.setdefault("dtype", logits.dtype)
         kwargs.setdefault("device", logits.device)
-        kwargs.pop("memory_format", None)
-        shape = torch.empty(1, dtype=logits.dtype).expand(logits.shape)
-        return function(shape, *args, **kwargs).contiguous()
+        with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
+            shape = torch.empty_strided(logits.shape, logits.stride(), device="meta")
+        return function(shape, *args, **kwargs)
 
     return made
 
@@ -689,7 +712,7 @@ def _vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *
 def _gather(logits: Any, dim: int, index: Tensor, **kw: Any) -> Any:
     if not isinstance(logits, LazyLogits):
         raise NotRecorded
-    if dim % logits.dim() != logits._vdim:
+    if check_dim(dim, logits.dim()) != logits._vdim:
         return row_functions.gather_rows(logits, dim, index)
     if index.dim() == logits.dim() and any(
         index.shape[d] < logits.shape[d] for d in range(logits.dim()) if d != logits._vdim
@@ -704,8 +727,6 @@ def _reduction(name: str) -> Callable[..., Any]:
     def handler(logits: Any, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
         if not isinstance(logits, LazyLogits):
             raise NotRecorded
-        if "axis" in kw:
-            dim = kw.pop("axis")
         if isinstance(dim, bool) and name in ("std", "var"):
             kw["unbiased"], dim = dim, None
         if isinstance(keepdim, bool) is False:
@@ -716,9 +737,7 @@ def _reduction(name: str) -> Callable[..., Any]:
 
 
 def _argmax(name: str) -> Callable[..., Any]:
-    def handler(logits: LazyLogits, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
-        if "axis" in kw:
-            dim = kw.pop("axis")
+    def handler(logits: LazyLogits, dim: Any = None, keepdim: bool = False) -> Any:
         with torch.no_grad():
             return reductions.reduce(name, logits, dim, keepdim)
 
@@ -796,7 +815,8 @@ for _name, _view in (
     _add(_view, _name)
 _add(views.cat, "cat", "concat", "concatenate", modules=(torch,))
 _add(views.stack, "stack", modules=(torch,))
-_add(_view_as, "view_as", "reshape_as")
+_add(_view_as, "view_as")
+_add(_reshape_as, "reshape_as")
 _add(lambda t, other: t.expand(tuple(other.shape)), "expand_as")
 _add(_same_lazy, "cpu", "resolve_conj", "resolve_neg")
 _add(_type_as, "type_as")
@@ -873,7 +893,7 @@ KEYWORDS: dict[Any, dict[str, str | None]] = {
     views.repeat: {"repeats": None}, views.view: {"size": None}, views.reshape: {"shape": None},
     views.transpose: {"axis0": "dim0", "axis1": "dim1"}, views.split: {"split_sizes": "split_size",
     "split_size_or_sections": "split_size"}, views.tensor_split: {"sections": "indices",
-    "indices_or_sections": "indices"}, views.cat: {"axis": "dim"}, views.stack: {"axis": "dim"},
+    "indices_or_sections": "indices"},
 }  # fmt: skip
 
 # These handlers are methods of lazy logits; other arguments may be lazy in the rest.

@@ -87,7 +87,8 @@ def _classes_last(input: LazyLogits, target: Any) -> tuple[LazyLogits, torch.Siz
     n = input.dim()
     place = 0 if n == 1 else 1
     if input._vdim != place:
-        if n > 2 and input._vdim == n - 1:
+        fitting = (input.shape, (input.shape[0], *input.shape[2:]))  # of probabilities, and of ids
+        if n > 2 and input._vdim == n - 1 and tuple(target.shape) not in fitting:
             raise ValueError(
                 f"F.cross_entropy takes logits of shape (N, V), (V,) or (N, V, ...), classes "
                 f"second; got {tuple(input.shape)} with the vocabulary last and targets "

@@ -7,12 +7,14 @@ numbers of the rows, and later, if the logits are ever built, to the tensor.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmhead.checks import check_dim
 from lmhead.lazy.logits import LazyLogits, View, derived, lead_layout, like_strided
 from lmhead.lazy.program import Concat, Dense, Leaf, Node, stamped
 from lmhead.lazy.recording import NotRecorded, call
@@ -99,7 +101,9 @@ def reshape(logits: LazyLogits, *shape: Any, **kwargs: Any) -> Any:
 def flatten(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
     """Flatten leading dimensions."""
     n = logits.dim()
-    start, end = start_dim % max(n, 1), end_dim % max(n, 1)
+    start, end = check_dim(start_dim, n), check_dim(end_dim, n)
+    if start > end:
+        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
     shape = list(logits.shape)
     joined = math.prod(shape[start : end + 1])
     return reshape(logits, [*shape[:start], joined, *shape[end + 1 :]])
@@ -107,7 +111,7 @@ def flatten(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 def unflatten(logits: LazyLogits, dim: int, sizes: Any) -> Any:
     """Split one leading dimension."""
-    place = dim % logits.dim()
+    place = check_dim(dim, logits.dim())
     if place == logits._vdim:
         raise NotRecorded
     lead, vdim = _lead_dim(logits, place), logits._vdim
@@ -120,7 +124,7 @@ def unflatten(logits: LazyLogits, dim: int, sizes: Any) -> Any:
 
 def unsqueeze(logits: LazyLogits, dim: int) -> Any:
     """Add a dimension of size 1."""
-    place = dim % (logits.dim() + 1)
+    place = check_dim(dim, logits.dim() + 1)
     vdim = logits._vdim
     if place <= vdim:
         return lead_view(logits, lambda t: t.unsqueeze(place), vdim=vdim + 1)
@@ -130,7 +134,7 @@ def unsqueeze(logits: LazyLogits, dim: int) -> Any:
 def squeeze(logits: LazyLogits, dim: Any = None) -> Any:
     """Drop dimensions of size 1."""
     n = logits.dim()
-    dims = range(n) if dim is None else [d % n for d in ((dim,) if isinstance(dim, int) else dim)]
+    dims = range(n) if dim is None else _places(dim, n)
     drop = [d for d in dims if logits.shape[d] == 1]
     if logits._vdim in drop:
         raise NotRecorded
@@ -141,10 +145,14 @@ def squeeze(logits: LazyLogits, dim: Any = None) -> Any:
     )
 
 
+def _places(dims: Any, n: int) -> list[int]:
+    return [check_dim(d, n) for d in (dims if isinstance(dims, tuple | list) else (dims,))]
+
+
 def permute(logits: LazyLogits, *dims: Any) -> Any:
     """Reorder dimensions."""
     n, vdim = logits.dim(), logits._vdim
-    order = [d % n for d in _sizes(dims)]
+    order = _places(_sizes(dims), n)
     if sorted(order) != list(range(n)):
         raise RuntimeError(f"permute(dims): dims {order} do not fit a tensor of {n} dimensions")
     lead = [d - (d > vdim) for d in order if d != vdim]
@@ -161,8 +169,9 @@ def transpose(logits: LazyLogits, dim0: int, dim1: int) -> Any:
 def movedim(logits: LazyLogits, source: Any, destination: Any) -> Any:
     """Move dimensions."""
     n = logits.dim()
-    src = [d % n for d in ((source,) if isinstance(source, int) else source)]
-    dst = [d % n for d in ((destination,) if isinstance(destination, int) else destination)]
+    src, dst = _places(source, n), _places(destination, n)
+    if len(src) != len(dst) or len({*src}) < len(src) or len({*dst}) < len(dst):
+        raise RuntimeError(f"movedim: dimensions {source} cannot be moved to {destination}")
     order = [-1] * n
     for s, d in zip(src, dst, strict=True):
         order[d] = s
@@ -188,7 +197,7 @@ def repeat(logits: LazyLogits, *sizes: Any) -> Any:
 
 def repeat_interleave(logits: LazyLogits, repeats: Any, dim: int | None = None, **kw: Any) -> Any:
     """Repeat entries of a leading dimension."""
-    if dim is None or kw or dim % logits.dim() == logits._vdim:
+    if dim is None or kw or check_dim(dim, logits.dim()) == logits._vdim:
         raise NotRecorded
     place = _lead_dim(logits, dim)
     return lead_view(
@@ -198,7 +207,7 @@ def repeat_interleave(logits: LazyLogits, repeats: Any, dim: int | None = None, 
 
 def _lead_dim(logits: LazyLogits, dim: int) -> int:
     """Return the place of a leading dimension among them."""
-    place = dim % logits.dim()
+    place = check_dim(dim, logits.dim())
     if place == logits._vdim:
         raise NotRecorded
     return place - (place > logits._vdim)
@@ -206,27 +215,27 @@ def _lead_dim(logits: LazyLogits, dim: int) -> int:
 
 def select(logits: LazyLogits, dim: int, index: int) -> Any:
     """Take one entry of a leading dimension."""
-    if dim % logits.dim() == logits._vdim:
+    if check_dim(dim, logits.dim()) == logits._vdim:
         return logits[(slice(None),) * logits._vdim + (index,)]
     place = _lead_dim(logits, dim)
-    vdim = logits._vdim - (dim % logits.dim() < logits._vdim)
+    vdim = logits._vdim - (place < logits._vdim)
     return lead_view(logits, lambda t: t.select(place, index), vdim=vdim)
 
 
 def narrow(logits: LazyLogits, dim: int, start: int, length: int) -> Any:
     """Take a range of a dimension."""
-    place = dim % logits.dim()
-    size = logits.shape[place]
-    if not -size <= start <= size or length < 0 or start % max(1, size) + length > size:
+    place = check_dim(dim, logits.dim())
+    size, start, length = logits.shape[place], int(start), int(length)
+    first = start + size if start < 0 else start
+    if not 0 <= first <= size or length < 0 or first + length > size:
         raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
-    first = int(start) % max(1, logits.shape[place]) if int(start) < 0 else int(start)
     return logits[(slice(None),) * place + (slice(first, first + length),)]
 
 
 def index_select(logits: LazyLogits, dim: int, index: Tensor) -> Any:
     """Choose entries of a leading dimension; tokens are computed."""
     index = index.reshape(-1)
-    if dim % logits.dim() == logits._vdim:
+    if check_dim(dim, logits.dim()) == logits._vdim:
         return logits[(slice(None),) * logits._vdim + (index,)]
     place = _lead_dim(logits, dim)
     return lead_view(logits, lambda t: t.index_select(place, index), vdim=logits._vdim, copies=True)
@@ -249,7 +258,10 @@ def roll(logits: LazyLogits, shifts: Any, dims: Any = None) -> Any:
 def split(logits: LazyLogits, split_size: Any, dim: int = 0) -> Any:
     """Split a dimension into parts."""
     n = logits.shape[dim]
-    if isinstance(split_size, int):
+    if not isinstance(split_size, tuple | list):
+        split_size = operator.index(split_size)
+        if split_size < 0 or (split_size == 0 and n > 0):
+            raise RuntimeError(f"split_size must be at least {min(n, 1)}; got {split_size}")
         step = max(1, split_size)
         sizes = [min(step, n - i) for i in range(0, n, step)] or [0]
     else:
@@ -264,7 +276,9 @@ def split(logits: LazyLogits, split_size: Any, dim: int = 0) -> Any:
 
 def chunk(logits: LazyLogits, chunks: int, dim: int = 0) -> Any:
     """Split a dimension into about equal parts."""
-    n = logits.shape[dim]
+    n, chunks = logits.shape[dim], operator.index(chunks)
+    if chunks < 1:
+        raise RuntimeError(f"chunk expects chunks to be greater than 0; got {chunks}")
     return split(logits, -(-n // chunks) if n else [0] * chunks, dim)
 
 
@@ -286,7 +300,7 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     if first is None:
         raise NotRecorded
     n, vdim = first.dim(), first._vdim
-    place = dim % n
+    place = check_dim(dim, n)
     if any(t.dim() != n for t in parts):
         raise NotRecorded
     if any(isinstance(t, LazyLogits) and t._vdim != vdim for t in parts):
@@ -324,8 +338,12 @@ def _more_tokens(first: LazyLogits, parts: list[Any], dtype: torch.dtype) -> Any
         lead = t.lead if isinstance(t, LazyLogits) else t.movedim(vdim, -1).shape[:-1]
         if lead != first.lead:
             raise NotRecorded
+        if t.shape[vdim] == 0:
+            continue
         node = t.part if isinstance(t, LazyLogits) else _given(t, vdim, dtype)
         nodes.append(_cast(node, dtype) if isinstance(t, LazyLogits) else node)
+    if not nodes:
+        raise NotRecorded
     width = sum(node.width for node in nodes)
     node = call(_beside, tuple(nodes), {}, first.lead.numel(), width)
     shape = (*first.lead[:vdim], width, *first.lead[vdim:])
@@ -362,7 +380,7 @@ def _cast(node: Node, dtype: torch.dtype) -> Node:
 def stack(tensors: Any, dim: int = 0) -> Any:
     """Stack lazy logits along a new leading dimension."""
     parts = [t.unsqueeze(dim) for t in tensors]
-    return cat(parts, dim % parts[0].dim())
+    return cat(parts, check_dim(dim, parts[0].dim()))
 
 
 def copied(

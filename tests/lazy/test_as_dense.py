@@ -159,6 +159,17 @@ def noise_in_the_order_of_memory(z: Any) -> Any:
     return [torch.rand_like(z.mT), torch.randn_like(z.transpose(0, 1))]
 
 
+def compared_with_masks(z: Any) -> Any:
+    mask = GIVEN > 0
+    found = [z > mask, z == mask, mask < z.exp(), z.softmax(-1) >= mask[..., :1], z != mask[0, 0]]
+    return [t * 1 for t in found]
+
+
+def vectors_of_low_precision(z: Any) -> Any:
+    b = GIVEN[0, 0].bfloat16()
+    return [z / 0.7 + b, b - z * 0.3, (z / 0.7 - b).logsumexp(-1)]
+
+
 def classes_in_the_middle(z: Any) -> Any:
     ids = torch.arange(2 * V).view(2, V) % 3
     return [F.cross_entropy(z, ids), F.cross_entropy(z, GIVEN.softmax(1))]
@@ -343,7 +354,7 @@ CASES: list[Callable[[Any], Any]] = [
     written_without_gradients, flat_copy_of_a_stack, norms_of_zeros, hooks_of_a_column,
     reused_indices, keywords, names_of_numpy, integers_of_numpy, drawn_in_place,
     spread_without_correction, entries_of_broadcast_rows, classes_in_the_middle, dimensions_by_name,
-    no_tokens, noise_in_the_order_of_memory,
+    no_tokens, noise_in_the_order_of_memory, compared_with_masks, vectors_of_low_precision,
 ]  # fmt: skip
 
 

@@ -391,7 +391,8 @@ def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype
 
 def _comparison(frame: Frame, func: Callable[..., Any], args: tuple[Any, ...]) -> Node | None:
     """Return a comparison of computed values with a tensor; None for other comparisons."""
-    parts = [frame.place(a) for a in args]
+    numbers = [a.to(torch.uint8) if _is_mask(a) else a for a in args]  # 0 and 1
+    parts = [frame.place(a) for a in numbers]
     nodes = [p for p in parts if isinstance(p, Node)]
     given = [p for p in parts if isinstance(p, Operand)]
     if len(nodes) != 1 or len(given) != 1 or isinstance(nodes[0], Dense):
@@ -399,6 +400,10 @@ def _comparison(frame: Frame, func: Callable[..., Any], args: tuple[Any, ...]) -
     if not isinstance(nodes[0], Leaf) and (given[0].width > 1 or given[0].tensor.numel() == 1):
         return None
     return Comparison(func, tuple(parts), {}, frame.n_rows, frame.vocab)
+
+
+def _is_mask(a: Any) -> bool:
+    return isinstance(a, Tensor) and a.dtype == torch.bool and not isinstance(a, LazyLogits)
 
 
 def _may_be_masked(leaf: Leaf) -> bool:
@@ -433,12 +438,12 @@ def _step(
             return _times(frame, leaf, other.to(accumulation_dtype(dtype)).reciprocal())
         return _times(frame, leaf, 1.0 / other) if other else None
     if name in ("add", "radd"):
-        return _plus(frame, leaf, other)
+        return _plus(frame, leaf, other, dtype)
     if name in ("sub", "subtract") and first:
-        return _plus(frame, leaf, -other)
+        return _plus(frame, leaf, -other, dtype)
     if name in ("sub", "subtract") or (name == "rsub" and first):
         negative = _times(frame, leaf, -1.0)
-        return None if negative is None else _plus(frame, negative, other)
+        return None if negative is None else _plus(frame, negative, other, dtype)
     return None
 
 
@@ -469,7 +474,7 @@ def _times(frame: Frame, leaf: Leaf, factor: Any) -> Leaf | None:
     return leaf.stepped("times_rows", rows.expand(*frame.lead, 1).reshape(-1, 1).clone())
 
 
-def _plus(frame: Frame, leaf: Leaf, term: Any) -> Leaf | None:
+def _plus(frame: Frame, leaf: Leaf, term: Any, dtype: torch.dtype) -> Leaf | None:
     number = _number(term)
     if number is not None:
         return leaf.stepped("plus", number)
@@ -478,7 +483,8 @@ def _plus(frame: Frame, leaf: Leaf, term: Any) -> Leaf | None:
     vector = frame.canonical(term)
     if vector.shape[-1] != frame.vocab or vector.numel() != frame.vocab or frame.vocab == 1:
         return None
-    return leaf.stepped("plus_bias", vector.reshape(-1).clone())
+    # A vector of lower precision must not be divided by a scale in it.
+    return leaf.stepped("plus_bias", vector.reshape(-1).to(accumulation_dtype(dtype), copy=True))
 
 
 def _masked(frame: Frame, leaf: Leaf, mask: Any, value: Any) -> Leaf | None:

@@ -632,3 +632,22 @@ def test_anomaly_detection() -> None:
         torch.autograd.backward(z.logsumexp(-1).sum())
     assert hidden.grad is not None
     assert bool(hidden.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, h: torch.func.jacrev(f)(h),
+        lambda f, h: torch.func.vjp(f, h)[1](torch.ones(3, V)),
+        lambda f, h: torch.func.vjp(f, h)[0] * 1,
+        lambda f, h: torch.func.vmap(f)(h),
+    ],
+    ids=["jacrev", "vjp", "result of vjp", "vmap"],
+)
+def test_logits_as_result_of_a_transformed_function(transform: Callable[..., Any]) -> None:
+    head, hidden = LMHead(8, V), torch.randn(3, 8)
+    with pytest.raises(RuntimeError, match=r"return logits\.materialize\(\)"):
+        transform(lambda h: head(h) * 2, hidden)
+    ours = transform(lambda h: (head(h) * 2).materialize(), hidden)
+    dense = transform(lambda h: F.linear(h, head.weight) * 2, hidden)
+    torch.testing.assert_close(ours, dense)

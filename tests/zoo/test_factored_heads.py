@@ -52,3 +52,10 @@ def test_values_and_gradients(name: str, kind: str) -> None:
         lazy = _run(entry, kind, lazy=True)
     dense = _run(entry, kind, lazy=False)
     agree(lazy, dense, dense, torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "hierarchical"])
+def test_the_tensor_has_the_strides_of_the_logits(kind: str) -> None:
+    logits = _head(kind, 5)(torch.randn(2, 3, 5, dtype=torch.float64))
+    assert materialized(logits).stride() == logits.stride()
+    assert logits.detach().view(-1).shape == (logits.numel(),)

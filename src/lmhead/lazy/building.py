@@ -36,7 +36,7 @@ def _rows_of(node: Node, dtype: torch.dtype, max_bytes: int | None, env: Env) ->
     """Compute all rows of a program, in memory of their own."""
     found = node.scores(env)
     if found is not None:
-        rows = found.dense().to(dtype)
+        rows = found.dense().to(dtype).contiguous()
         return rows.clone() if isinstance(found, DenseScores) else rows
     return replay([node], lambda t, *_: (t[0].to(dtype),), env, max_bytes=max_bytes)[0]
 

@@ -27,6 +27,7 @@ from lmhead.lazy.program import (
     Dense,
     Leaf,
     Node,
+    Operand,
     Overlay,
     Root,
     check_unchanged,
@@ -167,6 +168,7 @@ class LazyLogits(Tensor):
     _own: Node | None  # the tensor that was built from this object, behind it in the graph
     _writes: int  # how often they had been written to when they got that position
     _passed: bool  # whether results joined the graph without passing through this object
+    _level: int  # of the torch.func transform whose tensors are behind it; 0 outside of any
     max_bytes: int | None
 
     # Tensors are hashed by identity.
@@ -437,8 +439,37 @@ def wrap(
     made._seen = (-1 if made._shared.exposed else made._shared.version, node)
     made._live = None
     made._built = made._through = made._own = None
+    made._level = _transform_level(node)
     _place(made, node)
     return made
+
+
+def _transform_level(node: Node) -> int:
+    """Return the level of the innermost torch.func transform that a program depends on."""
+    if not torch._C._are_functorch_transforms_active():
+        return 0
+    tensors: list[Tensor] = []
+    for part in node.walk():
+        if isinstance(part, Operand):
+            tensors.append(part.tensor)
+        elif isinstance(part, Leaf) and part.root.scores is not None:
+            tensors += part.root.scores.tensors()
+    return max([0, *(torch._C._functorch.maybe_get_level(t) for t in tensors)])
+
+
+def check_transform(logits: LazyLogits) -> None:
+    """Raise if these logits have left the torch.func transform that they were made in."""
+    if logits._level == 0 or logits._level <= (torch._C._functorch.maybe_current_level() or 0):
+        return
+    raise left_transform()
+
+
+def left_transform() -> RuntimeError:
+    """Return the error of lazy logits as a result of a function that torch.func transforms."""
+    return RuntimeError(
+        "a function inside torch.func.grad, vjp, jacrev or vmap cannot return lazy logits; return "
+        "logits.materialize()"
+    )
 
 
 def derived(

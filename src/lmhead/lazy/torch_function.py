@@ -139,6 +139,9 @@ PLAIN |= {
 @eager
 def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one of torch's functions where some argument is lazy logits."""
+    for a in args:
+        if isinstance(a, LazyLogits):
+            lazy_logits.check_transform(a)
     if any(isinstance(a, Column) for a in args):
         args = tuple(a.plain() if isinstance(a, Column) else a for a in args)
     handler = HANDLERS.get(func)
@@ -223,9 +226,10 @@ def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         lazy[id(x)] = x, dense
         return dense
 
-    random = torch.get_rng_state()
+    transformed = torch._C._are_functorch_transforms_active()
+    random = None if transformed else torch.get_rng_state()
     for attach in (False, True):
-        if attach:
+        if attach and random is not None:
             torch.set_rng_state(random)  # the same numbers again
         tensors = tree_map(built, args), tree_map(built, kwargs)
         if func in _OUTSIDE_GETTERS:
@@ -943,6 +947,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def built(x: Any) -> Any:
         if not isinstance(x, LazyLogits):
             return x
+        if x._level:
+            raise lazy_logits.left_transform()
         x.check_position()
         with torch._C._DisableFuncTorch(), routing.autograd():
             return become_dense(x, f"{name}()", outside=True).detach()

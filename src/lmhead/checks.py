@@ -92,17 +92,28 @@ def check_memory(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must have memory; it is a ZeroTensor, which has none")
     if not is_plain(tensor) or tensor.device.type == "meta":
         return
-    last = tensor.storage_offset()  # index of the last entry in the storage
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if size == 0:
-            return
-        last += (size - 1) * stride
-    held, needed = tensor.untyped_storage().nbytes(), (last + 1) * tensor.element_size()
-    if held < needed or tensor.data_ptr() == 0:
+    if not has_memory(tensor):
+        held, needed = tensor.untyped_storage().nbytes(), _bytes_needed(tensor)
         raise ValueError(
             f"{name} must have memory for its shape {tuple(tensor.shape)}, {needed} bytes; its "
             f"storage was freed, shrunk (to {held} bytes) or never allocated"
         )
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether the storage of a plain tensor holds all of its entries."""
+    needed = _bytes_needed(tensor)
+    held = tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
+    return held or needed == 0
+
+
+def _bytes_needed(tensor: Tensor) -> int:
+    """Return the size of a storage that holds all entries of a tensor."""
+    if 0 in tensor.shape:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    return int((last + 1) * tensor.element_size())
 
 
 def check_hidden_and_weight(

@@ -146,6 +146,11 @@ def entries_of_broadcast_rows(z: Any) -> Any:
     ]
 
 
+def joined_vectors(z: Any) -> Any:
+    v = (GIVEN[0, 0] * 1).requires_grad_(z.requires_grad)
+    return torch.cat([z[0, 0], v])
+
+
 def no_tokens(z: Any) -> Any:
     e, none = z[..., :0], GIVEN[..., :0]
     return [
@@ -354,7 +359,8 @@ CASES: list[Callable[[Any], Any]] = [
     written_without_gradients, flat_copy_of_a_stack, norms_of_zeros, hooks_of_a_column,
     reused_indices, keywords, names_of_numpy, integers_of_numpy, drawn_in_place,
     spread_without_correction, entries_of_broadcast_rows, classes_in_the_middle, dimensions_by_name,
-    no_tokens, noise_in_the_order_of_memory, compared_with_masks, vectors_of_low_precision,
+    joined_vectors, no_tokens, noise_in_the_order_of_memory, compared_with_masks,
+    vectors_of_low_precision,
 ]  # fmt: skip
 
 

@@ -397,11 +397,21 @@ def new_data(head: Any, _: Tensor) -> None:
     head.weight.data = -2 * head.weight.data
 
 
+def step_through_data(head: Any, _: Tensor) -> None:
+    """As optimizers, averages and merged adapters do; torch does not count it."""
+    head.weight.data.add_(torch.full_like(head.weight.data, 0.1))
+
+
+def bias_through_data(head: Any, _: Tensor) -> None:
+    head.bias.data.mul_(2)
+
+
 @pytest.mark.parametrize(
     "change",
-    [modified_weight, load_state, average, modified_bias, modified_hidden, new_data],
+    [modified_weight, load_state, average, modified_bias, modified_hidden, new_data,
+     step_through_data, bias_through_data],
     ids=lambda f: f.__name__,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("question", ["loss", "log_prob", "argmax", "sum", "materialize"])
 def test_w3_answers_do_not_follow_later_changes(
     kind: str, ids: Tensor, change: Callable[[Any, Tensor], None], question: str

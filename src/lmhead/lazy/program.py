@@ -18,7 +18,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from lmhead.checks import has_memory
 from lmhead.parallel import fsdp
 from lmhead.scores import DenseScores, Scores
 from lmhead.scores.protocol import Rows
@@ -66,8 +68,11 @@ class Root:
                 )
 
     def _states(self, scores: Scores) -> list[Any]:
-        pairs = zip(scores.watched(), self._sharded, strict=True)
-        return [_state(t) if s is None else (version(t), version(s.parameter)) for t, s in pairs]
+        entries = zip(scores.watched(), scores.tensor_names(), self._sharded, strict=True)
+        return [
+            _state(t, name) if s is None else (version(t), version(s.parameter))
+            for t, name, s in entries
+        ]
 
     def gathered(self) -> tuple[Tensor, ...] | None:
         """Return the head's tensors if FSDP2 has freed some: those, gathered again; else None."""
@@ -110,14 +115,35 @@ def version(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
 
-def _state(t: Tensor) -> Any:
+def _state(t: Tensor, name: str) -> Any:
     """Return what changes when a tensor is written to, or its data replaced."""
     if type(t) not in (
         Tensor,
         torch.nn.Parameter,
     ) or torch._C._functorch.is_functorch_wrapped_tensor(t):
         return version(t)
-    return version(t), t.data_ptr()
+    return version(t), t.data_ptr(), _sample(t) if name in _PARAMETERS else None
+
+
+# Of these a sample is compared: optimizers, averages and merged adapters write to `.data`, which
+# torch does not count.
+_PARAMETERS = ("weight", "low_rank_b", "bias")
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+def _sample(t: Tensor) -> int | None:
+    """Return the sum of the bits of some entries; None if the tensor cannot be read."""
+    if t.device.type != "cpu" or not has_memory(t):
+        return None
+    if torch._C._len_torch_dispatch_stack():
+        with _disable_current_modes():
+            return _bits(t)
+    return _bits(t)
+
+
+def _bits(t: Tensor) -> int:
+    few = t.detach()[tuple(slice(None, None, max(1, n // 8)) for n in t.shape)]
+    return int(few.view(_INTEGERS[t.element_size()]).sum())
 
 
 class Env:

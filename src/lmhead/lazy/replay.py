@@ -319,10 +319,12 @@ class _Inputs:
             self.to_tensors[place] = total
         if rows is None:
             total.add_(grad.reshape(total.shape))
-        elif isinstance(rows, slice):
-            total.flatten(0, -2)[rows] += grad
+            return
+        flat = total.view(total.shape[:-1].numel(), total.shape[-1])
+        if isinstance(rows, slice):
+            flat[rows] += grad
         else:
-            total.flatten(0, -2).index_add_(0, rows, grad.to(total.dtype))
+            flat.index_add_(0, rows, grad.to(total.dtype))
 
     def end_block(self, grads: Sequence[Tensor | None] = ()) -> None:
         """Take the gradients of this block's inputs; let go of windows that are done."""

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from lmhead.checks import check_dim, eager
 from lmhead.lazy import (
     bitmask,
+    in_place,
     indexing,
     recording,
     reductions,
@@ -35,14 +35,13 @@ from lmhead.lazy.column import Column
 from lmhead.lazy.dense_logits import become_dense, note_sharing
 from lmhead.lazy.logits import (
     LazyLogits,
-    assign,
     derived,
     is_tensor_now,
     unknown_to_autograd,
 )
 from lmhead.lazy.memory import share_memory
-from lmhead.lazy.program import Call, Dense, Node, Operand, Replaced
-from lmhead.lazy.recording import NotRecorded, call, sign
+from lmhead.lazy.program import Call, Dense
+from lmhead.lazy.recording import NotRecorded, sign
 
 # Read from the object itself: they say how it looks, or belong to autograd.
 _PLAIN = [
@@ -171,8 +170,8 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         if func in recording.POINTWISE:
             return recording.record(func, args, dict(kwargs))
         name = getattr(func, "__name__", "")
-        if _is_in_place(name) and isinstance(args[0], LazyLogits):
-            return _in_place(name, args, kwargs)
+        if in_place.is_in_place(name) and isinstance(args[0], LazyLogits):
+            return in_place.run(name, args, kwargs)
     except NotRecorded:
         pass
     return _on_tensors(func, args, kwargs)
@@ -209,14 +208,14 @@ _OUTSIDE_GETTERS = (Tensor.data.__get__,)  # type: ignore[attr-defined]
 def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Build the tensors and run the function on them."""
     name = getattr(func, "__name__", "")
-    in_place = bool(args) and (_is_in_place(name) or name == "__setitem__")
+    writes = bool(args) and (in_place.is_in_place(name) or name == "__setitem__")
     outside = name in _OUTSIDE or func in _OUTSIDE_GETTERS
     lazy: dict[int, tuple[LazyLogits, Tensor]] = {}
 
     def built(x: Any) -> Any:
         if not isinstance(x, LazyLogits):
             return x
-        written = in_place and x is args[0]
+        written = writes and x is args[0]
         if outside:
             _check_export(name, x, kwargs)
         if written:
@@ -235,7 +234,7 @@ def _on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         if func in _OUTSIDE_GETTERS:
             return tensors[0][0].detach()  # as .data, and torch counts the changes made through it
         made = func(*tensors[0], **tensors[1])
-        if in_place and isinstance(args[0], LazyLogits):
+        if writes and isinstance(args[0], LazyLogits):
             args[0]._shared.version += 1
             args[0]._shared.writes += 1
             return args[0] if isinstance(made, Tensor) else made
@@ -311,213 +310,6 @@ def _put(out: Tensor, value: Any) -> Tensor:
     if not isinstance(out, LazyLogits) and out.shape != value.shape:
         out.resize_(value.shape)
     return out.copy_(value)
-
-
-# In place ----------------------------------------------------------------------------------------
-
-_OPERATORS = {
-    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div",
-    "__idiv__": "div", "__ipow__": "pow", "__ifloordiv__": "floor_divide", "__imod__": "remainder",
-    "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor",
-}  # fmt: skip
-
-
-def _is_in_place(name: str) -> bool:
-    return name in _OPERATORS or (name.endswith("_") and not name.endswith("__"))
-
-
-def _in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Change the logits as the function would change a tensor."""
-    logits, *rest = args
-    _check_recordable(logits)
-    functional = getattr(torch, _OPERATORS.get(name, name[:-1]), None)
-    if functional is None or functional not in recording.POINTWISE:
-        raise NotRecorded
-    made = recording.record(functional, (logits, *rest), dict(kwargs))
-    if made.shape != logits.shape:
-        raise RuntimeError(
-            f"output with shape {list(logits.shape)} doesn't match the broadcast shape "
-            f"{list(made.shape)}"
-        )
-    return assign(logits, _typed(made, logits))
-
-
-def _check_recordable(logits: LazyLogits) -> None:
-    """Raise if an in-place operation on these logits cannot be recorded."""
-    if logits._chain and logits.requires_grad and not routing.can_bypass(logits):
-        raise RuntimeError(
-            "in-place operations on a view of lazy logits with hooks or retain_grad() fail; "
-            "clone() it first, or attach them after the change"
-        )
-
-
-def _typed(made: LazyLogits, like: LazyLogits) -> Node:
-    if made.dtype == like.dtype:
-        return made.part
-    if not torch.can_cast(made.dtype, like.dtype):
-        raise RuntimeError(
-            f"result type {made.dtype} can't be cast to the desired output type {like.dtype}"
-        )
-    return views.cast(made, like.dtype).part
-
-
-def _fill(logits: LazyLogits, value: Any) -> Any:
-    _check_recordable(logits)
-    node = logits.part
-    given = Operand.of(value, torch.Size()) if isinstance(value, Tensor) else value
-    return assign(logits, Replaced(given, logits.dtype, node, node.n_rows, node.width))
-
-
-def _copy(logits: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
-    if not isinstance(logits, LazyLogits):
-        return logits.copy_(become_dense(source, "copy_()"))
-    _check_recordable(logits)
-    if isinstance(source, LazyLogits):
-        made = views.expand(source, *logits.shape) if source.shape != logits.shape else source
-        if made._vdim != logits._vdim:
-            raise NotRecorded
-        return _replace(logits, views._cast(made.part, logits.dtype))
-    frame = recording.Frame([logits, source])
-    given = frame.canonical(source).expand(*frame.lead, frame.vocab).to(logits.dtype, copy=True)
-    return _replace(logits, Dense.of(given))
-
-
-def _replace(logits: LazyLogits, new: Node) -> LazyLogits:
-    """Put other values in all entries; what was there before gets a gradient of 0."""
-    before = logits.part
-    if routing.differentiable([before]) and torch.is_grad_enabled():
-        new = Replaced(new, logits.dtype, before, before.n_rows, before.width)
-    return assign(logits, new)
-
-
-def _scatter(
-    logits: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: Any = None
-) -> Any:
-    """Return logits with entries at given ids replaced, as torch.scatter does."""
-    node, shape = _scattered("scatter", logits, dim, index, value if src is None else src, reduce)
-    return derived(logits, node, shape, logits.dtype, vdim=logits._vdim)
-
-
-def _scatter_add(logits: Any, dim: int, index: Tensor, src: Tensor) -> Any:
-    node, shape = _scattered("scatter_add", logits, dim, index, src, None)
-    return derived(logits, node, shape, logits.dtype, vdim=logits._vdim)
-
-
-def _scattered(
-    name: str, logits: Any, dim: int, index: Tensor, src: Any, reduce: Any
-) -> tuple[Node, Any]:
-    if not isinstance(logits, LazyLogits) or isinstance(src, LazyLogits):
-        raise NotRecorded
-    if check_dim(dim, logits.dim()) != logits._vdim or index.dim() != logits.dim():
-        raise NotRecorded
-    ids = index.movedim(logits._vdim, -1)
-    if ids.shape[:-1] != logits.lead:
-        raise NotRecorded
-    n, node = logits.lead.numel(), logits.part
-    flat_ids = Operand.of(ids.reshape(n, ids.shape[-1]), torch.Size((n,)))
-    given = src
-    if isinstance(src, Tensor) and src.dim():
-        moved = src.movedim(logits._vdim, -1)[tuple(slice(0, k) for k in ids.shape)]
-        given = Operand.of(moved.reshape(n, moved.shape[-1]), torch.Size((n,)))
-    elif isinstance(src, Tensor):
-        given = float(src)
-    function = partial(_scatter_rows, name, reduce)
-    return call(function, (node, flat_ids, given), {}, node.n_rows, node.width), logits.shape
-
-
-def _scatter_rows(name: str, reduce: Any, tile: Tensor, ids: Tensor, src: Any) -> Tensor:
-    if len(ids) != len(tile):  # one row for all
-        ids = ids.expand(len(tile), -1)
-    if isinstance(src, Tensor):
-        src = src.to(tile.dtype).expand(len(tile), -1)
-    if reduce is None:
-        made: Tensor = getattr(tile, name)(1, ids, src)
-    else:
-        made = tile.scatter(1, ids, src, reduce=reduce)
-    return made
-
-
-def _index_fill(logits: LazyLogits, dim: int, index: Tensor, value: Any) -> Any:
-    made = views.copied(logits)
-    full = (slice(None),) * check_dim(dim, logits.dim()) + (index,)
-    indexing.setitem(made, full, value)
-    return made
-
-
-def _by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the in-place form of a function that returns new lazy logits."""
-
-    def in_place(logits: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(logits, LazyLogits):
-            raise NotRecorded
-        _check_recordable(logits)
-        return assign(logits, function(logits, *args, **kwargs).part)
-
-    return in_place
-
-
-def _masked_fill_in_place(logits: Any, mask: Any, value: Any) -> Any:
-    if not isinstance(logits, LazyLogits):
-        raise NotRecorded
-    _check_recordable(logits)
-    return assign(logits, recording.record(torch.masked_fill, (logits, mask, value), {}).part)
-
-
-def _shape_in_place(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the in-place form of a view, such as squeeze_: the object becomes that view."""
-
-    def in_place(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-        try:
-            made = change(logits, *args, **kwargs)
-        except NotRecorded:
-            raise RuntimeError(
-                "an in-place operation cannot remove the vocabulary dimension of lazy logits; use "
-                "logits.materialize()"
-            ) from None
-        if made is logits or not isinstance(made, LazyLogits):
-            return logits
-        # The tensor itself, below all that is recorded, takes the new shape and strides.
-        with no_dispatch(), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            torch.as_strided_(logits, made.shape, made.stride())
-        lazy_logits.become_view(logits, made)
-        return logits
-
-    return in_place
-
-
-_REFUSED = ("resize_", "resize_as_", "set_", "as_strided_")
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(logits: Any, *_: Any, **__: Any) -> Any:
-        if not isinstance(logits, LazyLogits):
-            raise NotRecorded
-        raise RuntimeError(
-            f"{name}() is not supported on lazy logits: they have no memory of their own. "
-            f"Use logits.materialize().{name}()"
-        )
-
-    return refuse
-
-
-def _set_data(logits: Any, value: Any) -> None:
-    """Set logits.data: other values, of which autograd does not know."""
-    if not isinstance(logits, LazyLogits):
-        logits.data = become_dense(value, "setting .data", outside=True)
-        return
-    if logits.shape != value.shape or logits.dtype != value.dtype:
-        raise RuntimeError(
-            f"the data of lazy logits must keep shape {tuple(logits.shape)} and dtype "
-            f"{logits.dtype}; got {tuple(value.shape)} and {value.dtype}"
-        )
-    become_dense(logits, "setting .data", outside=True).copy_(value)
-
-
-def _setitem(logits: Any, index: Any, value: Any) -> None:
-    if not isinstance(logits, LazyLogits):
-        raise NotRecorded
-    _check_recordable(logits)
-    indexing.setitem(logits, index, value)
 
 
 # Softmax -----------------------------------------------------------------------------------------
@@ -835,7 +627,7 @@ HANDLERS[Tensor.T.__get__] = lambda z: views.permute(z, list(reversed(range(z.di
 HANDLERS[Tensor.mT.__get__] = lambda z: views.transpose(z, -2, -1)  # type: ignore[attr-defined]
 HANDLERS[Tensor.__iter__] = lambda z: iter(views.unbind(z))
 HANDLERS[Tensor.__getitem__] = indexing.getitem
-HANDLERS[Tensor.__setitem__] = _setitem
+HANDLERS[Tensor.__setitem__] = in_place.setitem
 HANDLERS[Tensor.__bool__] = _truth
 HANDLERS[Tensor.__eq__] = _equality("__eq__")
 HANDLERS[Tensor.__ne__] = _equality("__ne__")
@@ -869,25 +661,25 @@ HANDLERS[F.kl_div] = torch_losses.kl_div
 for _name in torch_losses.POINTWISE_LOSSES:
     HANDLERS[getattr(F, _name)] = torch_losses.pointwise_loss(_name)
 
-_add(_scatter, "scatter")
-_add(_scatter_add, "scatter_add")
-_add(_index_fill, "index_fill")
-_add(_by_copy(_scatter), "scatter_", modules=(Tensor,))
-_add(_by_copy(_scatter_add), "scatter_add_", modules=(Tensor,))
-_add(_by_copy(_index_fill), "index_fill_", modules=(Tensor,))
-_add(_masked_fill_in_place, "masked_fill_", modules=(Tensor,))
-_add(_fill, "fill_", modules=(Tensor,))
-_add(partial(_fill, value=0.0), "zero_", modules=(Tensor,))
-_add(_copy, "copy_", modules=(Tensor,))
+_add(in_place.scatter, "scatter")
+_add(in_place.scatter_add, "scatter_add")
+_add(in_place.index_fill, "index_fill")
+_add(in_place.by_copy(in_place.scatter), "scatter_", modules=(Tensor,))
+_add(in_place.by_copy(in_place.scatter_add), "scatter_add_", modules=(Tensor,))
+_add(in_place.by_copy(in_place.index_fill), "index_fill_", modules=(Tensor,))
+_add(in_place.masked_fill_in_place, "masked_fill_", modules=(Tensor,))
+_add(in_place.fill, "fill_", modules=(Tensor,))
+_add(partial(in_place.fill, value=0.0), "zero_", modules=(Tensor,))
+_add(in_place.copy, "copy_", modules=(Tensor,))
 for _name, _view in (
     ("squeeze_", views.squeeze), ("unsqueeze_", views.unsqueeze), ("transpose_", views.transpose),
     ("swapaxes_", views.transpose), ("swapdims_", views.transpose),
     ("t_", lambda z: views.transpose(z, 0, 1) if z.dim() == 2 else z),
 ):  # fmt: skip
-    _add(_shape_in_place(_view), _name, modules=(Tensor,))
-for _name in _REFUSED:
-    _add(_refused(_name), _name)
-HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
+    _add(in_place.shape_in_place(_view), _name, modules=(Tensor,))
+for _name in in_place.REFUSED:
+    _add(in_place.refused(_name), _name)
+HANDLERS[Tensor.data.__set__] = in_place.set_data  # type: ignore[attr-defined]
 HANDLERS[LazyLogits.mask_tokens] = bitmask.mask_tokens
 
 
@@ -913,7 +705,7 @@ FIRST_LAZY = {
 OF_THE_OBJECT = {
     LazyLogits.mask_tokens, Tensor.requires_grad_, Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
     Tensor.data.__set__, Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad,  # type: ignore[attr-defined]
-    *(getattr(Tensor, name) for name in (*_REFUSED, "squeeze_", "unsqueeze_", "transpose_",
+    *(getattr(Tensor, name) for name in (*in_place.REFUSED, "squeeze_", "unsqueeze_", "transpose_",
                                          "swapaxes_", "swapdims_", "t_")),
 }  # fmt: skip
 
@@ -926,8 +718,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator of the C++ core: copies stay lazy, everything else builds the tensor."""
     name = func.overloadpacket.__name__
     first = args[0] if args else None
-    if name in _REFUSED and isinstance(first, LazyLogits):
-        _refused(name)(first)
+    if name in in_place.REFUSED and isinstance(first, LazyLogits):
+        in_place.refused(name)(first)
     if name in _ALIASES and isinstance(first, LazyLogits) and len(args) == 1:
         with torch.no_grad():
             chain = () if name == "clone" else first._chain

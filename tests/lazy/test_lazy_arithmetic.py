@@ -10,7 +10,7 @@ from compare import assert_close
 from lazy_and_dense import Twins, as_function, assert_same, twins
 from torch_watch import Allocations
 
-from lmhead import PerformanceWarning
+from lmhead import LMHead, PerformanceWarning
 
 B, T, V = 2, 3, 13
 
@@ -137,3 +137,17 @@ def test_operations_leave_their_operand_alone(case: Twins) -> None:
     before = lazy.logsumexp(-1)
     _ = lazy * 3, torch.tanh(lazy), lazy[0], lazy.float(), lazy.view(-1, V), -lazy
     assert_close(lazy.logsumexp(-1), before)
+
+
+def test_values_that_are_used_twice_at_each_step_are_visited_once() -> None:
+    """A chain of 40 steps, each of which uses the one before twice: 2^40 paths to the head."""
+    head, hidden = LMHead(6, 20), torch.randn(3, 6, requires_grad=True)
+    weight = head.weight.detach().clone().requires_grad_()
+    dense_hidden = hidden.detach().clone().requires_grad_()
+    z, dense = head(hidden), dense_hidden @ weight.T
+    for _ in range(40):
+        z, dense = torch.sigmoid(z) + z * 0.9, torch.sigmoid(dense) + dense * 0.9
+    z.sum().backward()
+    dense.sum().backward()
+    assert_close(hidden.grad, dense_hidden.grad, atol=1e-4)
+    assert_close(head.weight.grad, weight.grad, atol=1e-4)

@@ -326,13 +326,17 @@ class Node(ABC):
         return found
 
     def walk(self) -> Iterator[Node | Operand]:
-        """Yield this node, and all nodes and operands below it."""
-        yield self
-        for part in self.parts():
+        """Yield this node, and all nodes and operands below it, each of them once."""
+        seen: set[int] = set()
+        waiting: list[Node | Operand] = [self]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            yield part
             if isinstance(part, Node):
-                yield from part.walk()
-            else:
-                yield part
+                waiting.extend(reversed(list(part.parts())))
 
 
 @dataclass(frozen=True, eq=False)

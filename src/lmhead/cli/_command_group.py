@@ -31,6 +31,10 @@ from lmhead.progress import INTERRUPTED, exit_on_interrupt
 
 FAILED, FILE_ERROR, THRESHOLD = 1, 3, 4
 
+# Types of options for paths; neither needs to exist.
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
 # Command name -> its line in `lmhead --help`.
 _COMMANDS = {
     "demo": "Show what lmhead does, on a real model, in under a minute.",
@@ -223,6 +227,14 @@ def integer_option(
     """Return an option for an integer in [low, high] whose default is shown in the help."""
     kind = click.IntRange(low, high)
     return click.option(*names, type=kind, default=default, show_default=True, help=help)
+
+
+def choice_option(
+    *names: str, choices: Sequence[str], help: str, default: str | None = None
+) -> Callable[[_F], _F]:
+    """Return an option for one of several values; a default is shown in the help."""
+    kind, shown = click.Choice(choices), default is not None
+    return click.option(*names, type=kind, default=default, show_default=shown, help=help)
 
 
 def combine_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,63 +29,63 @@ MAX_THREADS = 1024  # OpenMP crashes if it cannot start all threads
 NAMED = ("smollm2", "tiny")  # as in lmhead.models.bundled, not imported to keep start-up fast
 
 
-def _online(context: click.Context, option: click.Parameter, download: bool) -> bool:  # noqa: ARG001
-    """Refuse --download where the network must not be used."""
-    if download and is_offline():
+def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    """Keep the value of an option for `open_model`; refuse --download without the network."""
+    if option.name == "download" and value and is_offline():
         raise click.UsageError("--download cannot be used with --offline or LMHEAD_OFFLINE=1.")
-    return download
+    ctx.meta[f"{__name__}.{option.name}"] = value
 
 
-_ENGINE = "lmhead.engine"
+def kept(name: str) -> Any:
+    """Return the value of "threads", "download" or "engine"; None if the command lacks it."""
+    ctx = click.get_current_context(silent=True)
+    return None if ctx is None else ctx.meta.get(f"{__name__}.{name}")
 
 
-def _keep_engine(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    ctx.meta[_ENGINE] = value
-
-
-threads_option = click.option(
+_kept_option = partial(click.option, expose_value=False, callback=_keep)
+threads_option = _kept_option(
     "--threads", type=click.IntRange(1, MAX_THREADS), help="Number of threads.  [default: torch's]"
 )
-
 model_options: Callable[[Any], Any] = combine_options(
     threads_option,
-    click.option("--download", is_flag=True, callback=_online, help="Allow downloading the model."),
-    click.option(
+    _kept_option("--download", is_flag=True, help="Allow downloading the model."),
+    _kept_option(
         "--engine",
         type=click.Choice(("core", "torch", "llama.cpp")),  # as in lmhead.models.language_model
-        expose_value=False,
-        callback=_keep_engine,
         help="What computes the model's body; llama.cpp needs a GGUF file and the package "
         "xllamacpp.  [default: core where it can, else torch]",
     ),
 )
 
 
-def open_model(where: str | None, *, download: bool, threads: int | None) -> LanguageModel:
-    """Import torch and open the model; None for the default one."""
+def set_threads() -> None:
+    """Import torch and set the number of threads that was given."""
+    import torch
+
+    if (threads := kept("threads")) is not None:
+        torch.set_num_threads(threads)
+
+
+def open_model(where: str | None) -> LanguageModel:
+    """Import torch and open the model, as `model_options` say; None for the default one."""
     with Progress() as progress:
         progress("Loading torch ...")
         with importing():
-            import torch
-
             from lmhead.models import open_model as open_any
-        if threads is not None:
-            torch.set_num_threads(threads)
+        set_threads()
         progress(f"Opening {where or 'the default model'} ...")
-        ctx = click.get_current_context(silent=True)
-        engine = None if ctx is None else ctx.meta.get(_ENGINE)
         with show_reads(progress):
-            return open_any(where, download=download, engine=engine)
+            return open_any(where, download=bool(kept("download")), engine=kept("engine"))
 
 
 def open_models(
-    places: tuple[str, ...], download: bool, threads: int | None
+    places: tuple[str, ...],
 ) -> tuple[dict[str, LanguageModel], dict[str, str]]:
     """Open models, or the default one; return them, and where each is, by a unique name."""
     opened: dict[str, LanguageModel] = {}
     given: dict[str, str] = {}
     for where in places or (None,):
-        model = open_model(where, download=download, threads=threads)
+        model = open_model(where)
         base = Path(model.name or where or "model").name or "model"
         names = [base, *(f"{base} ({n})" for n in range(2, len(opened) + 2))]
         name = next(name for name in names if name not in opened)

@@ -50,9 +50,7 @@ class Finding:
 @integer_option("--tokens", default=24, low=2, help="Number of hidden states to compare on.")
 @model_options
 @_json.json_option
-def command(
-    model: str | None, tokens: int, threads: int | None, download: bool, as_json: bool
-) -> None:
+def command(model: str | None, tokens: int, as_json: bool) -> None:
     """Check a model's head against the float64 reference.
 
     The model reads a short text. Loss, gradients and log-probabilities of its hidden states must be
@@ -65,7 +63,7 @@ def command(
       lmhead check ./Qwen3-0.6B --tokens 8
       lmhead check model.gguf --json
     """
-    opened = open_model(model, download=download, threads=threads)
+    opened = open_model(model)
     require_lm_head(opened)
     head, hidden, targets = read_sample(opened, tokens)
     findings = compare(head, hidden, targets)

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import as_usage_errors, check_threshold, integer_option
+from lmhead.cli._command_group import (
+    as_usage_errors,
+    check_threshold,
+    choice_option,
+    integer_option,
+)
 from lmhead.cli._model_arguments import (
     check_file,
     check_utf8,
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _VISIBLE = 5e-5  # smallest value that four digits show
-METRICS = ("kl", "max-kl", "tv", "disagreement")
 
 
 @click.command("compare")
@@ -50,11 +54,10 @@ METRICS = ("kl", "max-kl", "tv", "disagreement")
 )
 @click.option("--sampler-b", metavar="OPTIONS", help="Options of sampler B; '' for none.")
 @click.option("--fail-above", type=float, help="Exit with code 4 if the metric is above this.")
-@click.option(
+@choice_option(
     "--metric",
-    type=click.Choice(METRICS),
+    choices=("kl", "max-kl", "tv", "disagreement"),
     default="kl",
-    show_default=True,
     help="Metric of --fail-above. kl and max-kl are in nats; tv is for samplers.",
 )
 @click.option("--window", type=click.IntRange(1), help="Context window in tokens.  [default: 1024]")
@@ -71,7 +74,6 @@ def command(
     window: int | None,
     worst: int,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Compare two models on a text, or two samplers of one model.
 
@@ -100,9 +102,7 @@ def command(
         make_sampler(chain)
     if file is not None:
         check_file(file)
-    opened = [
-        open_model(name, download=options["download"], threads=options["threads"]) for name in names
-    ]
+    opened = [open_model(name) for name in names]
     for model in opened:
         check_window(model, window)
     from lmhead.analysis import compare_models, compare_samplers
@@ -121,9 +121,8 @@ def command(
     sides = [repr(s) for s in (a, b)] if samplers else [model.name for model in opened]
     if as_json:
         document: dict[str, Any] = {"a": model_json(opened[0]), "b": model_json(opened[-1])}
-        document |= {"sampler_a": None, "sampler_b": None}
-        if samplers:
-            document |= {"sampler_a": sides[0], "sampler_b": sides[1]}
+        chosen = sides if samplers else [None, None]
+        document |= {"sampler_a": chosen[0], "sampler_b": chosen[1]}
         _json.write("compare", **(document | comparison.to_json()))
     else:
         echo(_lines(comparison, sides))

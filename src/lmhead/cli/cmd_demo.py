@@ -7,7 +7,6 @@ a training step saves. Every figure is measured while the demo runs.
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import shutil
 import sys
@@ -19,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lmhead.cli._command_group import choice_option
 from lmhead.cli._model_arguments import open_model
 from lmhead.cli._peak_memory import peak_growth
-from lmhead.cli._terminal import Narration, bar, cyan, left, printable, right, visible_bytes
+from lmhead.cli._terminal import Narration, bar, cyan, echo, left, right, visible_bytes
 from lmhead.cli.cmd_check import require_lm_head
 from lmhead.errors import ModelError
 from lmhead.models import bundled
@@ -42,13 +42,7 @@ MARGIN = Narration.margin
 
 @click.command()
 @click.option("--toy", is_flag=True, help="A toy model of 6 words, with every sum written out.")
-@click.option(
-    "--lang",
-    type=click.Choice(["en", "zh"]),
-    default="en",
-    show_default=True,
-    help="Language of the text.",
-)
+@choice_option("--lang", choices=("en", "zh"), default="en", help="Language of the text.")
 @click.option("--model", help="Model.  [default: smollm2 if it is installed, else tiny]")
 def command(toy: bool, lang: str, model: str | None) -> None:
     """Show what lmhead does, on a real model, in under a minute.
@@ -73,23 +67,19 @@ def command(toy: bool, lang: str, model: str | None) -> None:
     if toy:
         from lmhead.cli._toy_demo import ToyDemo
 
-        _echo("\n".join(ToyDemo(lang).lines()))
+        echo(ToyDemo(lang).lines())
         return
-    opened = open_model(model, download=False, threads=None)
+    opened = open_model(model)
     if opened.tokenizer is None:
         raise ModelError(f"{opened.name} has no tokenizer; the demo needs one")
     require_lm_head(opened)
     tour = Tour(opened, opened.tokenizer, chinese=lang == "zh")
-    _echo("\n".join(tour.title()))
+    echo(tour.title())
     for section in (tour.next_token, tour.surprisal, tour.certified, tour.memory, tour.farewell):
         with Progress() as progress:
             progress("...")
-            lines = "\n".join(section())
-        _echo(lines)
-
-
-def _echo(text: str) -> None:
-    click.echo(printable(text), color=False if os.environ.get("NO_COLOR") else None)
+            lines = list(section())
+        echo(lines)
 
 
 class Tour(Narration):

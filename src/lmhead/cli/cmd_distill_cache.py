@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lmhead.cli import _json
+from lmhead.cli._command_group import FILE, choice_option
 from lmhead.cli._model_arguments import check_file, model_json, model_options, open_model, read_text
 from lmhead.cli._terminal import echo
 from lmhead.progress import Progress
@@ -22,31 +23,14 @@ if TYPE_CHECKING:
 @click.command("distill-cache")
 @click.argument("model")
 @click.argument("text")
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="File to write.",
-)
-@click.option(
-    "--bits",
-    type=click.Choice(["8", "16", "32"]),
-    default="16",
-    show_default=True,
-    help="Bits per number of a hidden state.",
+@click.option("--out", type=FILE, required=True, help="File to write.")
+@choice_option(
+    "--bits", choices=("8", "16", "32"), default="16", help="Bits per number of a hidden state."
 )
 @click.option("--window", type=click.IntRange(1), help="Tokens the model reads at once.")
 @model_options
 @_json.json_option
-def command(
-    model: str,
-    text: str,
-    out: Path,
-    bits: str,
-    window: int | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(model: str, text: str, out: Path, bits: str, window: int | None, as_json: bool) -> None:
     """Write a teacher's final hidden states of a text, and its head once, for distillation.
 
     The text is cut into windows that the model reads one by one. The file holds the token ids too;
@@ -63,7 +47,7 @@ def command(
     check_file(text)
     if out.exists():
         raise click.UsageError(f"{out} exists; choose another --out.")
-    teacher = open_model(model, download=options["download"], threads=options["threads"])
+    teacher = open_model(model)
     from lmhead import distill
     from lmhead.analysis.score import default_window
 
@@ -74,15 +58,8 @@ def command(
         states = _states(teacher, read_text(text), size, progress)
         info = distill.save(states, out, head=teacher.head, bits=int(bits), window=size)
     if as_json:
-        facts = {
-            "file": str(out),
-            "rows": info.rows,
-            "bytes": info.bytes,
-            "logits_bytes": info.logits_bytes,
-            "ratio": info.ratio,
-            "kl_bound": info.kl_bound,
-            "window": info.window,
-        }
+        names = ("rows", "bytes", "logits_bytes", "ratio", "kl_bound", "window")
+        facts = {"file": str(out), **{name: getattr(info, name) for name in names}}
         _json.write("distill-cache", lines=1, model=model_json(teacher), **facts)
         return
     echo(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import as_usage_errors, integer_option
-from lmhead.cli._model_arguments import model_json, model_options, open_model
+from lmhead.cli._command_group import FILE, FOLDER, as_usage_errors, integer_option
+from lmhead.cli._model_arguments import kept, model_json, model_options, open_model
 from lmhead.progress import exit_on_interrupt
 
 if TYPE_CHECKING:
@@ -61,15 +61,11 @@ def _batch_size(ctx: Any, param: Any, value: str) -> int | str:  # noqa: ARG001
 @click.option("--max-length", type=click.IntRange(1), help="Context length.  [default: model's]")
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompts.")
 @click.option("--system", help="System prompt.")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the harness's results to this JSON file.",
-)
+@click.option("--output", type=FILE, help="Write the harness's results to this JSON file.")
 @click.option("--samples", is_flag=True, help="With --output: include every question and answer.")
 @click.option(
     "--cache",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for answers; a stopped run continues with those in it.",
 )
 @model_options
@@ -88,7 +84,6 @@ def command(
     samples: bool,
     cache: Path | None,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Evaluate a model on tasks of lm-evaluation-harness.
 
@@ -111,9 +106,9 @@ def command(
         raise click.UsageError(f"{output} exists; choose another --output.")
     if find_spec("lm_eval") is None:
         raise click.ClickException("lm-eval is not installed; run: pip install 'lmhead[eval]'")
-    if not options["download"]:
+    if not kept("download"):
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-    opened = open_model(model, download=options["download"], threads=options["threads"])
+    opened = open_model(model)
     if chat and opened.chat is None:
         raise click.UsageError(f"--chat needs a chat template, which {opened.name} does not have.")
     with exit_on_interrupt():

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
-from lmhead.cli._command_group import importing_server
+from lmhead.cli._command_group import FOLDER, choice_option, importing_server
 from lmhead.cli._model_arguments import model_options, open_models
 
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option(
-    "--lang",
-    type=click.Choice(["en", "zh"]),
-    help="Language of the page.  [default: the browser's]",
+@choice_option(
+    "--lang", choices=("en", "zh"), help="Language of the page.  [default: the browser's]"
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -31,24 +29,13 @@ from lmhead.cli._model_arguments import model_options, open_models
 @click.option(
     "--run",
     metavar="FOLDER",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Show the training run in FOLDER (`lmhead train --out FOLDER`), started or not.",
 )
 @click.option("--no-browser", is_flag=True, help="Print the address only; open no browser.")
 @click.option("--no-model", is_flag=True, help="Tutorial page only.")
 @model_options
-def command(
-    models: tuple[str, ...],
-    lang: str | None,
-    host: str,
-    port: int | None,
-    key: str | None,
-    run: Path | None,
-    no_browser: bool,
-    no_model: bool,
-    download: bool,
-    threads: int | None,
-) -> None:
+def command(models: tuple[str, ...], no_browser: bool, no_model: bool, **options: Any) -> None:
     """Explore models in the browser, on this machine only.
 
     A tutorial on the output layer with a model small enough to check by hand; then next tokens,
@@ -69,19 +56,9 @@ def command(
         from lmhead.server import serve
     if not no_model:
         click.echo(f"Opening {', '.join(models) or 'the default model'} ...", err=True)
-    opened, given = ({}, {}) if no_model else open_models(models, download, threads)
+    opened, given = ({}, {}) if no_model else open_models(models)
     try:
-        serve(
-            opened,
-            host=host,
-            port=port,
-            key=key,
-            lang=lang,
-            browser=not no_browser,
-            run=run,
-            given=given,
-            on_ready=_print_address,
-        )
+        serve(opened, given=given, browser=not no_browser, on_ready=_print_address, **options)
     except FileNotFoundError as error:
         raise click.ClickException(f"{error}.") from None
 

@@ -108,7 +108,7 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     if given:
         make_sampler(given)
     options["grammar"] = _grammar(options)
-    model = open_model(where, download=options["download"], threads=options["threads"])
+    model = open_model(where)
     vocab = model.head.vocab_size
     if options["logprobs"] > vocab:
         raise click.UsageError(

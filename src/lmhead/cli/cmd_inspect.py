@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 )
 @model_options
 @_json.json_option
-def command(
-    model: str | None, tokens: int, threads: int | None, download: bool, as_json: bool
-) -> None:
+def command(model: str | None, tokens: int, as_json: bool) -> None:
     """Show a model's head: sizes, dtype, memory, advice.
 
     MODEL is a folder, a file, or a name from `lmhead models list`.
@@ -34,7 +32,7 @@ def command(
       lmhead inspect ./Qwen3-0.6B --tokens 16384
       lmhead inspect model.gguf --json
     """
-    opened = open_model(model, download=download, threads=threads)
+    opened = open_model(model)
     facts = examine(opened, tokens)
     if as_json:
         _json.write("inspect", **(facts | {"model": model_json(opened)}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -47,7 +47,6 @@ def command(
     ranks: bool,
     last: int | None,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Show what the model predicts after each layer (logit lens).
 
@@ -69,7 +68,7 @@ def command(
     text = read_prompt(prompt)
     if target is not None:
         target = check_utf8(target, "--target")
-    model = open_model(where, download=options["download"], threads=options["threads"])
+    model = open_model(where)
     from lmhead.analysis import logit_lens
     from lmhead.analysis.token_text import find_token
 

@@ -82,7 +82,7 @@ def command(
     if given:
         given.setdefault("seed", 0)
         make_sampler(given)
-    model = open_model(where, download=options["download"], threads=options["threads"])
+    model = open_model(where)
     from lmhead.analysis import next_tokens
     from lmhead.analysis.token_text import prompt_ids
 

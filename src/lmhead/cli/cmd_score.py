@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import importing, integer_option
+from lmhead.cli._command_group import FILE, importing, integer_option
 from lmhead.cli._model_arguments import (
     check_file,
     check_utf8,
     check_window,
+    kept,
     model_json,
     model_options,
     open_model,
     read_text,
+    set_threads,
     split_arguments,
 )
 from lmhead.cli._score_views import (
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 @integer_option("--worst", default=10, low=0, help="Number of most surprising tokens to show.")
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write one row per token to this file, .jsonl or .parquet; continues an unfinished run.",
 )
 @click.option("--top-k", type=click.IntRange(0), help="With --out: most probable tokens per row.")
@@ -67,15 +69,13 @@ if TYPE_CHECKING:
 def command(
     arguments: tuple[str, ...],
     text: str | None,
-    window: int | None,
-    stride: int | None,
     tokens: bool | None,
     worst: int,
     out: Path | None,
     top_k: int | None,
     restart: bool,
     as_json: bool,
-    **options: Any,
+    **cuts: Any,
 ) -> None:
     """Score a text: perplexity, bits per byte, every token.
 
@@ -100,10 +100,9 @@ def command(
       lmhead score smollm2 chapter*.txt --out tokens.parquet --top-k 5
       torchrun --nproc-per-node 4 -m lmhead score smollm2 book.txt
     """
-    with _other_ranks(options) as workers:
+    with _other_ranks() as workers:
         if workers is None:
             return
-        options["workers"] = workers
         if out is not None and (text is not None or tokens is not None):
             raise click.UsageError("--out cannot be combined with --text or --tokens.")
         if out is None and (restart or top_k is not None):
@@ -111,25 +110,27 @@ def command(
         if out is not None or (len(arguments) > 2 and text is None):
             if tokens:
                 raise click.UsageError("--tokens needs a single FILE; write the tokens with --out.")
-            _score_files(arguments, out, window, stride, top_k or 0, restart, as_json, options)
+            if out is not None:
+                _check_out(out, restart)
+            _score_files(arguments, workers, cuts, as_json, out, top_k or 0, restart)
             return
-        _score_text(arguments, text, window, stride, tokens, worst, as_json, options)
+        _score_text(arguments, text, workers, cuts, tokens, worst, as_json)
 
 
 def _score_text(
     arguments: tuple[str, ...],
     text: str | None,
-    window: int | None,
-    stride: int | None,
+    workers: Any,
+    cuts: dict[str, Any],
     tokens: bool | None,
     worst: int,
     as_json: bool,
-    options: dict[str, Any],
 ) -> None:
+    """Score one text; `cuts` are its window and stride."""
     where, file = _where(arguments, text)
     if file is not None:
         check_file(file)
-    model, spread = _open(where, options)
+    model, spread = _open(where, workers)
     from lmhead.analysis import score
 
     every = tokens if tokens is not None else text is not None
@@ -140,23 +141,21 @@ def _score_text(
         else:
             view = TableView(every, worst, progress, size)
         pieces = read_text(file) if file is not None else [check_utf8(text or "", "--text")]
-        _check_stride(model, window, stride)
-        result = score(
-            model, pieces, window=window, stride=stride, on_token=view.add, spread=spread
-        )
+        _check_stride(model, **cuts)
+        result = score(model, pieces, on_token=view.add, spread=spread, **cuts)
     view.finish(model, result)
 
 
 def _score_files(
     arguments: tuple[str, ...],
+    workers: Any,
+    cuts: dict[str, Any],
+    as_json: bool,
     out: Path | None,
-    window: int | None,
-    stride: int | None,
     top_k: int,
     restart: bool,
-    as_json: bool,
-    options: dict[str, Any],
 ) -> None:
+    """Score several texts, or any number into the file `out`."""
     where = arguments[0] if len(arguments) > 1 else None
     files = arguments[1:] or arguments
     if not files:
@@ -165,13 +164,11 @@ def _score_files(
         raise click.UsageError("The same FILE is given twice.")
     for file in files:
         check_file(file)
-    if out is not None:
-        _check_out(out, restart)
-    model, spread = _open(where, options)
+    model, spread = _open(where, workers)
     from lmhead.analysis.score import stream_scores
     from lmhead.analysis.score_file import score_files
 
-    _check_stride(model, window, stride)
+    _check_stride(model, **cuts)
     if top_k > model.head.vocab_size:
         most = model.head.vocab_size
         raise click.UsageError(f"--top-k must be at most {most}, the vocabulary; got {top_k}")
@@ -185,7 +182,6 @@ def _score_files(
                 number = f"{files.index(name) + 1} of {len(files)}"
                 progress(f"Scoring file {number}, {name}: {scored:,} tokens")
 
-        given: dict[str, Any] = {"window": window, "stride": stride, "spread": spread}
         if out is not None:
             found = score_files(
                 model,
@@ -195,12 +191,13 @@ def _score_files(
                 restart=restart,
                 on_token=show,
                 on_resume=lambda rows: click.echo(f"Continuing after {rows:,} tokens.", err=True),
-                **given,
+                spread=spread,
+                **cuts,
             )
         else:
             found = {}
             texts = ((read_text(file), 0) for file in files)
-            for entry, tokens in stream_scores(model, texts, **given):
+            for entry, tokens in stream_scores(model, texts, spread=spread, **cuts):
                 for token in tokens:
                     show(files[len(found)], token)
                 if entry.ended:
@@ -230,7 +227,7 @@ def _score_files(
 
 
 @contextmanager
-def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
+def _other_ranks() -> Iterator[Any]:
     """Yield the other processes that torchrun started; None in those, when there is no more work.
 
     Without torchrun, yield False.
@@ -239,8 +236,6 @@ def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
         yield False
         return
     with importing():
-        import torch
-
         from lmhead.analysis.score_workers import ScoreWorkers, serve
         from lmhead.models import open_model as opened
         from lmhead.parallel.process_ranks import LostRankError, all_ranks
@@ -250,9 +245,8 @@ def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
                 with ScoreWorkers(ranks) as workers:
                     yield workers
                 return
-            if options["threads"] is not None:
-                torch.set_num_threads(options["threads"])
-            serve(ranks, lambda where: opened(where, download=options["download"]))
+            set_threads()
+            serve(ranks, lambda where: opened(where, download=kept("download")))
             yield None
     except (LostRankError, KeyboardInterrupt) as error:
         if int(os.environ["RANK"]):
@@ -262,13 +256,11 @@ def _other_ranks(options: dict[str, Any]) -> Iterator[Any]:
         raise
 
 
-def _open(where: str | None, options: dict[str, Any]) -> tuple[LanguageModel, Spread | None]:
+def _open(where: str | None, workers: Any) -> tuple[LanguageModel, Spread | None]:
     """Open the model, on all ranks; return it and what scores windows."""
-    workers = options["workers"]
     if workers:
         workers.open(where)
-    model = open_model(where, download=options["download"], threads=options["threads"])
-    return model, workers.spread if workers else None
+    return open_model(where), workers.spread if workers else None
 
 
 def _check_out(out: Path, restart: bool) -> None:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     help="API key that every request must carry; required unless --host is a loopback address.",
 )
 @click.option(
-    "--allow-host", multiple=True, help="Another allowed Host header, e.g. of a proxy; may repeat."
+    "--allow-host",
+    "also",
+    multiple=True,
+    help="Another allowed Host header, e.g. of a proxy; may repeat.",
 )
 @click.option(
     "--screen",
@@ -34,16 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--log", is_flag=True, help="Print a line per request, without prompts.")
 @model_options
-def command(
-    models: tuple[str, ...],
-    host: str,
-    port: int,
-    key: str | None,
-    allow_host: tuple[str, ...],
-    screen: bool,
-    log: bool,
-    **options: Any,
-) -> None:
+def command(models: tuple[str, ...], screen: bool, log: bool, **options: Any) -> None:
     """Serve models with an OpenAI-compatible API.
 
     /v1/models, /v1/completions and /v1/chat/completions, with streaming, log-probabilities of
@@ -59,16 +53,13 @@ def command(
     """
     with importing_server("serve"):
         from lmhead.server import serve_api
-    opened, _ = open_models(models, **options)
+    opened, _ = open_models(models)
     serve_api(
         opened,
-        host=host,
-        port=port,
-        key=key,
-        also=allow_host,
         screened={name: screened_model(model) for name, model in opened.items()} if screen else {},
         log=(lambda record: click.echo(str(record), err=True)) if log else None,
         on_ready=_print_address,
+        **options,
     )
 
 

@@ -15,10 +15,12 @@ import click
 
 from lmhead.cli import _json
 from lmhead.cli._command_group import (
+    FOLDER,
     FileError,
     SectionedCommand,
     SectionedOption,
     as_usage_errors,
+    choice_option,
     importing,
 )
 from lmhead.train.train_config import MAY_CHANGE, PRESETS, TrainConfig, make_config, option_name
@@ -56,18 +58,16 @@ def _option(field: dataclasses.Field[Any], kind: Any) -> Callable[..., Any]:
 
 @click.command("train", cls=SectionedCommand)
 @click.argument("corpus", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for a new run."
-)
+@click.option("--out", type=FOLDER, help="Folder for a new run.")
 @click.option(
     "--resume",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Resume the run in this folder. Only these settings can change: "
     f"{', '.join(MAY_CHANGE)}.".replace("_", "-"),
 )
-@click.option(
+@choice_option(
     "--preset",
-    type=click.Choice(list(PRESETS)),
+    choices=list(PRESETS),
     help="Predefined settings; --config and options override them.",
 )
 @click.option(

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._command_group import FileError, importing, integer_option
-from lmhead.cli._model_arguments import check_utf8, standard_input, threads_option
+from lmhead.cli._command_group import FILE, FileError, importing, integer_option
+from lmhead.cli._model_arguments import (
+    check_utf8,
+    set_threads,
+    standard_input,
+    threads_option,
+)
 from lmhead.cli._terminal import dim, echo
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ _LINES_PER_BATCH = 64  # of standard input
 @click.option(
     "--bleu",
     "pairs",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Translate the first column of a file of sentence pairs; print BLEU against the second.",
 )
 @click.option(
@@ -54,7 +59,6 @@ def command(
     pairs: Path | None,
     reverse: bool,
     samples: int,
-    threads: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -78,11 +82,8 @@ def command(
     if pairs is not None and texts:
         raise click.UsageError("--bleu reads the sentences from its file; remove TEXT")
     with importing():
-        import torch
-
         from lmhead.models.translator import load_translator
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads()
     translator = load_translator(run)
     settings = {
         "num_beams": options["beams"],

@@ -122,7 +122,7 @@ def test_an_unreadable_checkpoint_is_not_treated_as_damaged(
     def refuse(_: Path) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("lmhead.train.checkpoints.file_sha256", refuse)
+    monkeypatch.setattr("lmhead.train.run_files.file_sha256", refuse)
     with pytest.raises(TrainError, match=r"cannot read the checkpoint .*: Permission denied"):
         resume(out, progress=quiet())
     assert steps_of(out) == before

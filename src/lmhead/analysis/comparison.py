@@ -67,14 +67,10 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return every attribute; null for what is infinite or was not measured."""
-        perplexity = None if self.perplexity is None else [finite(p) for p in self.perplexity]
-        return {
-            "positions": self.positions,
+        return vars(self) | {
             "kl": finite(self.kl),
             "max_kl": finite(self.max_kl),
-            "total_variation": self.total_variation,
-            "agreement": self.agreement,
-            "perplexity": perplexity,
+            "perplexity": None if self.perplexity is None else [*map(finite, self.perplexity)],
             "differences": [d.to_json() for d in self.differences],
         }
 

@@ -29,13 +29,8 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """Return `best`, `entropy`, `target_p`, `target_rank`, `kl`."""
-        return {
-            "best": [{**piece.to_json(), "p": p} for piece, p in self.best],
-            "entropy": finite(self.entropy),
-            "target_p": self.target_p,
-            "target_rank": self.target_rank,
-            "kl": finite(self.kl),
-        }
+        best = [{**piece.to_json(), "p": p} for piece, p in self.best]
+        return vars(self) | {"best": best, "entropy": finite(self.entropy), "kl": finite(self.kl)}
 
 
 @dataclass(frozen=True)
@@ -52,14 +47,13 @@ class Lens:
 
     def to_json(self) -> dict[str, Any]:
         """Return `prompt`, `targets`, and `layers`: number and cells of each."""
-        layers = [
-            {"layer": number, "cells": [cell.to_json() for cell in row]}
-            for number, row in enumerate(self.cells)
-        ]
         return {
             "prompt": [piece.to_json() for piece in self.prompt],
             "targets": [piece.to_json() for piece in self.targets],
-            "layers": layers,
+            "layers": [
+                {"layer": number, "cells": [cell.to_json() for cell in row]}
+                for number, row in enumerate(self.cells)
+            ],
         }
 
 

@@ -177,8 +177,7 @@ def score(
         TextTooShort: fewer than two tokens.
         ValueError: a window longer than the model's context, or a `top_k` above the vocabulary.
     """
-    options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k}
-    options["spread"] = spread
+    options = {"window": window, "stride": stride, "top_k": top_k, "spread": spread}
     for tokens, result in stream_score(model, text, **options):  # noqa: B007
         if on_token is not None:
             for token in tokens:
@@ -187,13 +186,7 @@ def score(
 
 
 def stream_score(
-    model: LanguageModel,
-    text: str | Iterable[str],
-    *,
-    window: int | None = None,
-    stride: int | None = None,
-    top_k: int = 0,
-    spread: Spread | None = None,
+    model: LanguageModel, text: str | Iterable[str], **options: Any
 ) -> Iterator[tuple[list[ScoredToken], Score]]:
     """Yield the scored tokens of each window, and the totals so far: one object, which grows.
 
@@ -202,8 +195,7 @@ def stream_score(
     Arguments and errors are those of `score`. `bytes` and `words` are those of the whole text once
     the iterator has ended; before, `bytes` counts the tokens scored so far.
     """
-    options: dict[str, Any] = {"window": window, "stride": stride, "top_k": top_k}
-    for entry, tokens in stream_scores(model, [(text, 0)], spread=spread, **options):
+    for entry, tokens in stream_scores(model, [(text, 0)], **options):
         if entry.ended and entry.first is None:
             raise TextTooShort(
                 "text must have at least two tokens; the first one is not scored, it has no context"
@@ -255,10 +247,7 @@ def stream_scores(
 
 
 def _all_windows(
-    model: LanguageModel,
-    texts: Iterable[tuple[str | Iterable[str], int]],
-    window: int,
-    stride: int,
+    model: LanguageModel, texts: Iterable[tuple[str | Iterable[str], int]], window: int, stride: int
 ) -> Iterator[tuple[tuple[ScoredText, tuple[int, int] | None], Window | None]]:
     """Yield the windows of all texts; after each text None, with its bytes and words."""
     for text, skip in texts:

@@ -26,7 +26,7 @@ except ImportError:  # not on Windows: no lock
     fcntl = None  # type: ignore[assignment]
 
 FORMATS = (".jsonl", ".parquet")
-_ROWS = 1 << 14  # rows per group of a Parquet file, and between flushes
+_ROWS = 1 << 14  # rows per group of a Parquet file
 
 
 def score_files(
@@ -103,14 +103,16 @@ def score_files(
         skips = [started.tokens, *[0] * len(rest)]
         pairs = ((texts[name](), skip) for name, skip in zip(rest, skips, strict=False))
         _write_state(state, settings, done)
-        writer = None
         for entry, tokens in stream_scores(model, pairs, spread=spread, **options):
-            writer = writer or _Writer(file, names[len(done)], on_token)
+            name = names[len(done)]
             for token in tokens:
-                writer.add(token)
+                file.write(_encode(name, token))
+                if on_token is not None:
+                    on_token(name, token)
+            file.flush()
             if entry.ended:
                 done.append(started + entry.result)
-                started, writer = Score(window, stride), None
+                started = Score(window, stride)
                 _write_state(state, settings, done)
         file.flush()
         os.fsync(file.fileno())
@@ -123,35 +125,23 @@ def score_files(
     return dict(zip(names, done, strict=True))
 
 
-class _Writer:
-    """Appends the rows of one text."""
-
-    def __init__(
-        self, file: IO[bytes], name: str, on_token: Callable[[str, ScoredToken], object] | None
-    ) -> None:
-        self._file, self._name, self._on_token, self._rows = file, name, on_token, 0
-
-    def add(self, scored: ScoredToken) -> None:
-        token = scored.token
-        row = {
-            "file": self._name,
-            "position": scored.position,
-            "id": token.piece.id,
-            "text": token.piece.text if token.piece.special is None else token.piece.special,
-            "logit": finite(token.logit),
-            "log_prob": finite(token.log_prob),
-            "rank": token.rank,
-            "entropy": finite(scored.entropy),
-        }
-        if scored.top:
-            row["top_ids"] = [id for id, _ in scored.top]
-            row["top_log_probs"] = [finite(log_prob) for _, log_prob in scored.top]
-        self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
-        self._rows += 1
-        if self._rows % _ROWS == 0:
-            self._file.flush()
-        if self._on_token is not None:
-            self._on_token(self._name, scored)
+def _encode(name: str, scored: ScoredToken) -> bytes:
+    """Return the row of a token of the text `name`."""
+    token = scored.token
+    row = {
+        "file": name,
+        "position": scored.position,
+        "id": token.piece.id,
+        "text": token.piece.text if token.piece.special is None else token.piece.special,
+        "logit": finite(token.logit),
+        "log_prob": finite(token.log_prob),
+        "rank": token.rank,
+        "entropy": finite(scored.entropy),
+    }
+    if scored.top:
+        row["top_ids"] = [id for id, _ in scored.top]
+        row["top_log_probs"] = [finite(log_prob) for _, log_prob in scored.top]
+    return json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
 def _kept_rows(file: IO[bytes], names: Sequence[str], done: list[Score], started: Score) -> Score:

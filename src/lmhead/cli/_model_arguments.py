@@ -78,9 +78,7 @@ def open_model(where: str | None) -> LanguageModel:
             return open_any(where, download=bool(kept("download")), engine=kept("engine"))
 
 
-def open_models(
-    places: tuple[str, ...],
-) -> tuple[dict[str, LanguageModel], dict[str, str]]:
+def open_models(places: tuple[str, ...]) -> tuple[dict[str, LanguageModel], dict[str, str]]:
     """Open models, or the default one; return them, and where each is, by a unique name."""
     opened: dict[str, LanguageModel] = {}
     given: dict[str, str] = {}

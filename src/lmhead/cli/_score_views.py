@@ -12,21 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli import _terminal as term
 from lmhead.cli._model_arguments import model_json
-from lmhead.cli._terminal import (
-    bar,
-    clip,
-    columns,
-    cyan,
-    dim,
-    echo,
-    left,
-    one_line,
-    right,
-    tail,
-    token_label,
-    width,
-)
 from lmhead.progress import Progress
 
 if TYPE_CHECKING:
@@ -81,15 +68,15 @@ class TableView(View):
         self._every, self._worst = every, 0 if every else worst
         self._before: deque[Piece] = deque(maxlen=24)
         self._found: list[tuple[float, int, ScoredToken, tuple[Piece, ...]]] = []
-        self._bars = min(30, max(8, width() - 54))
+        self._bars = min(30, max(8, term.width() - 54))
         if every:
-            heads = [left("token", _TOKEN), "    bits", "        p", "   rank", " entropy"]
-            echo(["", dim(MARGIN + "".join(heads))])
+            heads = [term.left("token", _TOKEN), "    bits", "        p", "   rank", " entropy"]
+            term.echo(["", term.dim(MARGIN + "".join(heads))])
 
     def add(self, scored: ScoredToken) -> None:
         super().add(scored)
         if self._every:
-            echo(self._row(scored))
+            term.echo(self._row(scored))
         elif self._worst:
             entry = (scored.bits, -scored.position, scored, tuple(self._before))
             if len(self._found) < self._worst:
@@ -100,26 +87,27 @@ class TableView(View):
 
     def _row(self, scored: ScoredToken) -> str:
         token = scored.token
-        label = left(clip(token_label(token.piece), _TOKEN - 1), _TOKEN)
+        label = term.left(term.clip(term.token_label(token.piece), _TOKEN - 1), _TOKEN)
         figures = f"{scored.bits:8.2f}{token.p:9.4f}{token.rank + 1:7,}{scored.entropy:8.2f}"
-        drawn = bar(min(scored.bits / 20, 1.0), self._bars)
+        drawn = term.bar(min(scored.bits / 20, 1.0), self._bars)
         # Green is expected, red is not.
         color = "green" if scored.bits < 3 else "yellow" if scored.bits < 8 else "red"
         return f"{MARGIN}{label}{figures}" + ("  " + click.style(drawn, fg=color)) * bool(drawn)
 
     def finish(self, model: LanguageModel, result: Score) -> None:
-        echo(["", *(MARGIN + line for line in summary(result)), ""])
+        term.echo(["", *(MARGIN + line for line in summary(result)), ""])
         if self._found:
-            echo(self._most_surprising())
-        echo(dim(f"{MARGIN}{model.name}"))
+            term.echo(self._most_surprising())
+        term.echo(term.dim(f"{MARGIN}{model.name}"))
 
     def _most_surprising(self) -> Iterator[str]:
-        yield dim(f"{MARGIN}    bits     rank   most surprising")
+        yield term.dim(f"{MARGIN}    bits     rank   most surprising")
         for bits, _, scored, before in sorted(self._found, reverse=True):
-            label = token_label(scored.token.piece)
+            label = term.token_label(scored.token.piece)
             figures = f"{bits:8.2f}{scored.token.rank + 1:9,}   "
-            space = width() - len(MARGIN) - len(figures) - columns(label)
-            yield f"{MARGIN}{figures}{dim(tail(one_line(before), max(space, 8)))}{cyan(label)}"
+            space = term.width() - len(MARGIN) - len(figures) - term.columns(label)
+            shown = term.dim(term.tail(term.one_line(before), max(space, 8)))
+            yield f"{MARGIN}{figures}{shown}{term.cyan(label)}"
         yield ""
 
 
@@ -142,12 +130,14 @@ def summary(result: Score) -> Iterator[str]:
         ("rank 1 to 10", f"{result.in_top_10 / result.tokens:.1%}", ""),
     ]
     for name, value, note in rows:
-        yield f"{left(name, 15)}{right(value, 14)}" + (f"   {dim(note)}" if note else "")
+        yield f"{term.left(name, 15)}{term.right(value, 14)}" + (
+            f"   {term.dim(note)}" if note else ""
+        )
 
 
 def table_of_files(results: dict[str, Score]) -> Iterator[str]:
     """Return a line for each file."""
-    yield dim(f"{MARGIN}    perplexity  bits/byte       tokens   file")
+    yield term.dim(f"{MARGIN}    perplexity  bits/byte       tokens   file")
     for name, result in results.items():
         figures = f"{_large(result.perplexity):>14}{result.bits_per_byte:11.4f}{result.tokens:13,}"
         yield f"{MARGIN}{figures}   {name}"

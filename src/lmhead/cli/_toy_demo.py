@@ -74,10 +74,7 @@ class ToyDemo(Narration):
         yield (
             "  "
             + click.style(sentence, fg="cyan", bold=True)
-            + self.say(
-                "     how a hidden state becomes a word",
-                "     一个隐藏状态怎样变成一个词",
-            )
+            + self.say("     how a hidden state becomes a word", "     一个隐藏状态怎样变成一个词")
         )
 
     def hidden_state(self) -> Iterator[str]:
@@ -189,9 +186,7 @@ class ToyDemo(Narration):
 
     def cross_entropy(self) -> Iterator[str]:
         yield from self.section(
-            6,
-            "Cross-entropy: how surprised by the truth",
-            "交叉熵：看到真相时有多意外",
+            6, "Cross-entropy: how surprised by the truth", "交叉熵：看到真相时有多意外"
         )
         p, word = float(self.p[TARGET]), self.words[TARGET]
         perplexity = float(np.exp(self.loss))
@@ -212,9 +207,7 @@ class ToyDemo(Narration):
 
     def gradient(self) -> Iterator[str]:
         yield from self.section(
-            7,
-            "Gradient of the loss: p - y, belief minus truth",
-            "损失的梯度：p - y，信念减去真相",
+            7, "Gradient of the loss: p - y, belief minus truth", "损失的梯度：p - y，信念减去真相"
         )
         y = ref.one_hot(TARGET, len(self.words))
         grad = ref.cross_entropy_backward(self.logits, TARGET)

@@ -95,16 +95,11 @@ def _entries() -> list[_Entry]:
     entries = []
     for kind in _KINDS:
         folder = cache_folder() / kind
-        inside = (
-            sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.is_file() else []
-        )
-        entries += [_Entry(kind, path, _bytes(path)) for path in inside]
+        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
+            files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+            if path.exists():
+                entries.append(_Entry(kind, path, sum(file.stat().st_size for file in files)))
     return entries
-
-
-def _bytes(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _size(n: int) -> str:

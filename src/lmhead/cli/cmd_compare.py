@@ -9,38 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli import _model_arguments as inputs
+from lmhead.cli import _terminal as term
 from lmhead.cli._command_group import (
     as_usage_errors,
     check_threshold,
     choice_option,
     integer_option,
 )
-from lmhead.cli._model_arguments import (
-    check_file,
-    check_utf8,
-    check_window,
-    model_json,
-    model_options,
-    open_model,
-    read_text,
-)
 from lmhead.cli._sampler_arguments import make_sampler, parse_options, sampler_for_model
-from lmhead.cli._terminal import (
-    clip,
-    cyan,
-    dim,
-    echo,
-    left,
-    one_line,
-    right,
-    tail,
-    token_label,
-    width,
-)
 from lmhead.progress import Progress
 
 if TYPE_CHECKING:
-    from lmhead.analysis import Comparison, Piece
+    from lmhead.analysis import Comparison
 
 _MARGIN = "  "
 _VISIBLE = 5e-5  # smallest value that four digits show
@@ -62,7 +43,7 @@ _VISIBLE = 5e-5  # smallest value that four digits show
 )
 @click.option("--window", type=click.IntRange(1), help="Context window in tokens.  [default: 1024]")
 @integer_option("--worst", default=5, low=0, help="Number of largest differences to show.")
-@model_options
+@inputs.model_options
 @_json.json_option
 def command(
     arguments: tuple[str, ...],
@@ -101,14 +82,16 @@ def command(
         chain.setdefault("seed", 0)
         make_sampler(chain)
     if file is not None:
-        check_file(file)
-    opened = [open_model(name) for name in names]
+        inputs.check_file(file)
+    opened = [inputs.open_model(name) for name in names]
     for model in opened:
-        check_window(model, window)
+        inputs.check_window(model, window)
     from lmhead.analysis import compare_models, compare_samplers
     from lmhead.analysis.same_vocabulary import check_same_vocabulary
 
-    pieces: Iterable[str] = read_text(file) if file else [check_utf8(text or "", "--text")]
+    pieces: Iterable[str] = (
+        inputs.read_text(file) if file else [inputs.check_utf8(text or "", "--text")]
+    )
     with Progress() as progress:
         progress("Comparing ...")
         if samplers:
@@ -120,12 +103,15 @@ def command(
             comparison = compare_models(opened[0], opened[1], pieces, window=window, worst=worst)
     sides = [repr(s) for s in (a, b)] if samplers else [model.name for model in opened]
     if as_json:
-        document: dict[str, Any] = {"a": model_json(opened[0]), "b": model_json(opened[-1])}
+        document: dict[str, Any] = {
+            "a": inputs.model_json(opened[0]),
+            "b": inputs.model_json(opened[-1]),
+        }
         chosen = sides if samplers else [None, None]
         document |= {"sampler_a": chosen[0], "sampler_b": chosen[1]}
         _json.write("compare", **(document | comparison.to_json()))
     else:
-        echo(_lines(comparison, sides))
+        term.echo(_lines(comparison, sides))
     value = {
         "kl": comparison.kl,
         "max-kl": comparison.max_kl,
@@ -160,7 +146,7 @@ def _names(
 def _lines(comparison: Comparison, sides: list[str]) -> Iterator[str]:
     yield ""
     for letter, name in zip("AB", sides, strict=True):
-        yield f"{_MARGIN}{cyan(letter)}  {name}"
+        yield f"{_MARGIN}{term.cyan(letter)}  {name}"
     yield ""
     rows = [
         ("KL(A ‖ B)", f"{comparison.kl:.6f}", "nats, mean"),
@@ -177,7 +163,7 @@ def _lines(comparison: Comparison, sides: list[str]) -> Iterator[str]:
         a, b = comparison.perplexity
         rows.append(("perplexity", f"{a:,.4f}", f"A; {b:,.4f} B"))
     for name, value, note in rows:
-        yield f"{_MARGIN}{left(name, 17)}{right(value, 14)}   {dim(note)}"
+        yield f"{_MARGIN}{term.left(name, 17)}{term.right(value, 14)}   {term.dim(note)}"
     if comparison.max_kl >= _VISIBLE:
         yield ""
         yield from _differences(comparison)
@@ -185,14 +171,11 @@ def _lines(comparison: Comparison, sides: list[str]) -> Iterator[str]:
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
-    yield dim(f"{_MARGIN}most different  {left('A', 16)}{left('B', 16)}after")
+    yield term.dim(f"{_MARGIN}most different  {term.left('A', 16)}{term.left('B', 16)}after")
     for difference in comparison.differences:
         if difference.kl < _VISIBLE:
             break
-        best = "".join(left(_label(*side), 16) for side in difference.best)
-        context = tail(one_line(difference.before), width() - len(_MARGIN) - 16 - 32)
-        yield f"{_MARGIN}{difference.kl:14.4f}  {best}{dim(context)}"
-
-
-def _label(piece: Piece, p: float) -> str:
-    return f"{clip(token_label(piece), 9)} {p:.2f}"
+        labels = (f"{term.clip(term.token_label(x), 9)} {p:.2f}" for x, p in difference.best)
+        best = "".join(term.left(label, 16) for label in labels)
+        context = term.tail(term.one_line(difference.before), term.width() - len(_MARGIN) - 16 - 32)
+        yield f"{_MARGIN}{difference.kl:14.4f}  {best}{term.dim(context)}"

@@ -64,9 +64,7 @@ def _batch_size(ctx: Any, param: Any, value: str) -> int | str:  # noqa: ARG001
 @click.option("--output", type=FILE, help="Write the harness's results to this JSON file.")
 @click.option("--samples", is_flag=True, help="With --output: include every question and answer.")
 @click.option(
-    "--cache",
-    type=FOLDER,
-    help="Folder for answers; a stopped run continues with those in it.",
+    "--cache", type=FOLDER, help="Folder for answers; a stopped run continues with those in it."
 )
 @model_options
 @_json.json_option

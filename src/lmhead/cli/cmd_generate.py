@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli import _terminal as term
 from lmhead.cli._command_group import SectionedCommand, as_usage_errors, integer_option
 from lmhead.cli._model_arguments import model_json, model_options, open_model, read_text
 from lmhead.cli._prompt_arguments import Prompt, chat_prompt, parse_prompts
@@ -20,16 +21,6 @@ from lmhead.cli._sampler_arguments import (
     make_sampler,
     sampler_for_model,
     sampler_options,
-)
-from lmhead.cli._terminal import (
-    clip,
-    cyan,
-    dim,
-    echo,
-    escape_controls,
-    left,
-    printable,
-    token_label,
 )
 from lmhead.progress import Progress
 from lmhead.sampler_options import Options
@@ -246,14 +237,14 @@ class _Run:
             _write(generation.text)
             click.echo()
             if self.options["logprobs"]:
-                echo(self._table(generation))
+                term.echo(self._table(generation))
 
     def _table(self, generation: Generation) -> list[str]:
-        lines = ["", dim(f"  {left('token', 16)}     p  best tokens")]
+        lines = ["", term.dim(f"  {term.left('token', 16)}     p  best tokens")]
         before = generation.prompt_ids[-1]
         for event in generation.events:
             best = [f"{self._label(id, before)} {_p(log_p)}" for id, log_p in event.top]
-            label = cyan(left(clip(self._label(event.token, before), 15), 16))
+            label = term.cyan(term.left(term.clip(self._label(event.token, before), 15), 16))
             lines.append(f"  {label}{_p(event.log_prob):>6}  {'  '.join(best)}")
             before = event.token
         return lines
@@ -261,7 +252,7 @@ class _Run:
     def _label(self, id: int, before: int) -> str:
         from lmhead.analysis.token_text import piece_of
 
-        return token_label(piece_of(self.model, id, before))
+        return term.token_label(piece_of(self.model, id, before))
 
     def _json(self, generations: Sequence[Generation], screened: ScreenedHead | None) -> None:
         sampler = self.sampler
@@ -344,7 +335,7 @@ def _beams(
     for prompt, row in zip(prompts, rows, strict=True):
         for beam in row["beams"]:
             if options["num_return"] > 1 or len(rows) > 1:
-                echo(dim(f"score {beam['score']:.4f}"))
+                term.echo(term.dim(f"score {beam['score']:.4f}"))
             _write(prompt.shown, bold=True)
             _write(str(beam["text"]))
             click.echo()
@@ -354,10 +345,10 @@ def _write(text: str, *, bold: bool = False) -> None:
     """Print text: unchanged to a file or a pipe, with control characters escaped to a terminal."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     if terminal:
-        text = escape_controls(text)
+        text = term.escape_controls(text)
         if bold and not os.environ.get("NO_COLOR"):
             text = click.style(text, bold=True)
-    click.echo(printable(text), nl=False, color=True)  # True: click removes nothing
+    click.echo(term.printable(text), nl=False, color=True)  # True: click removes nothing
 
 
 def _p(log_prob: float) -> str:

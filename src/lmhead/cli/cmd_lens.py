@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lmhead.cli import _json
-from lmhead.cli._model_arguments import (
-    check_utf8,
-    model_json,
-    model_options,
-    open_model,
-    read_prompt,
-    split_arguments,
-)
+from lmhead.cli import _model_arguments as inputs
 from lmhead.cli._terminal import bold, clip, dim, echo, left, right, token_label, width
 
 if TYPE_CHECKING:
@@ -38,7 +31,7 @@ _LAYER = 6
     type=click.IntRange(1),
     help="Number of last positions to show.  [default: as many as fit]",
 )
-@model_options
+@inputs.model_options
 @_json.json_option
 def command(
     arguments: tuple[str, ...],
@@ -64,11 +57,11 @@ def command(
       lmhead lens smollm2 "one two three" --no-ranks
       lmhead lens ./model "你好" --json --top 5
     """
-    where, prompt = split_arguments(arguments, "PROMPT")
-    text = read_prompt(prompt)
+    where, prompt = inputs.split_arguments(arguments, "PROMPT")
+    text = inputs.read_prompt(prompt)
     if target is not None:
-        target = check_utf8(target, "--target")
-    model = open_model(where)
+        target = inputs.check_utf8(target, "--target")
+    model = inputs.open_model(where)
     from lmhead.analysis import logit_lens
     from lmhead.analysis.token_text import find_token
 
@@ -79,7 +72,7 @@ def command(
         )
     lens = logit_lens(model, text, top=min(top, model.head.vocab_size), target=id)
     if as_json:
-        _json.write("lens", lines=3, model=model_json(model), **lens.to_json())
+        _json.write("lens", lines=3, model=inputs.model_json(model), **lens.to_json())
     else:
         echo(_lines(lens, ranks, last))
 
@@ -96,19 +89,16 @@ def _lines(lens: Lens, ranks: bool, last: int | None) -> Iterator[str]:
     names = [dim(left("→ " + clip(token_label(lens.targets[i]), cell - 4), cell)) for i in places]
     yield _MARGIN + dim(left("layer", _LAYER)) + "".join(names)
     yield ""
-    for number, row in enumerate(lens.cells):
+    names_of_rows = ["emb", *map(str, range(1, len(lens.cells) - 1)), "out"]
+    for name, row in zip(names_of_rows, lens.cells, strict=False):
         cells = (" " * _GAP).join(_cell(row[i], lens.targets[i].id, ranks) for i in places)
-        yield _MARGIN + dim(left(_name(number, len(lens.cells)), _LAYER)) + cells
+        yield _MARGIN + dim(left(name, _LAYER)) + cells
     yield ""
     missing = len(lens.prompt) - count
     if missing:
         yield dim(f"{_MARGIN}The first {missing} positions are not shown.")
     legend = ", rank of the target from 1" if ranks else ""
     yield dim(f"{_MARGIN}Each cell: best token, its probability in %{legend}.")
-
-
-def _name(number: int, layers: int) -> str:
-    return "emb" if number == 0 else "out" if number == layers - 1 else str(number)
 
 
 def _cell(cell: Cell, target: int, ranks: bool) -> str:

@@ -86,9 +86,7 @@ def path(name: str, as_json: bool) -> None:
     Examples:
       lmhead models path smollm2
     """
-    location = bundled.find(name)
-    if location is None:
-        raise bundled.not_installed(name)
+    location = bundled.require(name)
     if as_json:
         _json.write("models", name=name, path=str(location))
         return

@@ -9,34 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli import _model_arguments as inputs
+from lmhead.cli import _terminal as term
 from lmhead.cli._command_group import SectionedCommand, integer_option
-from lmhead.cli._model_arguments import (
-    model_json,
-    model_options,
-    open_model,
-    read_prompt,
-    split_arguments,
-)
 from lmhead.cli._sampler_arguments import (
     given_sampler_options,
     make_sampler,
     sampler_for_model,
     sampler_options,
-)
-from lmhead.cli._terminal import (
-    bar,
-    bold,
-    clip,
-    columns,
-    cyan,
-    dim,
-    echo,
-    left,
-    one_line,
-    right,
-    tail,
-    token_label,
-    width,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +35,7 @@ _MARGIN = "  "
     help="Number of tokens of PROMPT that are the prompt; penalties that count generated tokens "
     "count the rest.  [default: all]",
 )
-@model_options
+@inputs.model_options
 @_json.json_option
 @sampler_options
 def command(
@@ -76,13 +56,13 @@ def command(
       lmhead next ./model "中国的首都是" --json
       echo "To be or not to" | lmhead next -
     """
-    where, prompt = split_arguments(arguments, "PROMPT")
-    text = read_prompt(prompt)
+    where, prompt = inputs.split_arguments(arguments, "PROMPT")
+    text = inputs.read_prompt(prompt)
     given = given_sampler_options(options)
     if given:
         given.setdefault("seed", 0)
         make_sampler(given)
-    model = open_model(where)
+    model = inputs.open_model(where)
     from lmhead.analysis import next_tokens
     from lmhead.analysis.token_text import prompt_ids
 
@@ -93,23 +73,23 @@ def command(
         )
     result = next_tokens(model, text, top=top, sampler=sampler, prompt_length=prompt_length)
     if as_json:
-        _json.write("next", model=model_json(model), **result.to_json())
+        _json.write("next", model=inputs.model_json(model), **result.to_json())
     else:
-        echo(_lines(model, result))
+        term.echo(_lines(model, result))
 
 
 def _lines(model: LanguageModel, result: NextTokens) -> Iterator[str]:
     yield ""
-    prompt = tail(one_line(result.prompt).strip(), width() - len(_MARGIN) - 4)
-    yield _MARGIN + bold(prompt) + cyan(" ___")
+    prompt = term.tail(term.one_line(result.prompt).strip(), term.width() - len(_MARGIN) - 4)
+    yield _MARGIN + term.bold(prompt) + term.cyan(" ___")
     yield ""
     yield from _table(result)
     yield ""
     facts = list(_summary(result))
-    names = max(columns(name) for name, _ in facts)
-    yield from (f"{_MARGIN}{dim(left(name, names))}  {fact}" for name, fact in facts)
+    names = max(term.columns(name) for name, _ in facts)
+    yield from (f"{_MARGIN}{term.dim(term.left(name, names))}  {fact}" for name, fact in facts)
     yield ""
-    yield dim(f"{_MARGIN}{model.name}: {result.vocab_size:,} tokens in the vocabulary")
+    yield term.dim(f"{_MARGIN}{model.name}: {result.vocab_size:,} tokens in the vocabulary")
 
 
 def _table(result: NextTokens) -> Iterator[str]:
@@ -118,7 +98,7 @@ def _table(result: NextTokens) -> Iterator[str]:
     rows = []
     for token in result.tokens:
         cells = [
-            token_label(token.piece),
+            term.token_label(token.piece),
             str(token.piece.id),
             f"{token.logit:.3f}",
             probability(token.p),
@@ -127,22 +107,22 @@ def _table(result: NextTokens) -> Iterator[str]:
             after = "" if token.cut_by else probability(token.processed_p)
             cells += [after, token.cut_by or ""]
         rows.append(cells)
-    widths = [max(columns(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
-    bars = max(8, min(30, width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - 12))
-    widths[0] = max(5, width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - bars)
-    widths[0] = min(widths[0], max(columns(row[0]) for row in [heads, *rows]))
-    yield dim(_MARGIN + _row(heads, widths, ""))
+    widths = [max(term.columns(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    bars = max(8, min(30, term.width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - 12))
+    widths[0] = max(5, term.width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - bars)
+    widths[0] = min(widths[0], max(term.columns(row[0]) for row in [heads, *rows]))
+    yield term.dim(_MARGIN + _row(heads, widths, ""))
     best = max(token.processed_p for token in result.tokens) or 1.0
     for token, cells in zip(result.tokens, rows, strict=True):
-        drawn = bar(token.processed_p / best, bars)
-        cells[0] = clip(cells[0], widths[0])
-        line = _MARGIN + _row(cells, widths, cyan(drawn) if drawn else "")
-        yield dim(click.unstyle(line)) if token.cut_by else line
+        drawn = term.bar(token.processed_p / best, bars)
+        cells[0] = term.clip(cells[0], widths[0])
+        line = _MARGIN + _row(cells, widths, term.cyan(drawn) if drawn else "")
+        yield term.dim(click.unstyle(line)) if token.cut_by else line
 
 
 def _row(cells: list[str], widths: list[int], drawn: str) -> str:
     """Align text to the left and numbers to the right; append the bar."""
-    sides = (left, right, right, right, right, left)
+    sides = (term.left, term.right, term.right, term.right, term.right, term.left)
     parts = [side(cell, w) for side, cell, w in zip(sides, cells, widths, strict=False)]
     return "  ".join([*parts, drawn]).rstrip()
 

@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli import _model_arguments as inputs
 from lmhead.cli._command_group import FILE, importing, integer_option
-from lmhead.cli._model_arguments import (
-    check_file,
-    check_utf8,
-    check_window,
-    kept,
-    model_json,
-    model_options,
-    open_model,
-    read_text,
-    set_threads,
-    split_arguments,
-)
 from lmhead.cli._score_views import (
     MARGIN,
     JsonView,
@@ -64,7 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--restart", is_flag=True, help="With --out: start over, and replace the file if it exists."
 )
-@model_options
+@inputs.model_options
 @_json.json_option
 def command(
     arguments: tuple[str, ...],
@@ -129,7 +118,7 @@ def _score_text(
     """Score one text; `cuts` are its window and stride."""
     where, file = _where(arguments, text)
     if file is not None:
-        check_file(file)
+        inputs.check_file(file)
     model, spread = _open(where, workers)
     from lmhead.analysis import score
 
@@ -140,7 +129,11 @@ def _score_text(
             view: View = JsonView(model, every, progress, size)
         else:
             view = TableView(every, worst, progress, size)
-        pieces = read_text(file) if file is not None else [check_utf8(text or "", "--text")]
+        pieces = (
+            inputs.read_text(file)
+            if file is not None
+            else [inputs.check_utf8(text or "", "--text")]
+        )
         _check_stride(model, **cuts)
         result = score(model, pieces, on_token=view.add, spread=spread, **cuts)
     view.finish(model, result)
@@ -163,7 +156,7 @@ def _score_files(
     if len(set(files)) < len(files):
         raise click.UsageError("The same FILE is given twice.")
     for file in files:
-        check_file(file)
+        inputs.check_file(file)
     model, spread = _open(where, workers)
     from lmhead.analysis.score import stream_scores
     from lmhead.analysis.score_file import score_files
@@ -185,7 +178,7 @@ def _score_files(
         if out is not None:
             found = score_files(
                 model,
-                {file: partial(read_text, file) for file in files},
+                {file: partial(inputs.read_text, file) for file in files},
                 out,
                 top_k=top_k,
                 restart=restart,
@@ -196,7 +189,7 @@ def _score_files(
             )
         else:
             found = {}
-            texts = ((read_text(file), 0) for file in files)
+            texts = ((inputs.read_text(file), 0) for file in files)
             for entry, tokens in stream_scores(model, texts, spread=spread, **cuts):
                 for token in tokens:
                     show(files[len(found)], token)
@@ -216,7 +209,7 @@ def _score_files(
         ]
         where_out = {} if out is None else {"out": str(out)}
         document = {"tokens": None, **document_of(total), **where_out, "files": each}
-        _json.write("score", model=model_json(model), **document)
+        _json.write("score", model=inputs.model_json(model), **document)
         return
     names = f"{len(files)} files" if len(files) > 1 else files[0]
     echo(["", *(MARGIN + line for line in summary(total)), ""])
@@ -245,8 +238,8 @@ def _other_ranks() -> Iterator[Any]:
                 with ScoreWorkers(ranks) as workers:
                     yield workers
                 return
-            set_threads()
-            serve(ranks, lambda where: opened(where, download=kept("download")))
+            inputs.set_threads()
+            serve(ranks, lambda where: opened(where, download=inputs.kept("download")))
             yield None
     except (LostRankError, KeyboardInterrupt) as error:
         if int(os.environ["RANK"]):
@@ -260,7 +253,7 @@ def _open(where: str | None, workers: Any) -> tuple[LanguageModel, Spread | None
     """Open the model, on all ranks; return it and what scores windows."""
     if workers:
         workers.open(where)
-    return open_model(where), workers.spread if workers else None
+    return inputs.open_model(where), workers.spread if workers else None
 
 
 def _check_out(out: Path, restart: bool) -> None:
@@ -278,7 +271,7 @@ def _check_out(out: Path, restart: bool) -> None:
 def _where(arguments: tuple[str, ...], text: str | None) -> tuple[str | None, str | None]:
     """Return the model and the file; None for the default model, and for no file."""
     if text is None:
-        return split_arguments(arguments, "FILE")
+        return inputs.split_arguments(arguments, "FILE")
     if len(arguments) > 1:
         raise click.UsageError("Give a FILE or --text, not both.")
     return (arguments[0] if arguments else None), None
@@ -287,7 +280,7 @@ def _where(arguments: tuple[str, ...], text: str | None) -> tuple[str | None, st
 def _check_stride(model: LanguageModel, window: int | None, stride: int | None) -> None:
     from lmhead.analysis.score import default_window
 
-    check_window(model, window)
+    inputs.check_window(model, window)
     window = default_window(model) if window is None else window
     if stride is not None and stride > window:
         raise click.UsageError(f"--stride must be at most the window, {window}; got {stride}")

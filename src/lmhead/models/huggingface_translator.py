@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from lmhead.models.huggingface import (
     quiet_transformers,
 )
 from lmhead.models.huggingface_body import fork
+from lmhead.nn import ConditionedModel
 
 _AUTO = "AutoModelForSeq2SeqLM"
 
@@ -47,19 +48,35 @@ class HuggingFaceEncoderDecoder(nn.Module):
 
     def given(
         self, source: Tensor, mask: Tensor | None = None, *, eos_token_ids: tuple[int, ...] = ()
-    ) -> ConditionedDecoder:
+    ) -> ConditionedModel:
         """Return the decoder conditioned on sources (B, S), for `generate` and `beam_search`."""
         mask = torch.ones_like(source, dtype=torch.bool) if mask is None else mask
         with torch.no_grad():
             memory = self.model.get_encoder()(
                 input_ids=source, attention_mask=mask.long(), return_dict=True
             ).last_hidden_state
-        return ConditionedDecoder(self, memory, mask, eos_token_ids)
+        start = DecoderCache(None, memory, mask)
+        decoder = self.model.get_decoder()
+
+        @torch.no_grad()
+        def body(ids: Tensor, cache: DecoderCache | None, _: Tensor) -> tuple[Tensor, DecoderCache]:
+            before = cache or start
+            out = decoder(
+                input_ids=ids,
+                encoder_hidden_states=before.memory,
+                encoder_attention_mask=before.mask.long(),
+                past_key_values=None if before.inner is None else _fork(before.inner),
+                use_cache=True,
+                return_dict=True,
+            )
+            return out.last_hidden_state, replace(before, inner=out.past_key_values)
+
+        return ConditionedModel(body, self.head, eos_token_ids)
 
 
 @dataclass(frozen=True)
 class DecoderCache:
-    """Keys and values of the decoder, and the encoder's states of the same rows."""
+    """Keys and values of the decoder, None at the start, and the encoder's states of the rows."""
 
     inner: Any
     memory: Tensor
@@ -70,42 +87,6 @@ class DecoderCache:
         chosen = _fork(self.inner)
         chosen.reorder_cache(rows)
         return DecoderCache(chosen, self.memory[rows], self.mask[rows])
-
-
-class ConditionedDecoder:
-    """A `lmhead.sampling.model.Model`: a decoder with given sources."""
-
-    def __init__(
-        self,
-        model: HuggingFaceEncoderDecoder,
-        memory: Tensor,
-        mask: Tensor,
-        eos_token_ids: tuple[int, ...],
-    ) -> None:
-        self._decoder = model.model.get_decoder()
-        self._memory, self._mask = memory, mask
-        self.head, self.eos_token_ids, self.tokenizer = model.head, eos_token_ids, None
-
-    @torch.no_grad()
-    def body(
-        self,
-        ids: Tensor,
-        cache: DecoderCache | None,
-        mask: Tensor,  # noqa: ARG002 all prompts have one length
-    ) -> tuple[Tensor, DecoderCache]:
-        """As `lmhead.sampling.model.Body`; the first call has one row per source."""
-        memory, source_mask = (
-            (self._memory, self._mask) if cache is None else (cache.memory, cache.mask)
-        )
-        out = self._decoder(
-            input_ids=ids,
-            encoder_hidden_states=memory,
-            encoder_attention_mask=source_mask.long(),
-            past_key_values=None if cache is None else _fork(cache.inner),
-            use_cache=True,
-            return_dict=True,
-        )
-        return out.last_hidden_state, DecoderCache(out.past_key_values, memory, source_mask)
 
 
 def _fork(cache: Any) -> Any:

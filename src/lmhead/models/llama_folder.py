@@ -16,13 +16,7 @@ from torch import Tensor, nn
 
 from lmhead.errors import ModelError
 from lmhead.head import LMHead
-from lmhead.models.model_files import (
-    MAX_LAYERS,
-    Fields,
-    TensorHeader,
-    check_tensors,
-    read_tensors,
-)
+from lmhead.models.model_files import MAX_LAYERS, Fields, TensorHeader, check_tensors, read_tensors
 from lmhead.models.rotary import divisors, is_known, read_rotary
 from lmhead.nn import LlamaBody, LlamaConfig
 from lmhead.nn.decode_step import attach_step

@@ -41,6 +41,7 @@ _LAYERS = {  # names of the number of layers, in config.json and GGUF
     "num_layers",
 }
 _MAX_FILE = 2**28  # bytes of a JSON file or vocabulary; the largest are about 2**25
+_DTYPES = ("F64", "F32", "F16", "BF16")  # of weights
 _LARGE_FILE = 2**19  # bytes; reading and parsing it takes a noticeable time
 
 _short = reprlib.Repr()
@@ -253,10 +254,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Te
 
 
 def check_tensors(
-    where: Path,
-    headers: Mapping[str, TensorHeader],
-    expected: Mapping[str, tuple[int, ...]],
-    dtypes: tuple[str, ...] = ("F64", "F32", "F16", "BF16"),
+    where: Path, headers: Mapping[str, TensorHeader], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Validate that all expected tensors are present, with their shapes and a floating dtype."""
     for name, shape in expected.items():
@@ -271,9 +269,9 @@ def check_tensors(
                 f"the weights in {where} have other shapes than its configuration says: {name} "
                 f"must be {shape}; got {header.shape}. Download both from one source again"
             )
-        if header.dtype not in dtypes:
+        if header.dtype not in _DTYPES:
             raise ModelError(
-                f"the weights in {where} must be {', '.join(dtypes)}; {name} is {header.dtype}"
+                f"the weights in {where} must be {', '.join(_DTYPES)}; {name} is {header.dtype}"
             )
 
 

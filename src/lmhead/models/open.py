@@ -77,10 +77,7 @@ def _find(where: str | PathLike[str] | None, download: bool) -> tuple[Path, str 
     if where is None:
         where = bundled.default_model()
     if isinstance(where, str) and where in bundled.BUNDLED:
-        installed = bundled.find(where)
-        if installed is None:
-            raise bundled.not_installed(where)
-        return installed, where
+        return bundled.require(where), where
     path = Path(where).expanduser()
     if exists(path):
         return path, None

@@ -22,12 +22,7 @@ from lmhead.models.model_files import Fields
 _KEYS = {
     "default": set(),
     "linear": {"factor"},
-    "llama3": {
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    },
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "longrope": {
         "short_factor",
         "long_factor",

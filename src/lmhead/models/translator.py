@@ -6,28 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from lmhead import checks
-from lmhead.models.checkpoint import (
-    CONFIG,
-    MODEL,
-    TOKENIZER,
-    check_vocabulary,
-    find_checkpoint,
-    is_checkpoint,
-    load_weights,
-    read_about,
-    read_eos_token_ids,
-    read_model_config,
-)
-from lmhead.models.huggingface_translator import (
-    HuggingFaceEncoderDecoder,
-    load_encoder_decoder,
-)
+from lmhead.models import checkpoint
+from lmhead.models.checkpoint import CONFIG, MODEL, TOKENIZER
+from lmhead.models.huggingface_translator import HuggingFaceEncoderDecoder, load_encoder_decoder
 from lmhead.models.json_tokenizer import max_token_id, read_tokenizer
 from lmhead.models.model_files import Fields, exists
 from lmhead.nn import EncoderDecoder, EncoderDecoderConfig
@@ -119,20 +107,19 @@ class Translator:
 
 
 def _load_huggingface(folder: Path) -> Translator:
-    vocabulary = read_tokenizer(folder / TOKENIZER)
     model, prompt, end = load_encoder_decoder(folder)
+    vocabulary = _read_vocabulary(folder, model.config.vocab_size, padded=True)
+    ends: dict[str, Any] = {"begin": prompt[0], "end": end, "prompt": prompt, "template": True}
+    return Translator(model, vocabulary, name=folder.resolve().name, **ends)
+
+
+def _read_vocabulary(folder: Path, vocab_size: int, *, padded: bool) -> Tokenizer:
+    """Return the tokenizer, checked against the model, which may be `padded` with unused ids."""
+    vocabulary: Tokenizer = read_tokenizer(folder / TOKENIZER)
+    size = vocab_size if padded else vocabulary.get_vocab_size()
     max_id = max_token_id(vocabulary, folder / TOKENIZER)
-    size = model.config.vocab_size
-    check_vocabulary(folder / TOKENIZER, size, max_id, size)  # a vocabulary may be padded
-    return Translator(
-        model,
-        vocabulary,
-        begin=prompt[0],
-        end=end,
-        name=folder.resolve().name,
-        prompt=prompt,
-        template=True,
-    )
+    checkpoint.check_vocabulary(folder / TOKENIZER, size, max_id, vocab_size)
+    return vocabulary
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
@@ -175,21 +162,19 @@ def load_translator(where: str | PathLike[str]) -> Translator:
         translator.translate(["I love music."])[0][0].text
     """
     folder = Path(where)
-    if exists(folder / CONFIG) and not is_checkpoint(folder):
+    if exists(folder / CONFIG) and not checkpoint.is_checkpoint(folder):
         return _load_huggingface(folder)
-    folder = find_checkpoint(folder)
-    about = Fields(folder / CONFIG, read_about(folder))
+    folder = checkpoint.find_checkpoint(folder)
+    about = Fields(folder / CONFIG, checkpoint.read_about(folder))
     if about.text("kind", "") != "encoder-decoder":
         raise about.error("kind", "'encoder-decoder', a model that translates")
-    sizes = read_model_config(about, EncoderDecoderConfig)
+    sizes = checkpoint.read_model_config(about, EncoderDecoderConfig)
     begin = about.integer("bos_token_id", high=sizes.vocab_size - 1)
-    ends = read_eos_token_ids(about, sizes.vocab_size)
+    ends = checkpoint.read_eos_token_ids(about, sizes.vocab_size)
     if not ends:
         raise about.error("eos_token_ids", "a list of at least one token id")
     model = EncoderDecoder(sizes)
-    load_weights(model, folder / MODEL)
-    vocabulary = read_tokenizer(folder / TOKENIZER)
-    max_id = max_token_id(vocabulary, folder / TOKENIZER)
-    check_vocabulary(folder / TOKENIZER, vocabulary.get_vocab_size(), max_id, sizes.vocab_size)
+    checkpoint.load_weights(model, folder / MODEL)
+    vocabulary = _read_vocabulary(folder, sizes.vocab_size, padded=False)
     model.requires_grad_(False).eval()
     return Translator(model, vocabulary, begin=begin, end=ends[0], name=Path(where).resolve().name)

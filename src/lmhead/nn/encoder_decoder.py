@@ -9,13 +9,16 @@ Source, target and, if tied, the head share one embedding.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from torch import Tensor, nn
 
 from lmhead.lazy import LazyLogits
 from lmhead.nn.multi_head_attention import AttentionMask, KeyValueCache
 from lmhead.nn.transformer import DecoderBody, TransformerStack, initialise, make_head
-from lmhead.nn.transformer_config import EncoderDecoderConfig, TransformerConfig
-from lmhead.sampling.model import Tokenizer
+from lmhead.nn.transformer_config import EncoderDecoderConfig
+from lmhead.sampling.model import Body, Tokenizer
 
 
 class Encoder(TransformerStack):
@@ -27,6 +30,7 @@ class Encoder(TransformerStack):
         embedding: (V, D), to be shared; None for a new one.
 
     >>> import torch
+    >>> from lmhead.nn import TransformerConfig
     >>> _ = torch.manual_seed(0)
     >>> config = TransformerConfig(vocab_size=50, hidden_size=16, num_attention_heads=4)
     >>> encoder = Encoder(config, 2)
@@ -35,11 +39,6 @@ class Encoder(TransformerStack):
     >>> torch.allclose(states[:, :3], encoder(ids[:, :3]), atol=1e-6)
     True
     """
-
-    def __init__(
-        self, config: TransformerConfig, layers: int, *, embedding: nn.Embedding | None = None
-    ) -> None:
-        super().__init__(config, layers, embedding=embedding)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Encode whole texts: ids (B, S) to (B, S, D) after the final norm, undefined at padding.
@@ -144,30 +143,22 @@ class EncoderDecoder(nn.Module):
 
         The prompt has one row per source, e.g. the token that begins a translation.
         """
-        return ConditionedModel(
-            self, source, mask, eos_token_ids=eos_token_ids, tokenizer=tokenizer
-        )
+        memory = self.encode(source, mask)
+
+        def body(ids: Tensor, cache: Any, padding: Tensor) -> tuple[Tensor, KeyValueCache]:
+            return self.decode(ids, memory, mask, cache, padding)
+
+        return ConditionedModel(body, self.head, eos_token_ids, tokenizer)
 
 
+@dataclass(frozen=True)
 class ConditionedModel:
-    """A `lmhead.sampling.model.Model`: an encoder and decoder with given sources."""
+    """A `lmhead.sampling.model.Model`: an encoder and decoder with given sources.
 
-    def __init__(
-        self,
-        model: EncoderDecoder,
-        source: Tensor,
-        mask: Tensor | None = None,
-        *,
-        eos_token_ids: tuple[int, ...] = (),
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        self.model, self.mask = model, mask
-        self.memory = model.encode(source, mask)
-        self.head = model.head
-        self.eos_token_ids, self.tokenizer = eos_token_ids, tokenizer
+    The first call of `body` has one row per source.
+    """
 
-    def body(
-        self, ids: Tensor, cache: KeyValueCache | None, mask: Tensor
-    ) -> tuple[Tensor, KeyValueCache]:
-        """As `lmhead.sampling.model.Body`; the first call has one row per source."""
-        return self.model.decode(ids, self.memory, self.mask, cache, mask)
+    body: Body
+    head: Any
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer: Tokenizer | None = None

@@ -65,10 +65,6 @@ class KeyValueCache:
         """The number S of tokens, padding included."""
         return self.keys[0].shape[2]
 
-    def layer(self, index: int) -> KeyValue:
-        """Return the keys and values of one layer."""
-        return self.keys[index], self.values[index]
-
     def select(self, rows: Tensor) -> KeyValueCache:
         """Return the cache of the rows (B',), which may repeat or drop some."""
         memory = None if self.memory is None else self.memory.select(rows)

@@ -288,11 +288,7 @@ class DecoderBody(TransformerStack):
     """
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        *,
-        embedding: nn.Embedding | None = None,
-        cross: bool = False,
+        self, config: DecoderConfig, *, embedding: nn.Embedding | None = None, cross: bool = False
     ) -> None:
         super().__init__(config, config.num_hidden_layers, embedding=embedding, cross=cross)
         self.has_cross_attention = cross
@@ -356,7 +352,7 @@ class DecoderBody(TransformerStack):
         )
         states, keys, values = [x], [], []
         for i, block in enumerate(self.blocks):
-            past = None if cache is None else cache.layer(i)
+            past = None if cache is None else (cache.keys[i], cache.values[i])
             x, (key, value) = block(x, attention_mask, past, _of_layer(memory, i))
             states = [*states, x] if keep else [x]
             if use_cache:
@@ -366,11 +362,7 @@ class DecoderBody(TransformerStack):
         return states, KeyValueCache(tuple(keys), tuple(values), memory)
 
     def _memory(
-        self,
-        ids: Tensor,
-        cache: KeyValueCache | None,
-        memory: Tensor | None,
-        mask: Tensor | None,
+        self, ids: Tensor, cache: KeyValueCache | None, memory: Tensor | None, mask: Tensor | None
     ) -> Memory | None:
         """Return the encoder's keys and values for all blocks, from the cache if possible."""
         if cache is not None and cache.memory is not None:

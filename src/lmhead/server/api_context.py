@@ -1,4 +1,4 @@
-"""Shared by all endpoints: the models, the worker, and validation of request fields."""
+"""Shared by all endpoints: the models, the worker, and what a request says about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmhead.analysis.token_text import prompt_ids
 from lmhead.models import LanguageModel
 from lmhead.sampler_options import ORDERS
 from lmhead.sampling import Sampler
-from lmhead.server.guard import error_response
+from lmhead.server.request_fields import Fields, RequestError, wrong_value
 from lmhead.server.request_limits import Limits
 from lmhead.server.worker import Cancellation, QueueFull, Worker, call_before, layers_of
 
@@ -24,21 +24,8 @@ _T = TypeVar("_T")
 Part = dict[str, Any]  # of a response
 
 
-class RequestError(Exception):
-    """A request that cannot be answered, with the response that says why."""
-
-    def __init__(self, status: int, code: str, message: str, **facts: float) -> None:
-        super().__init__(message)
-        self.response = error_response(status, code, message, facts)
-
-
-def wrong_value(message: str) -> RequestError:
-    """Return the error for a field that is not what it must be."""
-    return RequestError(400, "wrong_value", message)
-
-
 class ApiContext:
-    """Models, worker and limits of a server, and validation of request fields.
+    """Models, worker and limits of a server.
 
     `run` is the folder of a training run to watch; `given` has, by name, the argument of
     `lmhead.open_model` that opens the model again.
@@ -56,71 +43,30 @@ class ApiContext:
         self.given = dict(given or {})
         self._layers = layers_of(self.models.values())
 
-    async def read(self, request: Request, known: set[str]) -> dict[str, Any]:
+    async def read(self, request: Request, known: set[str]) -> Fields:
         """Return the body: a JSON object with only these fields."""
         fields = parse_json_object(await request.body())
         if unknown := sorted(set(fields) - known):
             names = ", ".join(sorted(known))
             raise wrong_value(f"the fields are {names}; got {unknown[0][:40]!r}")
-        return fields
+        return Fields(fields)
 
-    def model(self, name: object) -> tuple[str, LanguageModel]:
-        """Return the name and the model of that name."""
+    def model(self, name: object) -> LanguageModel:
+        """Return the model of this name."""
         if not isinstance(name, str) or name not in self.models:
             raise RequestError(404, "no_model", "there is no model of that name; see /api/models")
-        return name, self.models[name]
+        return self.models[name]
 
-    def prompt(self, fields: Mapping[str, Any], name: str = "prompt") -> str | list[int]:
-        """Return the text in field `name`, or the list in "ids"."""
-        if (name in fields) == ("ids" in fields):
-            raise wrong_value(f"give either {name} or ids")
-        return self.text(fields, name) if name in fields else self.ids(fields["ids"])
+    def prompt(self, fields: Fields) -> str | list[int]:
+        """Return the text in the field "prompt", or the list in "ids"."""
+        if ("prompt" in fields) == ("ids" in fields):
+            raise wrong_value("give either prompt or ids")
+        return fields.text("prompt") if "prompt" in fields else fields.ids()
 
-    def more(self, fields: Mapping[str, Any]) -> list[int]:
-        """Return the ids after the prompt, in field "more"; empty if it is missing."""
-        return self.ids(fields.get("more", []), "more")
-
-    def text(self, fields: Mapping[str, Any], name: str) -> str:
-        """Return the text in field `name`."""
-        text = fields.get(name)
-        if not isinstance(text, str):
-            raise wrong_value(f"{name} must be text")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise wrong_value(f"{name} must be text in UTF-8") from None
-        return text
-
-    def ids(self, ids: object, name: str = "ids") -> list[int]:
-        """Validate a list of ids; `tokens` checks them against the model's vocabulary."""
-        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
-            raise wrong_value(f"{name} must be a list of integers")
-        if not all(0 <= id < 2**31 for id in ids):
-            raise wrong_value(f"{name} must be token ids of the model")
-        return ids
-
-    def integer(
-        self, fields: Mapping[str, Any], name: str, low: int, high: int, default: int
-    ) -> int:
-        """Return the integer in field `name`."""
-        value = fields.get(name, default)
-        if type(value) is not int or not low <= value <= high:
-            raise wrong_value(f"{name} must be an integer from {low} to {high}")
-        return value
-
-    def flag(self, fields: Mapping[str, Any], name: str) -> bool:
-        """Return the boolean in field `name`; False if it is missing."""
-        value = fields.get(name, False)
-        if type(value) is not bool:
-            raise wrong_value(f"{name} must be true or false")
-        return value
-
-    def tokens(
-        self, model: LanguageModel, prompt: str | list[int], name: str = "prompt"
-    ) -> list[int]:
+    def tokens(self, model: LanguageModel, prompt: str | list[int]) -> list[int]:
         """Return the prompt as ids of this model, within the limits. Runs in the worker."""
         if isinstance(prompt, str):
-            ids = encode_text(model, prompt, name)
+            name, ids = "prompt", encode_text(model, prompt, "prompt")
         else:
             name, ids = "ids", prompt
         limit = self.limits.prompt_tokens
@@ -174,14 +120,15 @@ class ApiContext:
             raise RequestError(503, "too_long", message, seconds=self.limits.seconds) from None
 
     async def respond(
-        self, request: Request, job: Callable[[Cancellation], Iterator[Part]], *, stream: bool
+        self, request: Request, fields: Fields, job: Callable[[Cancellation], Iterator[Part]]
     ) -> Response:
-        """Return what a job yields as one JSON document; if `stream`, in lines as it is made.
+        """Return what a job yields as one JSON document; with the field "stream", in lines.
 
         A document is made of its parts by appending lists and replacing everything else. Lines have
         `progress`, too: [done, all]. An error after the first line is the last line, and each part
         has as much time as a whole document.
         """
+        stream = fields.flag("stream")
 
         def parts(cancellation: Cancellation) -> Iterator[Part]:
             for part in job(cancellation):

@@ -14,11 +14,12 @@ from starlette.types import ASGIApp
 
 from lmhead.explorer import page_folder
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import ApiContext, RequestError
+from lmhead.server.api_context import ApiContext
 from lmhead.server.endpoints import all_routes
 from lmhead.server.guard import Guard, RequestRecord, error_response
 from lmhead.server.metrics import Metrics
 from lmhead.server.openai_api import openai_routes
+from lmhead.server.request_fields import RequestError
 from lmhead.server.request_limits import Limits
 from lmhead.server.static_files import read_page, serve_files
 from lmhead.server.worker import Worker

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Collection, Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -194,12 +194,13 @@ class Guard:
     def _without_key(self, scope: Scope, headers: Headers) -> Response | None:
         if self.key is None:
             return None
+        request = Request(scope)
         shown = headers.get("authorization", "").removeprefix("Bearer ")
-        if _same(shown, self.key) or _same(_cookie(headers), self.key):
+        if _same(shown, self.key) or _same(request.cookies.get(_COOKIE, ""), self.key):
             return None
-        query = parse_qs(scope["query_string"].decode("latin-1"))
-        if scope["path"] == "/" and _same(query.get("key", [""])[0], self.key):
-            kept = {k: v[0] for k, v in query.items() if k != "key"}
+        query = request.query_params
+        if scope["path"] == "/" and _same(query.get("key", ""), self.key):
+            kept = {k: v for k, v in query.items() if k != "key"}
             answer = RedirectResponse("/" + (f"?{urlencode(kept)}" if kept else ""), 303)
             answer.set_cookie(_COOKIE, self.key, httponly=True, samesite="strict")
             return answer
@@ -279,11 +280,3 @@ def _with_headers(scope: Scope, send: Send, added: Mapping[str, str]) -> Send:
 def _same(given: str, key: str) -> bool:
     """Compare keys in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), key.encode("utf-8"))
-
-
-def _cookie(headers: Headers) -> str:
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
-    except CookieError:
-        return ""
-    return "" if cookie is None else cookie.value

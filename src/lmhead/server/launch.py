@@ -10,6 +10,7 @@ import webbrowser
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import h11
@@ -19,7 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmhead.models import LanguageModel
 from lmhead.server.app import API_LIMITS, create_api_app, create_app
-from lmhead.server.guard import RequestRecord
 from lmhead.server.request_limits import Limits
 
 DEFAULT_PORT = 8629
@@ -33,10 +33,9 @@ def serve(
     key: str | None = None,
     lang: str | None = None,
     browser: bool = True,
-    limits: Limits | None = None,
     run: Path | None = None,
-    given: Mapping[str, str] | None = None,
     on_ready: Callable[[str], None] = print,
+    **options: Any,
 ) -> None:
     """Serve the page until interrupted.
 
@@ -57,9 +56,9 @@ def serve(
             opened.start()
 
     def app(hosts: set[str]) -> ASGIApp:
-        return create_app(models, hosts=hosts, key=key, limits=limits, run=run, given=given)
+        return create_app(models, hosts=hosts, key=key, run=run, **options)
 
-    _serve(app, host, port, key, limits or Limits(), ready)
+    _serve(app, host, port, key, options.get("limits") or Limits(), ready)
 
 
 def serve_api(
@@ -69,10 +68,8 @@ def serve_api(
     port: int = 8000,
     key: str | None = None,
     also: Collection[str] = (),
-    limits: Limits = API_LIMITS,
-    log: Callable[[RequestRecord], object] | None = None,
-    screened: Mapping[str, LanguageModel] | None = None,
     on_ready: Callable[[str], None] = print,
+    **options: Any,
 ) -> None:
     """Serve the OpenAI-compatible API until interrupted.
 
@@ -85,11 +82,9 @@ def serve_api(
     """
 
     def app(hosts: set[str]) -> ASGIApp:
-        return create_api_app(
-            models, hosts=hosts | set(also), key=key, limits=limits, log=log, screened=screened
-        )
+        return create_api_app(models, hosts=hosts | set(also), key=key, **options)
 
-    _serve(app, host, port, key, limits, on_ready)
+    _serve(app, host, port, key, options.get("limits", API_LIMITS), on_ready)
 
 
 def start_in_background(

@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -29,12 +30,7 @@ from lmhead.analysis.token_text import piece_of
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler, TokenEvent
 from lmhead.sampling.generation_loop import GenerationTask
-from lmhead.server.api_context import (
-    ApiContext,
-    RequestError,
-    encode_text,
-    parse_json_object,
-)
+from lmhead.server.api_context import ApiContext, encode_text, parse_json_object
 from lmhead.server.batch_engine import BatchEngine
 from lmhead.server.metrics import Metrics
 from lmhead.server.openai_prompts import encode_chat, encode_prompt
@@ -46,7 +42,7 @@ from lmhead.server.openai_responses import (
     score_prompt,
     token_string,
 )
-from lmhead.server.request_fields import check_ids, field_error, is_utf8
+from lmhead.server.request_fields import OpenAIFields, RequestError, check_ids, field_error, is_utf8
 from lmhead.server.worker import Cancellation
 
 _STARTED = int(time.time())
@@ -68,23 +64,42 @@ def openai_routes(
     async def one_model(request: Request) -> Response:
         return JSONResponse(_model_entry(*_find_model(api, request.path_params["name"])))
 
-    async def completions(request: Request) -> Response:
-        return await _complete(api, metrics, screened, engines, request, chat=False)
+    async def complete(request: Request, *, chat: bool) -> Response:
+        body = parse_json_object(await request.body())
+        name, model = _find_model(api, body.get("model"))
+        job = _job(api, model, screened.get(name), engines[name], body, chat=chat)
+        results: AsyncGenerator[Any, None] = api.stream(job)
+        try:
+            prepared = await api.until_disconnect(request, anext(results))
+            response = (ChatResponse if chat else CompletionResponse)(name, model, prepared)
+            metrics.prompt_tokens += sum(map(len, prepared.prompts))
+            if prepared.request.stream:
+                events = _server_sent_events(response, results, metrics)
+                return StreamingResponse(events, media_type="text/event-stream")
+        except BaseException:
+            await results.aclose()
+            raise
 
-    async def chat_completions(request: Request) -> Response:
-        return await _complete(api, metrics, screened, engines, request, chat=True)
+        async def collect() -> None:
+            async with aclosing(results):
+                async for events in results:
+                    metrics.generated_tokens += len(events)
+                    for event in events:
+                        response.add(event)
+
+        await api.until_disconnect(request, collect())
+        return JSONResponse(response.document())
 
     async def tokenize(request: Request) -> Response:
-        body = _known_fields(await request.body(), "add_special_tokens", "messages", "prompt")
+        body = OpenAIFields({"add_special_tokens": True, **parse_json_object(await request.body())})
+        body.refuse_others({"model", "add_special_tokens", "messages", "prompt"})
         _, model = _find_model(api, body.get("model"))
         text, messages = body.get("prompt", ""), body.get("messages")
-        special = body.get("add_special_tokens", True)
         if ("prompt" in body) == ("messages" in body):
             raise field_error("prompt", "give either prompt or messages")
         if not isinstance(text, str) or not is_utf8(text):
             raise field_error("prompt", "prompt must be text in UTF-8")
-        if not isinstance(special, bool):
-            raise field_error("add_special_tokens", "add_special_tokens must be true or false")
+        special = body.flag("add_special_tokens")
 
         def encode(_: Cancellation) -> list[int]:
             if "messages" in body:
@@ -95,7 +110,8 @@ def openai_routes(
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": model.max_length})
 
     async def detokenize(request: Request) -> Response:
-        body = _known_fields(await request.body(), "tokens")
+        body = OpenAIFields(parse_json_object(await request.body()))
+        body.refuse_others({"model", "tokens"})
         _, model = _find_model(api, body.get("model"))
         ids: Any = body.get("tokens")
         check_ids("tokens", ids, model.head.vocab_size)
@@ -131,24 +147,14 @@ def openai_routes(
     return [
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", one_model),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", partial(complete, chat=False), methods=["POST"]),
+        Route("/v1/chat/completions", partial(complete, chat=True), methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokenizer_info),
         Route("/health", health),
         Route("/metrics", show_metrics),
     ]
-
-
-def _known_fields(body: bytes, *known: str) -> dict[str, Any]:
-    """Return the fields of a JSON object: `model` and these."""
-    fields = parse_json_object(body)
-    for name in fields:
-        if name not in ("model", *known):
-            message = f"unrecognized request argument supplied: {name[:80]}"
-            raise field_error(name[:80], message, code="unknown_parameter")
-    return fields
 
 
 def _model_entry(name: str, model: LanguageModel) -> dict[str, Any]:
@@ -184,17 +190,8 @@ def _job(
 
     def steps(cancellation: Cancellation) -> Iterator[Prepared | list[TokenEvent]]:
         request = (parse_chat if chat else parse_completion)(body, model, api.limits)
-        prompts = [
-            encode_prompt(
-                model,
-                prompt,
-                api.limits,
-                new=request.max_tokens or 0,
-                last=request.last,
-                echo=request.echo,
-            )
-            for prompt in request.prompts
-        ]
+        room: Any = {"new": request.max_tokens or 0, "last": request.last, "echo": request.echo}
+        prompts = [encode_prompt(model, text, api.limits, **room) for text in request.prompts]
         if request.certified and screened is None:
             message = "certified needs a server that was started with --screen"
             raise field_error("certified", message)
@@ -233,41 +230,6 @@ def _job(
             raise RequestError(400, "generation_failed", str(error)) from None
 
     return steps
-
-
-async def _complete(
-    api: ApiContext,
-    metrics: Metrics,
-    screened: Mapping[str, LanguageModel],
-    engines: Mapping[str, BatchEngine],
-    request: Request,
-    *,
-    chat: bool,
-) -> Response:
-    body = parse_json_object(await request.body())
-    name, model = _find_model(api, body.get("model"))
-    job = _job(api, model, screened.get(name), engines[name], body, chat=chat)
-    results: AsyncGenerator[Any, None] = api.stream(job)
-    try:
-        prepared = await api.until_disconnect(request, anext(results))
-        response = (ChatResponse if chat else CompletionResponse)(name, model, prepared)
-        metrics.prompt_tokens += sum(map(len, prepared.prompts))
-        if prepared.request.stream:
-            events = _server_sent_events(response, results, metrics)
-            return StreamingResponse(events, media_type="text/event-stream")
-    except BaseException:
-        await results.aclose()
-        raise
-
-    async def collect() -> None:
-        async with aclosing(results):
-            async for events in results:
-                metrics.generated_tokens += len(events)
-                for event in events:
-                    response.add(event)
-
-    await api.until_disconnect(request, collect())
-    return JSONResponse(response.document())
 
 
 async def _server_sent_events(

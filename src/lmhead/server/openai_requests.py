@@ -11,13 +11,7 @@ from lmhead.sampling import Sampler
 from lmhead.sampling.grammar import Grammar
 from lmhead.server.openai_prompts import encode_chat, parse_prompts
 from lmhead.server.openai_sampling import SAMPLER_OPTIONS, make_grammar, make_sampler
-from lmhead.server.request_fields import (
-    all_text,
-    boolean_field,
-    field_error,
-    integer_field,
-    optional_integer,
-)
+from lmhead.server.request_fields import OpenAIFields, all_text, field_error
 from lmhead.server.request_limits import Limits
 
 MAX_LOGPROBS = 20
@@ -70,7 +64,7 @@ def parse_completion(
 ) -> CompletionRequest:
     """Validate the body of `/v1/completions`."""
     fields = _known(body, _COMMON | {"best_of", "prompt"})
-    n = integer_field(fields, "n", 1, MAX_CHOICES, 1)
+    n = fields.integer("n", 1, MAX_CHOICES, 1)
     if fields.get("best_of") not in (None, n):
         raise field_error("best_of", "best_of must be equal to n")
     return _parse(
@@ -79,8 +73,8 @@ def parse_completion(
         limits,
         prompts=parse_prompts(fields.get("prompt"), limits.prompts),
         chat=False,
-        max_tokens=integer_field(fields, "max_tokens", 0, limits.new_tokens, 16),
-        logprobs=optional_integer(fields, "logprobs", MAX_LOGPROBS),
+        max_tokens=fields.integer("max_tokens", 0, limits.new_tokens, 16),
+        logprobs=fields.integer("logprobs", 0, MAX_LOGPROBS, None),
     )
 
 
@@ -89,8 +83,8 @@ def parse_chat(body: Mapping[str, Any], model: LanguageModel, limits: Limits) ->
     chat_fields = {"max_completion_tokens", "messages", "top_logprobs"}
     fields = _known(body, (_COMMON | chat_fields) - {"echo"})
     name = "max_tokens" if "max_tokens" in fields else "max_completion_tokens"
-    with_logprobs = boolean_field(fields, "logprobs")
-    top = optional_integer(fields, "top_logprobs", MAX_LOGPROBS)
+    with_logprobs = fields.flag("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS, None)
     if top is not None and not with_logprobs:
         raise field_error("top_logprobs", "top_logprobs needs logprobs to be true")
     return _parse(
@@ -99,13 +93,13 @@ def parse_chat(body: Mapping[str, Any], model: LanguageModel, limits: Limits) ->
         limits,
         prompts=(encode_chat(fields.get("messages"), model),),
         chat=True,
-        max_tokens=optional_integer(fields, name, limits.new_tokens),
+        max_tokens=fields.integer(name, 0, limits.new_tokens, None),
         logprobs=(top or 0) if with_logprobs else None,
     )
 
 
 def _parse(
-    fields: Mapping[str, Any],
+    fields: OpenAIFields,
     model: LanguageModel,
     limits: Limits,
     *,
@@ -114,14 +108,14 @@ def _parse(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> CompletionRequest:
-    n = integer_field(fields, "n", 1, MAX_CHOICES, 1)
+    n = fields.integer("n", 1, MAX_CHOICES, 1)
     if n * len(prompts) > limits.prompts:
         raise field_error("n", f"at most {limits.prompts} choices in total; got {n * len(prompts)}")
     stream_options = fields.get("stream_options", {})
     known = {"include_usage", "include_obfuscation"}  # the latter without effect
     if not isinstance(stream_options, Mapping) or set(stream_options) - known:
         raise field_error("stream_options", "stream_options must have only include_usage")
-    stream = boolean_field(fields, "stream")
+    stream = fields.flag("stream")
     if stream_options and not stream:
         raise field_error("stream_options", "stream_options needs stream to be true")
     vocab = model.head.vocab_size
@@ -134,27 +128,26 @@ def _parse(
         sampler=make_sampler(fields, model, n, len(prompts)),
         stop=_stop(fields.get("stop")),
         logprobs=None if logprobs is None else min(logprobs, vocab),
-        prompt_logprobs=optional_integer(fields, "prompt_logprobs", min(MAX_LOGPROBS, vocab)),
-        echo=boolean_field(fields, "echo"),
-        ignore_eos=boolean_field(fields, "ignore_eos"),
-        certified=boolean_field(fields, "certified"),
-        kept=boolean_field(fields, "kept"),
+        prompt_logprobs=fields.integer("prompt_logprobs", 0, min(MAX_LOGPROBS, vocab), None),
+        echo=fields.flag("echo"),
+        ignore_eos=fields.flag("ignore_eos"),
+        certified=fields.flag("certified"),
+        kept=fields.flag("kept"),
         grammar=make_grammar(fields, model),
         stream=stream,
-        include_usage=boolean_field(stream_options, "include_usage"),
+        include_usage=OpenAIFields(stream_options).flag("include_usage"),
     )
 
 
-def _known(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+def _known(body: Mapping[str, Any], known: set[str]) -> OpenAIFields:
     """Return the fields that are not null, without ignored ones; refuse unknown ones."""
-    present = {name: value for name, value in body.items() if value is not None}
-    for name in present:
-        if name in _NOT_SUPPORTED and present[name] not in _DEFAULTS:
-            raise field_error(name[:80], f"{name} is not supported", code="unsupported_parameter")
-        if name not in known | SAMPLER_OPTIONS | _IGNORED | _NOT_SUPPORTED:
-            message = f"unrecognized request argument supplied: {name[:80]}"
-            raise field_error(name[:80], message, code="unknown_parameter")
-    return {name: value for name, value in present.items() if name in known | SAMPLER_OPTIONS}
+    present = OpenAIFields({name: value for name, value in body.items() if value is not None})
+    for name, value in present.items():
+        if name in _NOT_SUPPORTED and value not in _DEFAULTS:
+            raise field_error(name, f"{name} is not supported", code="unsupported_parameter")
+    known = known | SAMPLER_OPTIONS
+    present.refuse_others(known | _IGNORED | _NOT_SUPPORTED)
+    return OpenAIFields({name: value for name, value in present.items() if name in known})
 
 
 def _stop(stop: object) -> tuple[str, ...]:

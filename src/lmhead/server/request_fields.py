@@ -1,42 +1,92 @@
-"""Validation of single fields of a request in OpenAI's format."""
+"""The fields of a request, and the errors about them: of the page's API, and in OpenAI's format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
 
-from lmhead.server.api_context import RequestError
 from lmhead.server.guard import error_response
+
+_T = TypeVar("_T")
+
+
+class RequestError(Exception):
+    """A request that cannot be answered, with the response that says why."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, **facts: float
+    ) -> None:
+        super().__init__(message)
+        self.response = error_response(status, code, message, facts, param=param)
+
+
+def wrong_value(message: str) -> RequestError:
+    """Return the error of the page's API for a field that is not what it must be."""
+    return RequestError(400, "wrong_value", message)
 
 
 def field_error(
     name: str, message: str, *, status: int = 400, code: str = "invalid_value"
 ) -> RequestError:
-    """Return an error about one field of the request."""
-    error = RequestError(status, code, message)
-    error.response = error_response(status, code, message, param=name)
-    return error
+    """Return the error of OpenAI's API about one field."""
+    return RequestError(status, code, message, param=name)
 
 
-def integer_field(given: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
-    """Return an integer from low to high."""
-    value = given.get(name, default)
-    if type(value) is not int or not low <= value <= high:
-        raise field_error(name, f"{name} must be an integer from {low} to {high}")
-    return value
+class Fields(dict[str, Any]):
+    """The fields of a request to the page's API, and their validation."""
+
+    def error(self, name: str, message: str) -> RequestError:  # noqa: ARG002
+        """Return the error for a field that is not what it must be."""
+        return wrong_value(message)
+
+    def integer(self, name: str, low: int, high: int, default: _T) -> int | _T:
+        """Return an integer from low to high."""
+        if name not in self:
+            return default
+        value = self[name]
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(name, f"{name} must be an integer from {low} to {high}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean; False if it is missing."""
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise self.error(name, f"{name} must be true or false")
+        return value
+
+    def text(self, name: str) -> str:
+        """Return a text."""
+        text = self.get(name)
+        if not isinstance(text, str):
+            raise self.error(name, f"{name} must be text")
+        if not is_utf8(text):
+            raise self.error(name, f"{name} must be text in UTF-8")
+        return text
+
+    def ids(self, name: str = "ids") -> list[int]:
+        """Return a list of ids, not yet checked against a vocabulary."""
+        ids = self.get(name)
+        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+            raise self.error(name, f"{name} must be a list of integers")
+        if not all(0 <= id < 2**31 for id in ids):
+            raise self.error(name, f"{name} must be token ids of the model")
+        return ids
 
 
-def optional_integer(given: Mapping[str, Any], name: str, high: int) -> int | None:
-    """Return an integer from 0 to high, or None if it is not given."""
-    return integer_field(given, name, 0, high, 0) if name in given else None
+class OpenAIFields(Fields):
+    """The fields of a request to OpenAI's API."""
 
+    def error(self, name: str, message: str) -> RequestError:
+        """Return the error, in OpenAI's format."""
+        return field_error(name, message)
 
-def boolean_field(given: Mapping[str, Any], name: str) -> bool:
-    """Return a boolean, false if it is not given."""
-    value = given.get(name, False)
-    if not isinstance(value, bool):
-        raise field_error(name, f"{name} must be true or false")
-    return value
+    def refuse_others(self, known: Collection[str]) -> None:
+        """Refuse a field that is not known."""
+        for name in self:
+            if name not in known:
+                message = f"unrecognized request argument supplied: {name[:80]}"
+                raise field_error(name[:80], message, code="unknown_parameter")
 
 
 def list_field(name: str, value: object) -> list[Any]:

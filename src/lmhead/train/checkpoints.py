@@ -32,32 +32,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from lmhead.models.checkpoint import (
-    CONFIG,
-    FORMAT,
-    MODEL,
-    STATE,
-    TOKENIZER,
-    VERSION,
-    checkpoint_of,
-    find_checkpoint,
-    load_checkpoint,
-    read_about,
-    set_weights,
-    steps_of,
-    weights_of,
-)
-from lmhead.train.run_files import (
-    TrainError,
-    file_sha256,
-    new_folder,
-    not_ours,
-    os_errors_as_train_errors,
-    put_json,
-    put_tensors,
-    put_text,
-    remove,
-)
+from lmhead.models import checkpoint
+from lmhead.models.checkpoint import CONFIG, MODEL, STATE, TOKENIZER
+from lmhead.train import run_files
+from lmhead.train.run_files import TrainError
 from lmhead.train.task import Task
 
 _TENSORS = "training.safetensors"
@@ -96,7 +74,7 @@ def collect(task: Task, optimizer: AdamW, *, keep: bool = True) -> Tensors:
     With `keep` False this rank only takes part in the collectives.
     """
     parts: list[dict[str, Tensor]] = []
-    for tensors in (weights_of(task.model), _training_tensors(task, optimizer)):
+    for tensors in (checkpoint.weights_of(task.model), _training_tensors(task, optimizer)):
         gathered = {}
         for name, tensor in tensors.items():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -110,24 +88,24 @@ def save(
     run: Path, task: Task, tensors: Tensors, state: TrainingState, settings: Mapping[str, Any]
 ) -> Path:
     """Write the checkpoint of a step; return its folder."""
-    folder = checkpoint_of(run, state.step)
+    folder = checkpoint.checkpoint_of(run, state.step)
     if folder.exists():  # the run was resumed from it
         return folder
-    with new_folder(folder) as new:
+    with run_files.new_folder(folder) as new:
         about = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": checkpoint.FORMAT,
+            "version": checkpoint.VERSION,
             **task.describe(),
             "step": state.step,
             "training": dict(settings),
         }
-        put_json(new / CONFIG, about)
-        put_text(new / TOKENIZER, task.tokenizer_json)
-        put_tensors(new / MODEL, tensors.model)
-        put_tensors(new / _TENSORS, tensors.training)
-        digests = {name: file_sha256(new / name) for name in _FILES if name != STATE}
+        run_files.put_json(new / CONFIG, about)
+        run_files.put_text(new / TOKENIZER, task.tokenizer_json)
+        run_files.put_tensors(new / MODEL, tensors.model)
+        run_files.put_tensors(new / _TENSORS, tensors.training)
+        digests = {name: run_files.file_sha256(new / name) for name in _FILES if name != STATE}
         digests["state"] = _state_sha256(state)
-        put_json(new / STATE, dataclasses.asdict(state) | {"sha256": digests})
+        run_files.put_json(new / STATE, dataclasses.asdict(state) | {"sha256": digests})
     return folder
 
 
@@ -136,8 +114,8 @@ def restore_latest(
 ) -> TrainingState:
     """Restore the last checkpoint that is not damaged; return its state, a new one without any."""
     damaged: dict[Path, DamagedCheckpointError] = {}
-    for step in reversed(steps_of(run)):
-        folder = checkpoint_of(run, step)
+    for step in reversed(checkpoint.steps_of(run)):
+        folder = checkpoint.checkpoint_of(run, step)
         try:
             state = restore(folder, task, optimizer)
         except DamagedCheckpointError as error:
@@ -146,7 +124,7 @@ def restore_latest(
         for path, problem in damaged.items():
             number = sum(1 for _ in path.parent.glob(f"damaged-{path.name}*"))
             new_name = f"damaged-{path.name}" + (f"-{number}" if number else "")
-            with os_errors_as_train_errors(f"rename {path}"):
+            with run_files.os_errors_as_train_errors(f"rename {path}"):
                 os.rename(path, path.with_name(new_name))
             say(f"{problem}. Renamed it to {new_name}; continuing from step {step}")
         return state
@@ -161,13 +139,15 @@ def restore(folder: Path, task: Task, optimizer: AdamW) -> TrainingState:
         fields = json.loads((folder / STATE).read_text(encoding="utf-8"))
         digests = fields.pop("sha256", {})
         state = TrainingState(**fields)
-        if checkpoint_of(folder.parent.parent, state.step) != folder:
+        if checkpoint.checkpoint_of(folder.parent.parent, state.step) != folder:
             raise ValueError(f"{STATE} is of step {state.step}")
         for name, digest in digests.items():
-            actual = _state_sha256(state) if name == "state" else file_sha256(folder / name)
+            actual = (
+                _state_sha256(state) if name == "state" else run_files.file_sha256(folder / name)
+            )
             if actual != digest:
                 raise ValueError(f"{STATE if name == 'state' else name} has changed")
-        set_weights(task.model, load_file(folder / MODEL))
+        checkpoint.set_weights(task.model, load_file(folder / MODEL))
         tensors = load_file(folder / _TENSORS)
         for name, tensor in _trained(task):
             optimizer.state[tensor] = {part: tensors[f"{part}/{name}"] for part in _MOMENTS}
@@ -192,10 +172,10 @@ def nonfinite_tensor(tensors: Tensors) -> str | None:
 
 def delete_old(run: Path, keep: int, best: int | None) -> None:
     """Delete all checkpoints except the last `keep`, the best, and any with files of others."""
-    for step in steps_of(run)[:-keep]:
-        folder = checkpoint_of(run, step)
-        if step != best and not not_ours(folder, _FILES, CONFIG):
-            remove(folder)
+    for step in checkpoint.steps_of(run)[:-keep]:
+        folder = checkpoint.checkpoint_of(run, step)
+        if step != best and not run_files.not_ours(folder, _FILES, CONFIG):
+            run_files.remove(folder)
 
 
 def export(where: str | PathLike[str], out: str | PathLike[str], *, dtype: str = "float32") -> Path:
@@ -218,18 +198,21 @@ def export(where: str | PathLike[str], out: str | PathLike[str], *, dtype: str =
     target = Path(out)
     if target.exists():
         raise TrainError(f"{target} exists already: choose another folder")
-    folder = find_checkpoint(Path(where))
-    load_checkpoint(folder)  # raises if it cannot be opened
-    about = read_about(folder)
+    folder = checkpoint.find_checkpoint(Path(where))
+    checkpoint.load_checkpoint(folder)  # raises if it cannot be opened
+    about = checkpoint.read_about(folder)
     training: dict[str, Any] = about.get("training", {})
     training["corpus"] = [Path(path).name for path in training.get("corpus", [])]
     tensors = {
         name: tensor.to(_DTYPES[dtype]) if tensor.is_floating_point() else tensor
         for name, tensor in load_file(folder / MODEL).items()
     }
-    with os_errors_as_train_errors(f"write the model to {target}"), new_folder(target) as new:
-        put_json(new / CONFIG, about)
-        put_tensors(new / MODEL, tensors)
+    with (
+        run_files.os_errors_as_train_errors(f"write the model to {target}"),
+        run_files.new_folder(target) as new,
+    ):
+        run_files.put_json(new / CONFIG, about)
+        run_files.put_tensors(new / MODEL, tensors)
         shutil.copyfile(folder / TOKENIZER, new / TOKENIZER)
     return target
 

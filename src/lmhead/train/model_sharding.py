@@ -12,7 +12,7 @@ embeddings.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -73,11 +73,7 @@ class FullSharding(Sharding):
     everywhere = True
 
     def __init__(self, task: Task, ranks: Ranks) -> None:
-        from torch.distributed.fsdp import (
-            FSDPModule,
-            fully_shard,
-            register_fsdp_forward_method,
-        )
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         mesh = _mesh(ranks)
         for block in _blocks(task.model):
@@ -184,7 +180,8 @@ class VocabSharding(Sharding):
     def clip(self, limit: float) -> float:
         """Clip the gradients, of slices and of whole parameters, to a norm; return it."""
         groups = [[p for p in self.parameters if is_split(p) is group] for group in (True, False)]
-        norms = [_plain(nn.utils.get_total_norm(_gradients(group))) for group in groups]
+        gradients = [[p.grad for p in group if p.grad is not None] for group in groups]
+        norms = [_plain(nn.utils.get_total_norm(group)) for group in gradients]
         norm = torch.stack(norms).norm()
         for group in groups:
             nn.utils.clip_grads_with_norm_(group, limit, norm)
@@ -236,11 +233,7 @@ class _SplitEmbedding(nn.Module):
         return self._look_up(ids, self.weight)
 
 
-_KINDS: dict[str, type[Sharding]] = {
-    "data": Sharding,
-    "full": FullSharding,
-    "vocab": VocabSharding,
-}
+_KINDS: dict[str, type[Sharding]] = {"data": Sharding, "full": FullSharding, "vocab": VocabSharding}
 
 
 def shard_model(
@@ -314,7 +307,3 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def _pad_rows(x: Tensor, rows: int, value: float = 0.0) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, rows - len(x)), value=value)
-
-
-def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [p.grad for p in parameters if p.grad is not None]

@@ -121,9 +121,9 @@ def not_ours(folder: Path, files: Iterable[str], description: str) -> list[str]:
     return sorted(names - set(files)) if ours else sorted(names)
 
 
-def remove_temporary(folder: Path) -> None:
-    """Remove the temporary files and folders that a killed run left in a folder."""
-    for path in folder.iterdir() if folder.is_dir() else ():
+def remove_temporary(*folders: Path) -> None:
+    """Remove the temporary files and folders that a killed run left in some folders."""
+    for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
         if is_temporary(path.name):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

@@ -26,20 +26,8 @@ import torch
 from lmhead.models.checkpoint import steps_of
 from lmhead.parallel.process_ranks import all_ranks
 from lmhead.progress import Progress
-from lmhead.train import sentence_pairs, token_data
-from lmhead.train.run_files import (
-    RUN_MARK,
-    TrainError,
-    check_writable,
-    is_temporary,
-    locked,
-    not_ours,
-    os_errors_as_train_errors,
-    remove,
-    remove_temporary,
-    temporary_name,
-    write_text,
-)
+from lmhead.train import run_files, sentence_pairs, token_data
+from lmhead.train.run_files import TrainError
 from lmhead.train.task import Task
 from lmhead.train.text_task import TextTask
 from lmhead.train.token_data import CorpusError
@@ -74,8 +62,8 @@ def train(config: TrainConfig, out: str | Path, *, progress: Progress | None = N
         if config.corpus.count("-") > 1:
             raise ValueError("corpus: - (standard input) can be given only once")
         _check_new(run)
-        check_writable(run)
-        stack.enter_context(locked(run))
+        run_files.check_writable(run)
+        stack.enter_context(run_files.locked(run))
         _check_new(run)  # again, now that no other process can write to it
         _remove_data(run / "data")
         corpus = [
@@ -101,8 +89,10 @@ def resume(
     run = Path(out)
     if not (run / SETTINGS).is_file():
         raise ValueError(f"there is no run in {run}: {SETTINGS} is missing")
-    if not (run / RUN_MARK).exists() and not steps_of(run):
-        raise ValueError(f"there is no run in {run}: it has neither {RUN_MARK} nor checkpoints")
+    if not (run / run_files.RUN_MARK).exists() and not steps_of(run):
+        raise ValueError(
+            f"there is no run in {run}: it has neither {run_files.RUN_MARK} nor checkpoints"
+        )
     for name in changes or {}:
         if name not in MAY_CHANGE:
             allowed = ", ".join(map(option_name, MAY_CHANGE))
@@ -112,8 +102,8 @@ def resume(
             )
 
     def prepare(stack: ExitStack) -> TrainConfig:
-        check_writable(run)
-        stack.enter_context(locked(run))
+        run_files.check_writable(run)
+        stack.enter_context(run_files.locked(run))
         return make_config(file=run / SETTINGS).replace(**(changes or {}))
 
     return _run(prepare, run, progress)
@@ -121,16 +111,16 @@ def resume(
 
 def _check_new(run: Path) -> None:
     """Refuse a folder that holds a run, or files that lmhead did not write."""
-    marked = (run / RUN_MARK).exists()
+    marked = (run / run_files.RUN_MARK).exists()
     if steps_of(run) or (marked and (run / SETTINGS).exists()):
         raise TrainError(
             f"there is a run in {run} already: continue it with --resume {run}, or choose another "
             "folder"
         )
     # A start that failed leaves these.
-    ours = {RUN_MARK, STANDARD_INPUT, "data"} if marked else set()
+    ours = {run_files.RUN_MARK, STANDARD_INPUT, "data"} if marked else set()
     names = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
-    others = [name for name in names if name not in ours and not is_temporary(name)]
+    others = [name for name in names if name not in ours and not run_files.is_temporary(name)]
     if others:
         raise TrainError(
             f"{run} is not empty and is not a training run (it holds {_listed(others)}): choose a "
@@ -143,9 +133,13 @@ def _remove_data(folder: Path) -> None:
     if not folder.exists():
         return
     for module in (token_data, sentence_pairs):
-        others = not_ours(folder, module.FILES, module.ABOUT) if folder.is_dir() else [folder.name]
+        others = (
+            run_files.not_ours(folder, module.FILES, module.ABOUT)
+            if folder.is_dir()
+            else [folder.name]
+        )
         if not others:
-            remove(folder)
+            run_files.remove(folder)
             return
     raise TrainError(
         f"{folder} holds files that lmhead did not write ({_listed(others)}): move them elsewhere, "
@@ -156,8 +150,8 @@ def _remove_data(folder: Path) -> None:
 def _save_standard_input(run: Path) -> Path:
     """Copy standard input to a file of the run, because a corpus is read several times."""
     path = run / STANDARD_INPUT
-    temporary = temporary_name(path)
-    with os_errors_as_train_errors(f"write {path}"), temporary.open("wb") as file:
+    temporary = run_files.temporary_name(path)
+    with run_files.os_errors_as_train_errors(f"write {path}"), temporary.open("wb") as file:
         while block := _read_standard_input():
             file.write(block)
     os.replace(temporary, path)
@@ -188,7 +182,7 @@ def _run(
             progress = Progress(plain=True)
         say = progress.print
         config = ranks.on_first(lambda: prepare(stack))
-        ranks.on_first(lambda: _remove_temporary(run))
+        ranks.on_first(lambda: run_files.remove_temporary(run, run / "checkpoints"))
         if config.threads:
             torch.set_num_threads(config.threads)
         task = ranks.first_then_others(lambda: TASKS[config.task](config, run, say))
@@ -197,14 +191,9 @@ def _run(
             return Trainer(task, config, run, progress, ranks).run()
 
 
-def _remove_temporary(run: Path) -> None:
-    remove_temporary(run)
-    remove_temporary(run / "checkpoints")
-
-
 def _write_settings(config: TrainConfig, run: Path) -> None:
     path = run / SETTINGS
     if path.exists() and make_config(file=path) == config:  # keep the user's comments
         return
-    with os_errors_as_train_errors(f"write the settings to {run}"):
-        write_text(path, config.to_toml())
+    with run_files.os_errors_as_train_errors(f"write the settings to {run}"):
+        run_files.write_text(path, config.to_toml())

@@ -23,24 +23,15 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from lmhead.train import token_data
 from lmhead.train.run_files import FORMAT, new_folder, put_text
-from lmhead.train.token_data import (
-    TOKENIZER,
-    CorpusError,
-    check_corpus,
-    corpus_errors,
-    damage_as_train_error,
-    describe_files,
-    put_about,
-    read_about,
-)
 from lmhead.train.train_config import TrainConfig
 from lmhead.train.vocabulary import make_bpe
 
 PAD, BEGIN, END = "<pad>", "<s>", "</s>"  # ids 0, 1 and 2
 HELD_OUT = "held_out.tsv"
 ABOUT, _IDS, _LENGTHS = "pairs.json", "ids.bin", "lengths.bin"
-FILES = (ABOUT, TOKENIZER, HELD_OUT, _IDS, _LENGTHS)
+FILES = (ABOUT, token_data.TOKENIZER, HELD_OUT, _IDS, _LENGTHS)
 
 
 class Pair(NamedTuple):
@@ -54,14 +45,14 @@ def read_pairs(paths: Sequence[Path], *, reverse: bool = False) -> list[Pair]:
     """Read the pairs of tab-separated files; skip empty lines."""
     pairs: list[Pair] = []
     for path in paths:
-        with corpus_errors(path):
+        with token_data.corpus_errors(path):
             text = path.read_text(encoding="utf-8-sig")
         for number, line in enumerate(text.split("\n"), 1):
             columns = [column.strip() for column in line.split("\t")[:2]]
             if columns == [""]:
                 continue
             if len(columns) < 2 or not all(columns):
-                raise CorpusError(
+                raise token_data.CorpusError(
                     f"line {number} of {path} must be a sentence, a tab and its translation; "
                     f"got {line[:80]!r}"
                 )
@@ -90,11 +81,11 @@ def prepare(
     Pairs with more than `config.block` tokens on either side are left out, and counted.
     """
     if folder.is_dir():
-        check_corpus(folder / ABOUT, say)
+        token_data.check_corpus(folder / ABOUT, say)
         return
     if not paths:
         raise ValueError("no corpus: give one file of sentence pairs or more")
-    files = describe_files(paths)
+    files = token_data.describe_files(paths)
     say(f"Reading {', '.join(str(path) for path in paths)}")
     train, held_out = split_pairs(read_pairs(paths, reverse=config.reverse), config.held_out)
     if not train:
@@ -118,7 +109,7 @@ def prepare(
     _, others = encode_pairs(tokenizer, held_out)
     held_out = [held_out[i] for i in np.flatnonzero((others <= config.block).all(1))]
     with new_folder(folder) as new:
-        tokenizer.save(str(new / TOKENIZER))
+        tokenizer.save(str(new / token_data.TOKENIZER))
         np.concatenate([ids[i] for i in np.flatnonzero(fits)]).tofile(new / _IDS)
         lengths[fits].tofile(new / _LENGTHS)
         lines = "".join(f"{pair.source}\t{pair.target}\n" for pair in held_out)
@@ -131,7 +122,7 @@ def prepare(
             "ids": int(lengths[fits].sum()),
             "corpus": [str(path) for path in paths],
         }
-        put_about(new / ABOUT, about, files)
+        token_data.put_about(new / ABOUT, about, files)
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
@@ -163,9 +154,9 @@ class PairData:
     """
 
     def __init__(self, folder: Path) -> None:
-        with damage_as_train_error(folder):
-            about = read_about(folder / ABOUT)
-            self.tokenizer_json = (folder / TOKENIZER).read_text(encoding="utf-8")
+        with token_data.damage_as_train_error(folder):
+            about = token_data.read_about(folder / ABOUT)
+            self.tokenizer_json = (folder / token_data.TOKENIZER).read_text(encoding="utf-8")
             self.tokenizer = Tokenizer.from_str(self.tokenizer_json)
             self.lengths = np.fromfile(folder / _LENGTHS, np.dtype("<i4")).reshape(-1, 2)
             self.ids = np.memmap(folder / _IDS, np.dtype("<i4"), "r")

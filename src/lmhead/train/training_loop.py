@@ -118,10 +118,7 @@ class Trainer:
         if not self.ranks.first:
             yield None
             return
-        with (
-            self._writing("the log"),
-            TrainingLog(self.run_folder / LOG, self.state.step) as log,
-        ):
+        with self._writing("the log"), TrainingLog(self.run_folder / LOG, self.state.step) as log:
             yield log
 
     def step(self) -> float:

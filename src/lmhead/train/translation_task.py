@@ -145,10 +145,7 @@ class TranslationTask(Task):
         """Return the pairs sorted by length, ties at random, and a random order of the batches."""
         draw, lengths = random_numbers(self.config.seed, epoch), self.pairs.lengths
         ties = draw.permutation(len(lengths))
-        return (
-            np.lexsort((ties, lengths[:, 1], lengths[:, 0])),
-            draw.permutation(len(self.cuts)),
-        )
+        return (np.lexsort((ties, lengths[:, 1], lengths[:, 0])), draw.permutation(len(self.cuts)))
 
     def _batch(self, pairs: list[tuple[list[int], list[int]]]) -> PairBatch:
         source, mask = pad([source for source, _ in pairs], self.end)

@@ -26,16 +26,7 @@ from lmhead.server.endpoints import (
 
 __all__ = ["all_routes"]
 
-_PAGES = (
-    api_models,
-    api_next,
-    api_paths,
-    api_text,
-    api_lens,
-    api_compare,
-    api_runs,
-    api_translate,
-)
+_PAGES = (api_models, api_next, api_paths, api_text, api_lens, api_compare, api_runs, api_translate)
 
 
 def all_routes(api: ApiContext) -> list[Route]:

@@ -29,14 +29,8 @@ from lmhead.analysis.same_vocabulary import check_same_vocabulary
 from lmhead.analysis.token_text import Piece, piece_of
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler
-from lmhead.server.api_context import (
-    ApiContext,
-    Part,
-    check_length,
-    encode_text,
-    parse_sampler,
-    wrong_value,
-)
+from lmhead.server.api_context import ApiContext, Part, check_length, encode_text, parse_sampler
+from lmhead.server.request_fields import wrong_value
 
 OPTIONS = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
 
@@ -46,8 +40,8 @@ def routes(api: ApiContext) -> list[Route]:
     known: dict[tuple[str, str], dict[str, Any]] = {}
 
     async def comparable(request: Request) -> Response:
-        a, model_a = api.model(request.query_params.get("a"))
-        b, model_b = api.model(request.query_params.get("b"))
+        a, b = (request.query_params.get(side, "") for side in ("a", "b"))
+        model_a, model_b = api.model(a), api.model(b)
         if (a, b) not in known:
             known[a, b] = await api.work(request, lambda _: _comparable(model_a, model_b))
         return JSONResponse(known[a, b])
@@ -55,27 +49,21 @@ def routes(api: ApiContext) -> list[Route]:
     async def compare(request: Request) -> Response:
         known = {"a", "b", "sampler_a", "sampler_b", "text", "stream"}
         fields = await api.read(request, known)
-        text = api.text(fields, "text")
-        stream = api.flag(fields, "stream")
-        _, a = api.model(fields.get("a"))
+        text = fields.text("text")
+        a = api.model(fields.get("a"))
         if "b" in fields:
             if "sampler_a" in fields or "sampler_b" in fields:
                 raise wrong_value("give b, or sampler_a and sampler_b")
-            _, b = api.model(fields["b"])
-            return await api.respond(request, lambda _: _models(api, a, b, text), stream=stream)
+            b = api.model(fields["b"])
+            return await api.respond(request, fields, lambda _: _models(api, a, b, text))
         eos = list(a.eos_token_ids) or None
         first, second = (
             parse_sampler(fields.get(name), name, OPTIONS, eos_token_id=eos)
             for name in ("sampler_a", "sampler_b")
         )
-        return await api.respond(
-            request, lambda _: _samplers(api, a, first, second, text), stream=stream
-        )
+        return await api.respond(request, fields, lambda _: _samplers(api, a, first, second, text))
 
-    return [
-        Route("/api/comparable", comparable),
-        Route("/api/compare", compare, methods=["POST"]),
-    ]
+    return [Route("/api/comparable", comparable), Route("/api/compare", compare, methods=["POST"])]
 
 
 def _comparable(a: LanguageModel, b: LanguageModel) -> dict[str, Any]:

@@ -18,12 +18,8 @@ from starlette.routing import Route
 
 from lmhead.analysis.lens import stream_lens
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import (
-    ApiContext,
-    Part,
-    RequestError,
-    check_length,
-)
+from lmhead.server.api_context import ApiContext, Part, check_length
+from lmhead.server.request_fields import RequestError
 
 MAX_TOKENS = 20  # in a cell
 
@@ -33,17 +29,14 @@ def routes(api: ApiContext) -> list[Route]:
 
     async def lens(request: Request) -> Response:
         fields = await api.read(request, {"model", "prompt", "ids", "target", "top", "stream"})
-        _, model = api.model(fields.get("model"))
+        model = api.model(fields.get("model"))
         prompt = api.prompt(fields)
         vocab = model.head.vocab_size
-        top = api.integer(fields, "top", 1, min(MAX_TOKENS, vocab), 8)
-        target = None
-        if fields.get("target") is not None:
-            target = api.integer(fields, "target", 0, vocab - 1, 0)
-        stream = api.flag(fields, "stream")
-        return await api.respond(
-            request, lambda _: _rows(api, model, prompt, target, top), stream=stream
-        )
+        top = fields.integer("top", 1, min(MAX_TOKENS, vocab), 8)
+        if fields.get("target") is None:
+            fields.pop("target", None)
+        target = fields.integer("target", 0, vocab - 1, None)
+        return await api.respond(request, fields, lambda _: _rows(api, model, prompt, target, top))
 
     return [Route("/api/lens", lens, methods=["POST"])]
 

@@ -44,17 +44,15 @@ def routes(api: ApiContext) -> list[Route]:
         return JSONResponse({"lmhead": __version__, "models": entries})
 
     async def vocabulary(request: Request) -> Response:
-        name, model = api.model(request.query_params.get("model"))
+        name = request.query_params.get("model", "")
+        model = api.model(name)
         if name not in vocabularies:
             vocabularies[name] = await api.work(
                 request, lambda cancellation: _texts(model, cancellation)
             )
         return Response(vocabularies[name], media_type="application/json")
 
-    return [
-        Route("/api/models", list_models),
-        Route("/api/vocabulary", vocabulary),
-    ]
+    return [Route("/api/models", list_models), Route("/api/vocabulary", vocabulary)]
 
 
 # A vocabulary covers a language if it needs few tokens per character, not one per byte.

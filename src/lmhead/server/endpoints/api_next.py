@@ -29,7 +29,8 @@ from starlette.routing import Route
 
 from lmhead.analysis.token_text import hidden_states, pieces_of
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import ApiContext, wrong_value
+from lmhead.server.api_context import ApiContext
+from lmhead.server.request_fields import wrong_value
 from lmhead.server.worker import Cancellation
 
 MAX_TOKENS = 16  # of a request to /api/products
@@ -40,8 +41,8 @@ def routes(api: ApiContext) -> list[Route]:
 
     async def next_row(request: Request) -> Response:
         fields = await api.read(request, {"model", "prompt", "ids", "more"})
-        _, model = api.model(fields.get("model"))
-        prompt, more = api.prompt(fields), api.more(fields)
+        model = api.model(fields.get("model"))
+        prompt, more = api.prompt(fields), fields.ids("more") if "more" in fields else []
         content = await api.work(
             request, lambda cancellation: _row(api, model, prompt, more, cancellation)
         )
@@ -49,9 +50,9 @@ def routes(api: ApiContext) -> list[Route]:
 
     async def products(request: Request) -> Response:
         fields = await api.read(request, {"model", "ids", "tokens"})
-        _, model = api.model(fields.get("model"))
-        tokens = api.ids(fields.get("tokens"), "tokens")
-        ids = api.tokens(model, api.ids(fields["ids"])) if "ids" in fields else None
+        model = api.model(fields.get("model"))
+        tokens = fields.ids("tokens")
+        ids = api.tokens(model, fields.ids()) if "ids" in fields else None
         if not 1 <= len(tokens) <= MAX_TOKENS or max(tokens) >= model.head.vocab_size:
             raise wrong_value(f"tokens must be 1 to {MAX_TOKENS} ids of the model's tokens")
         document = await api.work(

@@ -24,13 +24,8 @@ from starlette.routing import Route
 from lmhead.analysis.token_text import finite
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler, stream_beam_search, stream_generate
-from lmhead.server.api_context import (
-    ApiContext,
-    Part,
-    check_length,
-    parse_sampler,
-    wrong_value,
-)
+from lmhead.server.api_context import ApiContext, Part, check_length, parse_sampler
+from lmhead.server.request_fields import wrong_value
 from lmhead.server.worker import Cancellation
 
 # Options that the page can set.
@@ -51,13 +46,11 @@ def routes(api: ApiContext) -> list[Route]:
 
     async def paths(request: Request) -> Response:
         fields = await api.read(request, known)
-        _, model = api.model(fields.get("model"))
-        prompt, more = api.prompt(fields), api.more(fields)
-        tokens = api.integer(fields, "tokens", 1, api.limits.new_tokens, 16)
-        beams = api.integer(fields, "beams", 1, api.limits.beams, 4)
+        model = api.model(fields.get("model"))
+        prompt, more = api.prompt(fields), fields.ids("more") if "more" in fields else []
+        tokens = fields.integer("tokens", 1, api.limits.new_tokens, 16)
+        beams = fields.integer("beams", 1, api.limits.beams, 4)
         sampler = _sampler(fields.get("sampler", {}))
-
-        stream = api.flag(fields, "stream")
 
         def job(_: Cancellation) -> Iterator[Part]:
             ids = api.tokens(model, prompt)
@@ -70,7 +63,7 @@ def routes(api: ApiContext) -> list[Route]:
             ]
             return _in_turns(continuations, count)
 
-        return await api.respond(request, job, stream=stream)
+        return await api.respond(request, fields, job)
 
     return [Route("/api/paths", paths, methods=["POST"])]
 

@@ -24,7 +24,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lmhead.server.api_context import ApiContext, wrong_value
+from lmhead.server.api_context import ApiContext
+from lmhead.server.request_fields import wrong_value
 from lmhead.train.run_folder import SETTINGS
 from lmhead.train.train_config import make_config
 from lmhead.train.training_log import follow

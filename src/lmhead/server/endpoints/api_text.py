@@ -18,13 +18,8 @@ from starlette.routing import Route
 from lmhead.analysis.score import Score, stream_score
 from lmhead.analysis.token_text import piece_of
 from lmhead.models import LanguageModel
-from lmhead.server.api_context import (
-    ApiContext,
-    Part,
-    check_length,
-    encode_text,
-    wrong_value,
-)
+from lmhead.server.api_context import ApiContext, Part, check_length, encode_text
+from lmhead.server.request_fields import wrong_value
 
 
 def routes(api: ApiContext) -> list[Route]:
@@ -32,10 +27,9 @@ def routes(api: ApiContext) -> list[Route]:
 
     async def score_text(request: Request) -> Response:
         fields = await api.read(request, {"model", "text", "stream"})
-        _, model = api.model(fields.get("model"))
-        text = api.text(fields, "text")
-        stream = api.flag(fields, "stream")
-        return await api.respond(request, lambda _: _scored(api, model, text), stream=stream)
+        model = api.model(fields.get("model"))
+        text = fields.text("text")
+        return await api.respond(request, fields, lambda _: _scored(api, model, text))
 
     return [Route("/api/score", score_text, methods=["POST"])]
 

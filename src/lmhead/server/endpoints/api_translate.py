@@ -26,7 +26,8 @@ from lmhead.errors import ModelError
 from lmhead.models.checkpoint import TOKENIZER, find_checkpoint
 from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.translator import Translator, load_translator
-from lmhead.server.api_context import ApiContext, RequestError, check_length
+from lmhead.server.api_context import ApiContext, check_length
+from lmhead.server.request_fields import RequestError
 from lmhead.server.worker import Cancellation
 
 MAX_TOKENS = 64  # of a sentence, and of its translation
@@ -54,7 +55,7 @@ def routes(api: ApiContext) -> list[Route]:
 
     async def translate(request: Request) -> Response:
         fields = await api.read(request, {"text"})
-        text = api.text(fields, "text")
+        text = fields.text("text")
         document = await api.work(
             request, lambda cancellation: _translate(api, *open_run(), text, cancellation)
         )

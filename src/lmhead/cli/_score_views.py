@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,8 @@ MARGIN = "  "
 _TOKEN = 18  # columns of a token
 
 
-class View(ABC):
-    """Output of every token, and at the end."""
+class View:
+    """Progress while a text is scored."""
 
     def __init__(self, progress: Progress, size: int) -> None:
         self._progress, self._size, self._bytes, self._tokens = progress, size, 0, 0
@@ -37,10 +36,6 @@ class View(ABC):
         if self._tokens % 256 == 0:
             part = f", {self._bytes / self._size:.0%}" if self._size else ""
             self._progress(f"Scoring: {self._tokens:,} tokens{part}")
-
-    @abstractmethod
-    def finish(self, model: LanguageModel, result: Score) -> None:
-        """Show the totals."""
 
 
 class JsonView(View):

@@ -19,7 +19,6 @@ from lmhead.cli._score_views import (
     MARGIN,
     JsonView,
     TableView,
-    View,
     document_of,
     summary,
     table_of_files,
@@ -126,7 +125,7 @@ def _score_text(
     size = Path(file).stat().st_size if file not in (None, "-") else 0
     with Progress() as progress:
         if as_json:
-            view: View = JsonView(model, every, progress, size)
+            view: JsonView | TableView = JsonView(model, every, progress, size)
         else:
             view = TableView(every, worst, progress, size)
         pieces = (

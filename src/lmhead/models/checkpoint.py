@@ -102,7 +102,7 @@ def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> L
         lmhead.generate(model, "ROMEO:", max_new_tokens=50).text
     """
     folder = find_checkpoint(Path(where))
-    about = Fields(folder / CONFIG, read_about(folder))
+    about = read_about(folder)
     kind = about.text("kind", "")
     if kind != "decoder":
         raise ModelError(
@@ -149,7 +149,7 @@ def find_checkpoint(folder: Path) -> Path:
     return checkpoint_of(folder, best if type(best) is int and best in steps else steps[-1])
 
 
-def read_about(folder: Path) -> dict[str, Any]:
+def read_about(folder: Path) -> Fields:
     """Return `config.json` of a checkpoint of a known version."""
     if not exists(folder / CONFIG):
         raise ModelError(f"no checkpoint in {folder}: there is no {CONFIG}")
@@ -158,7 +158,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise about.error("format", f"'{FORMAT}'")
     if about.values.get("version") != VERSION:
         raise ModelError(f"{about.error('version', str(VERSION))}. Upgrade lmhead if it is newer")
-    return dict(about.values)
+    return about
 
 
 def read_model_config(about: Fields, kind: type[_Config]) -> _Config:

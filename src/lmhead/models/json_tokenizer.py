@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -64,11 +63,15 @@ class JsonTokenizer:
         A trailing end-of-text token, which some tokenizers add, is dropped: a prompt continues.
         """
         try:
-            with _panics_as_errors(self.path):
-                ids = list(self._tokenizer.encode(text, add_special_tokens=bos).ids)
-        except ModelError:
-            raise
-        except Exception as error:  # a vocabulary without bytes and without an unknown token
+            ids = list(self._tokenizer.encode(text, add_special_tokens=bos).ids)
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # a pattern that takes exponential time
+                raise ModelError(
+                    f"{self.path} cannot encode this text: {one_line(error)}"
+                ) from error
+            if not isinstance(error, Exception):
+                raise
+            # A vocabulary without bytes and without an unknown token.
             missing = [c for c in dict.fromkeys(text) if self._tokenizer.token_to_id(c) is None]
             raise ValueError(
                 f"text must consist of tokens in {self.path}, which has no "
@@ -82,7 +85,14 @@ class JsonTokenizer:
 
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes of a token; b"" for special tokens and unused ids."""
-        return self._piece(id)
+        if id < 0:
+            raise ValueError(f"id must be at least 0; got {id}")
+        if id in self._special:
+            return b""
+        if id in self._added:
+            return self._added[id].encode("utf-8")
+        name: str | None = self._tokenizer.id_to_token(id)
+        return b"" if name is None else self._token_bytes.bytes_of(name)
 
     def token_name(self, id: int) -> str:
         """Return the name of a token in the vocabulary, e.g. `Ġthe` or `<|endoftext|>`."""
@@ -92,7 +102,7 @@ class JsonTokenizer:
     def bytes_after(self, previous: int | None, id: int) -> bytes:
         """Return the bytes of a token after another; None or the bos token for the first."""
         first = previous is None or previous == self.bos_token_id
-        piece = self._piece(id)
+        piece = self.token_bytes(id)
         if first and self._token_bytes.drops_space:
             return piece.removeprefix(b" ")
         if not first and self._token_bytes.adds_space and piece and id not in self._added:
@@ -107,16 +117,6 @@ class JsonTokenizer:
             pieces.append(self.bytes_after(previous, id))
             previous = id if id not in self._special else previous
         return b"".join(pieces).decode("utf-8", "replace")
-
-    def _piece(self, id: int) -> bytes:
-        if id < 0:
-            raise ValueError(f"id must be at least 0; got {id}")
-        if id in self._special:
-            return b""
-        if id in self._added:
-            return self._added[id].encode("utf-8")
-        name: str | None = self._tokenizer.id_to_token(id)
-        return b"" if name is None else self._token_bytes.bytes_of(name)
 
 
 def read_tokenizer(path: Path) -> Any:
@@ -134,20 +134,6 @@ def read_tokenizer(path: Path) -> Any:
         tokenizer.no_truncation()
         tokenizer.no_padding()
     return tokenizer
-
-
-@contextmanager
-def _panics_as_errors(path: Path) -> Iterator[None]:
-    """Turn a panic of the library, which is no Exception, into a `ModelError`.
-
-    A pattern that needs exponential time ends in one: the library limits the steps of a search.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ModelError(f"{path} cannot encode this text: {one_line(error)}") from error
 
 
 def _check_growth(text: str, path: Path) -> None:

@@ -17,7 +17,7 @@ from lmhead.models import checkpoint
 from lmhead.models.checkpoint import CONFIG, MODEL, TOKENIZER
 from lmhead.models.huggingface_translator import HuggingFaceEncoderDecoder, load_encoder_decoder
 from lmhead.models.json_tokenizer import max_token_id, read_tokenizer
-from lmhead.models.model_files import Fields, exists
+from lmhead.models.model_files import exists
 from lmhead.nn import EncoderDecoder, EncoderDecoderConfig
 from lmhead.sampling import beam_search
 
@@ -165,7 +165,7 @@ def load_translator(where: str | PathLike[str]) -> Translator:
     if exists(folder / CONFIG) and not checkpoint.is_checkpoint(folder):
         return _load_huggingface(folder)
     folder = checkpoint.find_checkpoint(folder)
-    about = Fields(folder / CONFIG, checkpoint.read_about(folder))
+    about = checkpoint.read_about(folder)
     if about.text("kind", "") != "encoder-decoder":
         raise about.error("kind", "'encoder-decoder', a model that translates")
     sizes = checkpoint.read_model_config(about, EncoderDecoderConfig)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -445,20 +445,14 @@ class DecoderLM(nn.Module):
 
 def make_head(config: TransformerConfig, embedding: nn.Embedding) -> LMHead:
     """Return the `LMHead` of a configuration; an untied weight starts like the embedding."""
+    options: Any = {"bias": config.head_bias, "softcap": config.softcap, "scale": config.scale}
     if config.tied:
-        head = LMHead.tied(
-            embedding, bias=config.head_bias, softcap=config.softcap, scale=config.scale
-        )
+        head = LMHead.tied(embedding, **options)
     else:
-        head = LMHead(
-            config.hidden_size,
-            config.vocab_size,
-            bias=config.head_bias,
-            softcap=config.softcap,
-            scale=config.scale,
-        )
-        if config.init != "torch":
+        head = LMHead(config.hidden_size, config.vocab_size, **options)
+    if config.init != "torch":
+        if not config.tied:
             nn.init.normal_(head.weight, std=config.init_std)
-    if head.bias is not None and config.init != "torch":
-        nn.init.zeros_(head.bias)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
     return head

@@ -10,13 +10,13 @@ With the ring algorithms of NCCL and gloo a rank sends, for x bytes of its own a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from lmhead import checks
 from lmhead.sweep import DEFAULT_MAX_BYTES
 
 Shard = Literal["data", "full", "vocab", "gather"]
-_KINDS = ("data", "full", "vocab", "gather")
+_KINDS = get_args(Shard)
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,8 @@ def plan(
     >>> gathered.sent // split.sent, gathered.temporary // split.temporary
     (16, 33)
     """
-    for name, value in (("vocab_size", vocab_size), ("hidden_size", hidden_size)):
-        checks.check_integer(name, value, low=1)
-    for name, value in (("tokens", tokens), ("ranks", ranks), ("itemsize", itemsize)):
+    sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size}
+    for name, value in {**sizes, "tokens": tokens, "ranks": ranks, "itemsize": itemsize}.items():
         checks.check_integer(name, value, low=1)
     if shard not in _KINDS:
         raise ValueError(f"shard must be one of {', '.join(_KINDS)}; got {shard!r}")

@@ -28,27 +28,10 @@ def linear_scores(
     max_bytes: int | None = None,
 ) -> tuple[LinearScores, Tensor]:
     """Return the scores of a linear layer, and its hidden states as a plain tensor."""
-    if not checks.is_dtensor(weight):
-        scores = plain_scores(
-            hidden,
-            weight,
-            bias,
-            pointwise,
-            names=names,
-            grad_filter=grad_filter,
-            max_bytes=max_bytes,
-        )
-        return scores, hidden
-    return sharded_scores(
-        hidden,
-        (weight,),
-        (),
-        bias,
-        pointwise,
-        names=names,
-        grad_filter=grad_filter,
-        max_bytes=max_bytes,
-    )
+    options: Any = {"names": names, "grad_filter": grad_filter, "max_bytes": max_bytes}
+    if checks.is_dtensor(weight):
+        return sharded_scores(hidden, (weight,), (), bias, pointwise, **options)
+    return plain_scores(hidden, weight, bias, pointwise, **options), hidden
 
 
 def sharded_scores(

@@ -5,19 +5,17 @@ Out: files of the page, JSON, one row of logits as binary float32.
 
     request_limits   bounds of one request, and of the queue
     guard            host, origin, key and size checks; security headers of every response
-    worker           one worker thread: bounded queue, deadlines, cancellation
-    static_files     the built page, read once
-    api_context      what endpoints use: models, worker, validation of fields
-    endpoints        API of the page, one file per page
     request_fields   validation of single fields
-    openai_prompts   prompts and conversations as token ids
+    worker           one worker thread: bounded queue, deadlines, cancellation
+    api_context      what endpoints use: models, worker, prompts
+    endpoints        API of the page, one file per page
     openai_sampling  sampler and grammar of a request
     openai_requests  validation of OpenAI's requests
     batch_engine     continuous batching: one token per step of all requests to a model
     openai_responses token events to OpenAI's responses
     openai_api       OpenAI-compatible API
     metrics          counters as Prometheus text
-    app              the ASGI applications
+    app              the ASGI applications, and the built page
     launch           socket, address and browser
 """
 

@@ -165,16 +165,14 @@ class Guard:
             )
         if scope["method"] not in _METHODS:
             return error_response(405, "wrong_method", "use GET or POST", allow=", ".join(_METHODS))
-        origins = headers.getlist("origin")
-        if any(origin.lower() != f"http://{named[0].lower()}" for origin in origins):
-            return error_response(403, "wrong_origin", "requests from other pages are not allowed")
+        own = f"http://{named[0].lower()}"
+        foreign = any(origin.lower() != own for origin in headers.getlist("origin"))
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             # A link on another page may open this page, and nothing else.
             opened = headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"
-            if not opened or scope["path"].startswith(("/api/", "/v1/")):
-                return error_response(
-                    403, "wrong_origin", "requests from other pages are not allowed"
-                )
+            foreign = foreign or not opened or scope["path"].startswith(("/api/", "/v1/"))
+        if foreign:
+            return error_response(403, "wrong_origin", "requests from other pages are not allowed")
         keyless = self._without_key(scope, headers)
         if keyless is not None or scope["method"] != "POST":
             return keyless

@@ -33,8 +33,12 @@ from lmhead.sampling.generation_loop import GenerationTask
 from lmhead.server.api_context import ApiContext, encode_text, parse_json_object
 from lmhead.server.batch_engine import BatchEngine
 from lmhead.server.metrics import Metrics
-from lmhead.server.openai_prompts import encode_chat, encode_prompt
-from lmhead.server.openai_requests import parse_chat, parse_completion
+from lmhead.server.openai_requests import (
+    encode_chat,
+    encode_prompt,
+    parse_chat,
+    parse_completion,
+)
 from lmhead.server.openai_responses import (
     ChatResponse,
     CompletionResponse,

@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import nn
@@ -169,24 +170,20 @@ class Worker:
         self._new.put(None)
 
 
+@dataclass(eq=False)
 class _Job:
     """A job in the worker, and the queue of its results in the event loop."""
 
-    def __init__(
-        self,
-        job: Callable[[Cancellation], Iterator[Any]],
-        cancellation: Cancellation,
-        loop: asyncio.AbstractEventLoop,
-        single: bool,
-        limits: Limits,
-    ) -> None:
-        self.cancellation, self._loop, self.single = cancellation, loop, single
-        self.limits = limits
-        self.results: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
-        self.seconds = 0.0  # of all steps
-        self.started = self.released = False
-        self._job = job
-        self._steps: Iterator[Any] | None = None
+    job: Callable[[Cancellation], Iterator[Any]]
+    cancellation: Cancellation
+    loop: asyncio.AbstractEventLoop
+    single: bool
+    limits: Limits
+    results: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
+    seconds: float = 0.0  # of all steps
+    started: bool = False
+    released: bool = False
+    steps: Iterator[Any] | None = None
 
     def step(self) -> tuple[str, Any]:
         """Make one step; return ("result", value), ("error", exception) or ("done", None)."""
@@ -194,9 +191,9 @@ class _Job:
         self.started = True
         try:
             self.cancellation.check()
-            if self._steps is None:
-                self._steps = self._job(self.cancellation)
-            return "result", next(self._steps)
+            if self.steps is None:
+                self.steps = self.job(self.cancellation)
+            return "result", next(self.steps)
         except StopIteration:
             return "done", None
         except BaseException as error:
@@ -207,7 +204,7 @@ class _Job:
     def send(self, result: tuple[str, Any]) -> None:
         """Pass a result to the event loop, if that still runs."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self.results.put_nowait, result)
+            self.loop.call_soon_threadsafe(self.results.put_nowait, result)
 
 
 def layers_of(models: Iterable[LanguageModel]) -> list[nn.Module]:

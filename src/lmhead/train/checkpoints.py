@@ -200,7 +200,7 @@ def export(where: str | PathLike[str], out: str | PathLike[str], *, dtype: str =
         raise TrainError(f"{target} exists already: choose another folder")
     folder = checkpoint.find_checkpoint(Path(where))
     checkpoint.load_checkpoint(folder)  # raises if it cannot be opened
-    about = checkpoint.read_about(folder)
+    about = dict(checkpoint.read_about(folder).values)
     training: dict[str, Any] = about.get("training", {})
     training["corpus"] = [Path(path).name for path in training.get("corpus", [])]
     tensors = {

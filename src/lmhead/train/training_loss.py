@@ -24,16 +24,19 @@ def make_loss(config: TrainConfig, head: nn.Module, frequencies: Callable[[], An
     """
     smoothing = config.label_smoothing
 
-    def factored(hidden: Tensor, targets: Tensor, num_items: int, _: int) -> Tensor:
-        # The logits of these heads are log-probabilities: logsumexp and z-loss are 0.
-        logits = head(hidden.flatten(0, 1))
+    def dense(hidden: Tensor, targets: Tensor, num_items: int, _: int) -> Tensor:
+        rows = hidden.flatten(0, 1)
+        logits = F.linear(rows, head.weight, head.bias) if isinstance(head, LMHead) else head(rows)
         total = F.cross_entropy(
             logits, targets.flatten(), reduction="sum", label_smoothing=smoothing
         )
+        # The logits of a factored head are log-probabilities: logsumexp and z-loss are 0.
+        if config.z_loss and isinstance(head, LMHead):
+            total = total + config.z_loss * logits.logsumexp(-1).square().sum()
         return total / num_items
 
     if not isinstance(head, LMHead):
-        return factored
+        return dense
     if config.head == "sampled":
         return _sampled(config, head, frequencies())
 
@@ -48,15 +51,6 @@ def make_loss(config: TrainConfig, head: nn.Module, frequencies: Callable[[], An
             num_items=num_items,
             grad_filter=config.grad_filter or None,
         )
-
-    def dense(hidden: Tensor, targets: Tensor, num_items: int, _: int) -> Tensor:
-        logits = F.linear(hidden, head.weight, head.bias).flatten(0, 1)
-        total = F.cross_entropy(
-            logits, targets.flatten(), reduction="sum", label_smoothing=smoothing
-        )
-        if config.z_loss:
-            total = total + config.z_loss * logits.logsumexp(-1).square().sum()
-        return total / num_items
 
     return dense if config.loss == "dense" else exact
 

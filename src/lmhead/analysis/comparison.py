@@ -109,10 +109,7 @@ def stream_compare_models(
     window: int | None = None,
     worst: int = 5,
 ) -> Iterator[RunningComparison]:
-    """Yield the comparison so far after each window: one object, which grows.
-
-    Equivalent to: compare_models(...), in parts
-    """
+    """Yield the result of `compare_models` so far after each window: one object, which grows."""
     check_same_vocabulary(a, b)
     sums = RunningComparison(a, worst, samplers=False)
     for ids, new in _windows((a, b), text, window):
@@ -152,10 +149,7 @@ def stream_compare_samplers(
     window: int | None = None,
     worst: int = 5,
 ) -> Iterator[RunningComparison]:
-    """Yield the comparison so far after each position: one object, which grows.
-
-    Equivalent to: compare_samplers(...), in parts
-    """
+    """Yield the result of `compare_samplers` so far after each position: one object."""
     sums = RunningComparison(model, worst, samplers=True)
     for ids, new in _windows((model,), text, window):
         rows = _logits(model, ids, new).scores()

@@ -74,12 +74,7 @@ def logit_lens(
 def stream_lens(
     model: LanguageModel, prompt: Text, *, top: int = 1, target: int | None = None
 ) -> Iterator[tuple[Lens, int]]:
-    """Yield the lens without rows, then again with each further row; and the number of all rows.
-
-    Equivalent to: logit_lens(...), row by row
-
-    Arguments are those of `logit_lens`.
-    """
+    """Yield the lens without rows, then `logit_lens` row by row; and the number of all rows."""
     checks.check_integer("top", top, low=1, high=model.head.vocab_size)
     if target is not None:
         checks.check_integer("target", target, low=0, high=model.head.vocab_size - 1)
@@ -112,10 +107,7 @@ def _cells(
     targets: Tensor,
     top: int,
 ) -> tuple[Cell, ...]:
-    """Return one row of the grid from one layer's states (T, D) and the model's output.
-
-    `output` is None for the last layer, which is that output.
-    """
+    """Return one row of the grid from a layer's states (T, D); `output` is None for the last."""
     targets = targets[:, None]
     answers: Any = model.head.scores(hidden).answer(
         top_k=top, logsumexp=True, entropy=True, picked=targets, rank=targets, kl_to=output

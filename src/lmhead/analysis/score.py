@@ -190,8 +190,6 @@ def stream_score(
 ) -> Iterator[tuple[list[ScoredToken], Score]]:
     """Yield the scored tokens of each window, and the totals so far: one object, which grows.
 
-    Equivalent to: score(...), in parts
-
     Arguments and errors are those of `score`. `bytes` and `words` are those of the whole text once
     the iterator has ended; before, `bytes` counts the tokens scored so far.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -151,6 +151,11 @@ def read_text(where: str) -> Iterator[str]:
     except OSError as error:
         name = "standard input" if where == "-" else where or "''"
         raise FileError(f"{name} cannot be read: {error.strerror}.") from None
+
+
+def read_file_or_text(file: str | None, text: str | None) -> Iterable[str]:
+    """Return the pieces of a file, or of --text."""
+    return [check_utf8(text or "", "--text")] if file is None else read_text(file)
 
 
 def standard_input() -> BinaryIO:

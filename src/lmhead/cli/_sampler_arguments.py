@@ -76,41 +76,34 @@ def _option(f: Field[Any]) -> Callable[[_F], _F]:
     if kind == "bias":
         help = "Add BIAS to the logit of token ID; may be repeated."
     types: dict[str, Any] = {
-        "bool": None, "int": int, "float": float, "ids": _Ids(), "bias": _Bias(),
+        "bool": None, "int": int, "float": float, "ids": _ids, "bias": _bias,
     }  # fmt: skip
     if kind == "bool":
         declared += f"/--no-{_dashed(f.name)}"
-    return _in_section(
-        declared, f.name, type=types[kind], multiple=kind == "bias", default=None, help=help
-    )
+    form: dict[str, Any] = {"multiple": kind == "bias"}
+    if kind in ("ids", "bias"):
+        form["metavar"] = "ID,ID,..." if kind == "ids" else "ID=BIAS"
+    return _in_section(declared, f.name, type=types[kind], default=None, help=help, **form)
 
 
-class _Bias(click.ParamType[tuple[int, float]]):
-    name = "id=bias"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        id, _, text = str(value).partition("=")
-        try:
-            bias = float(text)
-            if math.isnan(bias) or bias == math.inf:
-                self.fail(f"the bias must be finite or -inf; got {value!r}", param, ctx)
-            return int(id), bias
-        except ValueError:
-            self.fail(f"must be a token id and a number, such as 42=-5; got {value!r}", param, ctx)
+def _bias(given: str) -> tuple[int, float]:
+    id, _, text = given.partition("=")
+    try:
+        pair = int(id), float(text)
+    except ValueError:
+        message = f"must be a token id and a number, such as 42=-5; got {given!r}"
+        raise click.BadParameter(message) from None
+    if math.isnan(pair[1]) or pair[1] == math.inf:
+        raise click.BadParameter(f"the bias must be finite or -inf; got {given!r}")
+    return pair
 
 
-class _Ids(click.ParamType[list[int]]):
-    name = "id,id,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        try:
-            return [int(id) for id in str(value).split(",")]
-        except ValueError:
-            self.fail(f"must be token ids separated by commas; got {value!r}", param, ctx)
+def _ids(given: str) -> list[int]:
+    try:
+        return [int(id) for id in given.split(",")]
+    except ValueError:
+        message = f"must be token ids separated by commas; got {given!r}"
+        raise click.BadParameter(message) from None
 
 
 def given_sampler_options(options: Mapping[str, Any]) -> dict[str, Any]:

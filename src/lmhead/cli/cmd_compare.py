@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,9 +89,7 @@ def command(
     from lmhead.analysis import compare_models, compare_samplers
     from lmhead.analysis.same_vocabulary import check_same_vocabulary
 
-    pieces: Iterable[str] = (
-        inputs.read_text(file) if file else [inputs.check_utf8(text or "", "--text")]
-    )
+    pieces = inputs.read_file_or_text(file, text)
     with Progress() as progress:
         progress("Comparing ...")
         if samplers:

@@ -110,11 +110,10 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
         given["seed"] = int(torch.randint(2**31, ()))
     sampler = sampler_for_model(given, model) if given else None
-    prompts = (
-        [Prompt(text) for text in inputs]
-        if isinstance(inputs, list)
-        else [chat_prompt(model, inputs)]
-    )
+    if isinstance(inputs, tuple):
+        prompts = [chat_prompt(model, inputs)]
+    else:
+        prompts = [Prompt(text) for text in inputs]
     if options["beams"]:
         _beams(model, prompts, sampler, as_json, options)
         return

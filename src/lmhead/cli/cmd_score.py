@@ -128,11 +128,7 @@ def _score_text(
             view: JsonView | TableView = JsonView(model, every, progress, size)
         else:
             view = TableView(every, worst, progress, size)
-        pieces = (
-            inputs.read_text(file)
-            if file is not None
-            else [inputs.check_utf8(text or "", "--text")]
-        )
+        pieces = inputs.read_file_or_text(file, text)
         _check_stride(model, **cuts)
         result = score(model, pieces, on_token=view.add, spread=spread, **cuts)
     view.finish(model, result)
@@ -220,10 +216,7 @@ def _score_files(
 
 @contextmanager
 def _other_ranks() -> Iterator[Any]:
-    """Yield the other processes that torchrun started; None in those, when there is no more work.
-
-    Without torchrun, yield False.
-    """
+    """Yield the other processes of torchrun, False for none; in those, None at the end."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield False
         return

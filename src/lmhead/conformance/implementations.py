@@ -294,11 +294,8 @@ def named(name: str) -> Implementation:
     implementation = getattr(_module(module), attribute)
     if isinstance(implementation, type) and issubclass(implementation, Implementation):
         implementation = implementation()
-    return (
-        implementation
-        if isinstance(implementation, Implementation)
-        else Function(name, implementation)
-    )
+    ours = isinstance(implementation, Implementation)
+    return implementation if ours else Function(name, implementation)
 
 
 def _module(name: str, package: str | None = None) -> Any:

@@ -71,10 +71,7 @@ def read_weights(folder: Path) -> dict[str, TensorHeader]:
 
 
 def read_special_tokens(folder: Path, config: Fields) -> tuple[int | None, tuple[int, ...]]:
-    """Return the id that begins a text, and those that end one.
-
-    They are in generation_config.json, else in config.json.
-    """
+    """Return the id that begins a text, and those that end one: of generation, else of model."""
     path = folder / "generation_config.json"
     text = config.values.get("text_config")
     sources = [read_json(path)] if exists(path) else []

@@ -150,15 +150,13 @@ def check_architecture(config: Fields, auto: str = CAUSAL) -> None:
     library = transformers()
     kind = config.text("model_type", "")
     if kind not in library.CONFIG_MAPPING:
+        own_code = ", which needs the code that comes with the model, and lmhead never runs that"
+        own_code = own_code if "auto_map" in config else ""
         raise ModelError(
             f"{config.path}: model_type must be an architecture that transformers "
             f"{library.__version__} knows; got {kind!r}"
-            + (
-                ", which needs the code that comes with the model, and lmhead never runs that. "
-                if "auto_map" in config
-                else ". "
-            )
-            + "A newer transformers may know it, or there may be a GGUF file of the model"
+            f"{own_code}. A newer transformers may know it, or there may be a GGUF file of the "
+            "model"
         )
     names = library.models.auto.modeling_auto
     causal = kind in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

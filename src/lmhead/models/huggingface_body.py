@@ -100,10 +100,7 @@ class HuggingFaceBody(nn.Module):
         return out.last_hidden_state, HuggingFaceCache(out.past_key_values, before + ids.shape[1])
 
     def layers(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """Return (B, T, D) for the embedding and each layer, with the final norm applied.
-
-        The last is the result of `forward`.
-        """
+        """Return (B, T, D) for the embedding and each layer, with the final norm; see `forward`."""
         if self._stack is None:
             raise TypeError(
                 f"the layers of {type(self.base).__name__} are not accessible: it has no "
@@ -166,10 +163,7 @@ class LayerStack:
 
 
 def find_layers(base: nn.Module, run: Callable[[], Any]) -> LayerStack | None:
-    """Find the blocks of a model and the modules after them by observing a forward pass, `run`.
-
-    Return None if the model has no sequential list of blocks.
-    """
+    """Find the blocks of a model by observing a forward pass; None without a sequential list."""
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m)]
     inside = {id(m) for blocks in lists for m in blocks.modules()}
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []

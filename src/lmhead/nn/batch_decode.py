@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmhead.nn.decode_step import DecodeStep
 from lmhead.nn.multi_head_attention import AttentionMask, KeyValue, RotaryAngles
 from lmhead.nn.transformer import Block, DecoderBody, FeedForward
 from lmhead.sweep.kernels import row_logits
@@ -109,7 +108,7 @@ class BatchDecoder:
         tensors = [*body.parameters(), *body.buffers()]
         shared: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
         shared[id(body.step)] = None
-        self._core = body.step if isinstance(body.step, DecodeStep) else None
+        self._core = body.step
         self._rows: DecoderBody = deepcopy(body, shared).eval()
         for module in self._rows.modules():
             if type(module) is nn.Linear:

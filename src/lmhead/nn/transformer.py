@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,9 @@ from lmhead.nn.multi_head_attention import (
 )
 from lmhead.nn.transformer_config import DecoderConfig, TransformerConfig
 from lmhead.sampling.model import Tokenizer
+
+if TYPE_CHECKING:
+    from lmhead.nn.decode_step import DecodeStep
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -247,18 +250,6 @@ def initialise(stack: TransformerStack) -> None:
             nn.init.normal_(last.weight, std=config.init_std / math.sqrt(len(sublayers)))
 
 
-class OneTokenStep(Protocol):
-    """A faster implementation of `DecoderBody.forward` for one token."""
-
-    def takes(self, ids: Tensor, cache: KeyValueCache, mask: Tensor | None) -> bool:
-        """Return whether it can process these ids (B, T)."""
-        ...
-
-    def __call__(self, ids: Tensor, cache: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
-        """Return the hidden states (B, T, D) and the cache."""
-        ...
-
-
 class DecoderBody(TransformerStack):
     """A language model without its head: the `body` of `generate` and `beam_search`.
 
@@ -292,7 +283,7 @@ class DecoderBody(TransformerStack):
     ) -> None:
         super().__init__(config, config.num_hidden_layers, embedding=embedding, cross=cross)
         self.has_cross_attention = cross
-        self.step: OneTokenStep | None = None
+        self.step: DecodeStep | None = None
 
     def forward(
         self,

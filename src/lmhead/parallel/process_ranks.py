@@ -31,12 +31,7 @@ class LostRankError(RuntimeError):
 
 
 class Ranks:
-    """The ranks of this run.
-
-    Attributes:
-        rank: number of this process, from 0.
-        size: number of processes.
-    """
+    """The ranks of this run: `rank`, the number of this process, of `size` processes."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size

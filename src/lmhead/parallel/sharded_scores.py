@@ -27,20 +27,14 @@ from lmhead.sweep.swept_scores import cut_masked, picks_masked
 
 @dataclass(frozen=True)
 class ShardedScores(Scores):
-    """Rows of a linear layer of which this rank has the tokens of `shard`.
+    """Rows of a linear layer of which this rank has the tokens of `shard`."""
 
-    Attributes:
-        local: the scores of this rank's tokens.
-        shard: which tokens, and the ranks that have the others.
-        owners: the parameters of `local`, in the order of `tensors()`: in-place
-            changes of a `DTensor` are counted there.
-        masked: the tokens of `mask`, (V,) bool: see `SweptScores`.
-    """
-
-    local: SweptScores
-    shard: VocabShard
+    local: SweptScores  # the scores of this rank's tokens
+    shard: VocabShard  # which tokens, and the ranks that have the others
+    # the parameters of `local`, in the order of `tensors()`: in-place changes of a `DTensor` are
+    # counted there
     owners: tuple[Tensor, ...] = ()
-    masked: Tensor | None = None
+    masked: Tensor | None = None  # the tokens of `mask`, (V,) bool: see `SweptScores`
 
     @property
     def max_bytes(self) -> int | None:  # type: ignore[override]

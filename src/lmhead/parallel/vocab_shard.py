@@ -27,15 +27,10 @@ from lmhead.sweep.questions import Decisions
 
 @dataclass(frozen=True)
 class VocabShard:
-    """The slice [start, start + size) of a vocabulary of `total` tokens.
+    """The slice [start, start + size) of a vocabulary of `total` tokens."""
 
-    Attributes:
-        group: the process group whose ranks hold the slices, in their order.
-        total: V.
-    """
-
-    group: Any
-    total: int
+    group: Any  # the process group whose ranks hold the slices, in their order
+    total: int  # V
 
     @property
     def ranks(self) -> int:

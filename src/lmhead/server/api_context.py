@@ -171,10 +171,7 @@ class ApiContext:
 
 
 def encode_text(model: LanguageModel, text: str, name: str, *, bos: bool = True) -> list[int]:
-    """Return a text as ids of this model, with the leading special tokens if `bos`.
-
-    Runs in the worker.
-    """
+    """Return a text as ids, with the leading special tokens if `bos`. Runs in the worker."""
     if model.tokenizer is None:
         message = f"{name} needs a tokenizer, which this model does not have"
         raise RequestError(400, "no_tokenizer", message)

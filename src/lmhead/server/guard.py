@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -137,14 +137,14 @@ class Guard:
         refused = self._refuse(scope, headers)
         if refused is None and scope["method"] == "POST":
             try:
-                receive = await self._body(receive)
+                receive = await self._body(scope, receive)
             except _BodyTooLarge:
                 refused = self._too_large()
             except TimeoutError:
                 refused = error_response(
                     408, "too_slow", "the body did not arrive", connection="close"
                 )
-            except _Disconnected:
+            except ClientDisconnect:
                 return
         if refused is not None and refused.headers.get("connection") == "close":
             await self._refuse_and_close(refused, scope, receive, guarded)
@@ -206,22 +206,16 @@ class Guard:
             401, "no_key", "the key is missing or wrong", www_authenticate="Bearer"
         )
 
-    async def _body(self, receive: Receive) -> Receive:
+    async def _body(self, scope: Scope, receive: Receive) -> Receive:
         """Read the whole body, within time and size; return a `receive` that replays it."""
         parts: list[bytes] = []
         size = 0
         with anyio.fail_after(self.limits.body_seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise _Disconnected
-                part = message.get("body", b"")
+            async for part in Request(scope, receive).stream():
                 size += len(part)
                 if size > self.limits.body_bytes:
                     raise _BodyTooLarge
                 parts.append(part)
-                if not message.get("more_body", False):
-                    break
         body = b"".join(parts)
         replayed = False
 
@@ -254,10 +248,6 @@ class Guard:
 
 
 class _BodyTooLarge(Exception):  # noqa: N818
-    pass
-
-
-class _Disconnected(Exception):  # noqa: N818
     pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -32,11 +32,7 @@ def make_sampler(
     for name in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens"):
         check_ids(name, options.get(name, ()), model.head.vocab_size)
     temperature = options.get("temperature", 1.0)
-    if (
-        not isinstance(temperature, int | float)
-        or isinstance(temperature, bool)
-        or not 0 <= temperature <= 100
-    ):
+    if type(temperature) not in (int, float) or not 0 <= temperature <= 100:
         raise field_error("temperature", "temperature must be a number from 0 to 100")
     seed = fields.get("seed", random.getrandbits(62))
     if type(seed) is not int or not -(2**63) <= seed < 2**63:
@@ -104,7 +100,10 @@ def make_grammar(given: Mapping[str, Any], model: LanguageModel) -> Grammar | No
     name = names[0]
     value = _schema(given[name]) if name == "response_format" else given[name]
     try:
-        grammar = _GUIDED.get(name, _json_grammar)(value)
+        kind, wanted, make = _GUIDED.get(name, _GUIDED["guided_json"])
+        if not isinstance(value, kind) or (isinstance(value, str) and not is_utf8(value)):
+            raise ValueError(f"must be {wanted}")
+        grammar: Grammar = make(value)
         grammar.matcher(model)  # it may not fit the model's tokens
         return grammar
     except ModuleNotFoundError as error:
@@ -127,30 +126,10 @@ def _schema(form: object) -> Any:
     return schema
 
 
-def _text_of(make: Callable[[str], Grammar]) -> Callable[[Any], Grammar]:
-    def checked(value: Any) -> Grammar:
-        if not isinstance(value, str) or not is_utf8(value):
-            raise ValueError("must be text")
-        return make(value)
-
-    return checked
-
-
-def _json_grammar(value: Any) -> Grammar:
-    if not isinstance(value, str | Mapping):
-        raise ValueError("must be a JSON schema")
-    return Grammar.json_schema(value)
-
-
-def _choice_grammar(value: Any) -> Grammar:
-    if not isinstance(value, list):
-        raise ValueError("must be a list of texts")
-    return Grammar.choice(value)
-
-
-_GUIDED: dict[str, Callable[[Any], Grammar]] = {
-    "guided_json": _json_grammar,
-    "guided_regex": _text_of(Grammar.regex),
-    "guided_choice": _choice_grammar,
-    "guided_grammar": _text_of(Grammar.lark),
+# Field -> its type, what it must be, and what makes the grammar.
+_GUIDED: dict[str, tuple[Any, str, Any]] = {
+    "guided_json": ((str, Mapping), "a JSON schema", Grammar.json_schema),
+    "guided_regex": (str, "text", Grammar.regex),
+    "guided_choice": (list, "a list of texts", Grammar.choice),
+    "guided_grammar": (str, "text", Grammar.lark),
 }

@@ -133,11 +133,9 @@ def _remove_data(folder: Path) -> None:
     if not folder.exists():
         return
     for module in (token_data, sentence_pairs):
-        others = (
-            run_files.not_ours(folder, module.FILES, module.ABOUT)
-            if folder.is_dir()
-            else [folder.name]
-        )
+        others = [folder.name]
+        if folder.is_dir():
+            others = run_files.not_ours(folder, module.FILES, module.ABOUT)
         if not others:
             run_files.remove(folder)
             return

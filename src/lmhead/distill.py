@@ -76,13 +76,9 @@ class Info:
     def record(self) -> np.dtype[Any]:
         """The NumPy dtype of one row."""
         d = self.hidden_size
-        fields: list[Any] = []
-        if self.stored == "int8":
-            fields = [("scale", "<f4", (-(-d // _GROUP),)), ("hidden", "i1", (d,))]
-        else:
-            kind = "<f4" if self.stored == "float32" else "<u2"
-            fields = [("hidden", kind, (d,))]
-        return np.dtype(fields + ([("id", "<i4")] if self.has_ids else []))
+        kind = {"int8": "i1", "float32": "<f4"}.get(self.stored, "<u2")
+        scale: list[Any] = [("scale", "<f4", (-(-d // _GROUP),))] if self.stored == "int8" else []
+        return np.dtype([*scale, ("hidden", kind, (d,)), *[("id", "<i4")] * self.has_ids])
 
     @property
     def head_bytes(self) -> int:
@@ -239,7 +235,7 @@ class TeacherFile:
     ) -> None:
         self.path = Path(path)
         self.info, digest = _read_header(self.path)
-        if verify and _digest(self.path) != digest:
+        if verify and _digest(self.path, self.info) != digest:
             raise ModelError(f"{self.path} is corrupt: its content does not match its hash")
         start = _HEADER + self.info.head_bytes
         self._records: NDArray[Any] | None = np.memmap(
@@ -419,8 +415,7 @@ def _read_header(path: Path) -> tuple[Info, str]:
     return info, digest
 
 
-def _digest(path: Path) -> str:
-    info, _ = _read_header(path)
+def _digest(path: Path, info: Info) -> str:
     content = hashlib.blake2b(digest_size=32)
     with path.open("rb") as file:
         file.seek(_HEADER)

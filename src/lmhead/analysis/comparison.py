@@ -20,6 +20,8 @@ from lmhead.lazy import LazyLogits
 from lmhead.models import LanguageModel
 from lmhead.sampling import Sampler
 
+Pieces = str | Iterable[str]
+
 _CONTEXT = 12  # tokens kept to show where a difference is
 
 
@@ -76,12 +78,7 @@ class Comparison:
 
 
 def compare_models(
-    a: LanguageModel,
-    b: LanguageModel,
-    text: str | Iterable[str],
-    *,
-    window: int | None = None,
-    worst: int = 5,
+    a: LanguageModel, b: LanguageModel, text: Pieces, *, window: int | None = None, worst: int = 5
 ) -> Comparison:
     """Measure how far two models' next-token distributions are apart along a text.
 
@@ -102,12 +99,7 @@ def compare_models(
 
 @torch.no_grad()
 def stream_compare_models(
-    a: LanguageModel,
-    b: LanguageModel,
-    text: str | Iterable[str],
-    *,
-    window: int | None = None,
-    worst: int = 5,
+    a: LanguageModel, b: LanguageModel, text: Pieces, *, window: int | None = None, worst: int = 5
 ) -> Iterator[RunningComparison]:
     """Yield the result of `compare_models` so far after each window: one object, which grows."""
     check_same_vocabulary(a, b)
@@ -125,7 +117,7 @@ def compare_samplers(
     model: LanguageModel,
     a: Sampler,
     b: Sampler,
-    text: str | Iterable[str],
+    text: Pieces,
     *,
     window: int | None = None,
     worst: int = 5,
@@ -144,7 +136,7 @@ def stream_compare_samplers(
     model: LanguageModel,
     a: Sampler,
     b: Sampler,
-    text: str | Iterable[str],
+    text: Pieces,
     *,
     window: int | None = None,
     worst: int = 5,
@@ -158,9 +150,7 @@ def stream_compare_samplers(
             z = rows.select(slice(row, row + 1)).row_logits().double()
             p, q = (_processed(sampler, z, part[:-1]) for sampler in (a, b))
             kl = torch.special.xlogy(p, p) - torch.special.xlogy(p, q)
-            sides = [
-                _Predictions(s.argmax(-1), s.max(-1).values, s[:, part[-1]].log()) for s in (p, q)
-            ]
+            sides = [_Side(s.argmax(-1), s.max(-1).values, s[:, part[-1]].log()) for s in (p, q)]
             variation = (p - q).abs().sum(-1) / 2
             sums.add(part, kl.nansum(-1).clamp(min=0.0), sides[0], sides[1], variation)
             yield sums
@@ -177,7 +167,7 @@ def _logits(model: LanguageModel, ids: list[int], new: int) -> LazyLogits:
 
 
 def _windows(
-    models: tuple[LanguageModel, ...], text: str | Iterable[str], window: int | None
+    models: tuple[LanguageModel, ...], text: Pieces, window: int | None
 ) -> Iterator[tuple[list[int], int]]:
     max_length = min((m.max_length for m in models if m.max_length is not None), default=None)
     window = min(WINDOW, max_length or WINDOW) if window is None else window
@@ -201,7 +191,7 @@ def _processed(sampler: Sampler, z: Tensor, context: list[int]) -> Tensor:
     return sampler.process(z, [context]).softmax(-1)
 
 
-class _Predictions(NamedTuple):
+class _Side(NamedTuple):
     """Predictions of one side at N positions."""
 
     best: Tensor  # (N,), ids
@@ -209,9 +199,9 @@ class _Predictions(NamedTuple):
     log_prob: Tensor  # (N,), of the text's tokens
 
 
-def _predictions(answers: Any) -> _Predictions:
+def _predictions(answers: Any) -> _Side:
     values, ids = answers.top_k
-    return _Predictions(ids[:, 0], (values[:, 0] - answers.logsumexp).exp(), answers.log_prob)
+    return _Side(ids[:, 0], (values[:, 0] - answers.logsumexp).exp(), answers.log_prob)
 
 
 class RunningComparison:
@@ -226,12 +216,7 @@ class RunningComparison:
         self._worst: list[tuple[float, int, Difference]] = []
 
     def add(
-        self,
-        ids: list[int],
-        kl: Tensor,
-        a: _Predictions,
-        b: _Predictions,
-        variation: Tensor | None = None,
+        self, ids: list[int], kl: Tensor, a: _Side, b: _Side, variation: Tensor | None = None
     ) -> None:
         """Add the last N of ids: divergence (N,), both predictions, total variation (N,)."""
         values = kl.double().tolist()

@@ -59,8 +59,7 @@ def check_same_tokenization(
     special tokens at the beginning of a text; the first portion shows it.
     """
     first = next(portions, [])
-    if other.tokenizer is None:
-        raise ValueError("both models must have a tokenizer to read a text")
+    assert other.tokenizer is not None  # of `check_same_vocabulary`
     encoded = other.tokenizer.encode(other.tokenizer.decode(first[:256]))
     for place, pair in enumerate(zip(first[:200], encoded, strict=False)):
         if pair[0] != pair[1]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -184,8 +184,7 @@ class Token:
     log_prob: float  # the model's log-probability, in nats
     processed_p: float  # its probability after the sampler's stages; `p` without a sampler
     rank: int  # from 0, the most probable token
-    # the sampler stage that removed it; None if it was kept
-    cut_by: str | None = field(default=None)
+    cut_by: str | None = None  # the sampler stage that removed it; None if it was kept
 
     @property
     def p(self) -> float:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lmhead.analysis import Piece, Score, ScoredToken
     from lmhead.models import LanguageModel
 
-MARGIN = "  "
 _TOKEN = 18  # columns of a token
 
 
@@ -66,7 +65,7 @@ class TableView(View):
         self._bars = min(30, max(8, term.width() - 54))
         if every:
             heads = [term.left("token", _TOKEN), "    bits", "        p", "   rank", " entropy"]
-            term.echo(["", term.dim(MARGIN + "".join(heads))])
+            term.echo(["", term.dim(term.MARGIN + "".join(heads))])
 
     def add(self, scored: ScoredToken) -> None:
         super().add(scored)
@@ -87,22 +86,24 @@ class TableView(View):
         drawn = term.bar(min(scored.bits / 20, 1.0), self._bars)
         # Green is expected, red is not.
         color = "green" if scored.bits < 3 else "yellow" if scored.bits < 8 else "red"
-        return f"{MARGIN}{label}{figures}" + ("  " + click.style(drawn, fg=color)) * bool(drawn)
+        return f"{term.MARGIN}{label}{figures}" + ("  " + click.style(drawn, fg=color)) * bool(
+            drawn
+        )
 
     def finish(self, model: LanguageModel, result: Score) -> None:
-        term.echo(["", *(MARGIN + line for line in summary(result)), ""])
+        term.echo(["", *summary(result), ""])
         if self._found:
             term.echo(self._most_surprising())
-        term.echo(term.dim(f"{MARGIN}{model.name}"))
+        term.echo(term.dim(f"{term.MARGIN}{model.name}"))
 
     def _most_surprising(self) -> Iterator[str]:
-        yield term.dim(f"{MARGIN}    bits     rank   most surprising")
+        yield term.dim(f"{term.MARGIN}    bits     rank   most surprising")
         for bits, _, scored, before in sorted(self._found, reverse=True):
             label = term.token_label(scored.token.piece)
             figures = f"{bits:8.2f}{scored.token.rank + 1:9,}   "
-            space = term.width() - len(MARGIN) - len(figures) - term.columns(label)
+            space = term.width() - len(term.MARGIN) - len(figures) - term.columns(label)
             shown = term.dim(term.tail(term.one_line(before), max(space, 8)))
-            yield f"{MARGIN}{figures}{shown}{term.cyan(label)}"
+            yield f"{term.MARGIN}{figures}{shown}{term.cyan(label)}"
         yield ""
 
 
@@ -124,18 +125,15 @@ def summary(result: Score) -> Iterator[str]:
         ("rank 1", f"{result.first_choices / result.tokens:.1%}", "of the tokens"),
         ("rank 1 to 10", f"{result.in_top_10 / result.tokens:.1%}", ""),
     ]
-    for name, value, note in rows:
-        yield f"{term.left(name, 15)}{term.right(value, 14)}" + (
-            f"   {term.dim(note)}" if note else ""
-        )
+    yield from term.facts(rows, 15)
 
 
 def table_of_files(results: dict[str, Score]) -> Iterator[str]:
     """Return a line for each file."""
-    yield term.dim(f"{MARGIN}    perplexity  bits/byte       tokens   file")
+    yield term.dim(f"{term.MARGIN}    perplexity  bits/byte       tokens   file")
     for name, result in results.items():
         figures = f"{_large(result.perplexity):>14}{result.bits_per_byte:11.4f}{result.tokens:13,}"
-        yield f"{MARGIN}{figures}   {name}"
+        yield f"{term.MARGIN}{figures}   {name}"
     yield ""
 
 

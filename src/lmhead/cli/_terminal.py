@@ -11,6 +11,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ import click
 if TYPE_CHECKING:
     from lmhead.analysis import Piece
 
+MARGIN = "  "
 _TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m| )*)$", re.MULTILINE)
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _PLAIN = str.maketrans("█▉▊▋▌▍▎▏│▲·×␣…‖", "#####   |^*x_~|")
@@ -118,6 +120,12 @@ def table(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
     return lines
 
 
+def facts(rows: Iterable[tuple[str, str, str]], width: int) -> Iterator[str]:
+    """Yield one line per row: a name in `width` columns, a value, and a note."""
+    for name, value, note in rows:
+        yield f"{MARGIN}{left(name, width)}{right(value, 14)}" + (f"   {dim(note)}" if note else "")
+
+
 def bar(share: float, width: int) -> str:
     """Return a bar of `share` of the width, to an eighth of a column.
 
@@ -163,19 +171,9 @@ def echo(lines: Iterable[str] | str = "") -> None:
     click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 
 
-def cyan(text: str) -> str:
-    """Style a bar."""
-    return click.style(text, fg="cyan")
-
-
-def dim(text: str) -> str:
-    """Style a heading or a minor detail."""
-    return click.style(text, dim=True)
-
-
-def bold(text: str) -> str:
-    """Style what matters most."""
-    return click.style(text, bold=True)
+cyan = partial(click.style, fg="cyan")  # bars
+dim = partial(click.style, dim=True)  # headings and minor details
+bold = partial(click.style, bold=True)  # what matters most
 
 
 class Narration:

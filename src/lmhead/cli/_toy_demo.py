@@ -5,6 +5,7 @@ loss, gradient, one training step. Every number is computed by `lmhead.reference
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import click
 import numpy as np
@@ -35,6 +36,7 @@ TEMPERATURES = (0.5, 1.0, 2.0)
 
 _WORD = 8  # columns of the first column of every table
 _BAR = 30
+_green = partial(click.style, fg="green")
 MARGIN = Narration.margin
 
 
@@ -291,7 +293,3 @@ def _dot(h: ref.Array, row: ref.Array) -> str:
         for x, w in zip(h, row, strict=True)
     ]
     return "".join(terms).removeprefix("+ ")
-
-
-def _green(text: str) -> str:
-    return click.style(text, fg="green")

@@ -116,17 +116,11 @@ def read_sample(model: LanguageModel, tokens: int) -> tuple[LMHead, Tensor, Tens
         hidden, _ = model.hidden(sample[:, :-1])
     full_head = model.head
     vocab = max(2, min(full_head.vocab_size, _NUMBERS // full_head.hidden_size))
-    head = LMHead(
-        full_head.hidden_size,
-        vocab,
-        softcap=full_head.softcap,
-        scale=full_head.scale,
-        device="meta",
-    )
+    options: Any = {"softcap": full_head.softcap, "scale": full_head.scale, "device": "meta"}
+    head = LMHead(full_head.hidden_size, vocab, **options)
     head.weight = torch.nn.Parameter(full_head.weight.detach()[:vocab])
-    head.bias = (
-        None if full_head.bias is None else torch.nn.Parameter(full_head.bias.detach()[:vocab])
-    )
+    if full_head.bias is not None:
+        head.bias = torch.nn.Parameter(full_head.bias.detach()[:vocab])
     return head, hidden[0].detach(), sample[0, 1:] % vocab
 
 

@@ -23,7 +23,6 @@ from lmhead.progress import Progress
 if TYPE_CHECKING:
     from lmhead.analysis import Comparison
 
-_MARGIN = "  "
 _VISIBLE = 5e-5  # smallest value that four digits show
 
 
@@ -144,7 +143,7 @@ def _names(
 def _lines(comparison: Comparison, sides: list[str]) -> Iterator[str]:
     yield ""
     for letter, name in zip("AB", sides, strict=True):
-        yield f"{_MARGIN}{term.cyan(letter)}  {name}"
+        yield f"{term.MARGIN}{term.cyan(letter)}  {name}"
     yield ""
     rows = [
         ("KL(A ‖ B)", f"{comparison.kl:.6f}", "nats, mean"),
@@ -160,8 +159,7 @@ def _lines(comparison: Comparison, sides: list[str]) -> Iterator[str]:
     if comparison.perplexity is not None:
         a, b = comparison.perplexity
         rows.append(("perplexity", f"{a:,.4f}", f"A; {b:,.4f} B"))
-    for name, value, note in rows:
-        yield f"{_MARGIN}{term.left(name, 17)}{term.right(value, 14)}   {term.dim(note)}"
+    yield from term.facts(rows, 17)
     if comparison.max_kl >= _VISIBLE:
         yield ""
         yield from _differences(comparison)
@@ -169,11 +167,13 @@ def _lines(comparison: Comparison, sides: list[str]) -> Iterator[str]:
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
-    yield term.dim(f"{_MARGIN}most different  {term.left('A', 16)}{term.left('B', 16)}after")
+    yield term.dim(f"{term.MARGIN}most different  {term.left('A', 16)}{term.left('B', 16)}after")
     for difference in comparison.differences:
         if difference.kl < _VISIBLE:
             break
         labels = (f"{term.clip(term.token_label(x), 9)} {p:.2f}" for x, p in difference.best)
         best = "".join(term.left(label, 16) for label in labels)
-        context = term.tail(term.one_line(difference.before), term.width() - len(_MARGIN) - 16 - 32)
-        yield f"{_MARGIN}{difference.kl:14.4f}  {best}{term.dim(context)}"
+        context = term.tail(
+            term.one_line(difference.before), term.width() - len(term.MARGIN) - 16 - 32
+        )
+        yield f"{term.MARGIN}{difference.kl:14.4f}  {best}{term.dim(context)}"

@@ -72,7 +72,7 @@ _SAMPLING_ONLY += ["do_sample", "temperature", "xtc_probability", "xtc_threshold
 @model_options
 @_json.json_option
 @sampler_options
-def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def command(arguments: tuple[str, ...], **options: Any) -> None:
     """Generate text from a prompt.
 
     Without sampler options decoding is greedy; with any of them tokens are sampled (--do-sample or
@@ -115,9 +115,9 @@ def command(arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     else:
         prompts = [Prompt(text) for text in inputs]
     if options["beams"]:
-        _beams(model, prompts, sampler, as_json, options)
+        _beams(model, prompts, sampler, options)
         return
-    _Run(model, prompts, sampler, as_json, options).go()
+    _Run(model, prompts, sampler, options).go()
 
 
 def _grammar(options: dict[str, Any]) -> Grammar | None:
@@ -173,20 +173,17 @@ class _Run:
     model: LanguageModel
     prompts: list[Prompt]
     sampler: Sampler | None
-    as_json: bool
     options: dict[str, Any]
-
-    @property
-    def live(self) -> bool:
-        """Whether tokens are shown as they come."""
-        return not self.as_json and len(self.prompts) == 1 and not self.options["logprobs"]
 
     def go(self) -> None:
         """Generate and print; exit with code 130 if interrupted."""
         from lmhead.sampling import generate
 
         chooser, screened = self._chooser()
-        if self.live:
+        as_json = self.options["as_json"]
+        # Whether tokens are shown as they come.
+        live = not as_json and len(self.prompts) == 1 and not self.options["logprobs"]
+        if live:
             _write(self.prompts[0].shown, bold=True)
         generations = generate(
             self.model,
@@ -197,17 +194,17 @@ class _Run:
             logprobs=self.options["logprobs"],
             eos_token_ids=() if self.options["ignore_eos"] else None,
             grammar=self.options["grammar"],
-            stream=self._event if self.live else None,
+            stream=self._event if live else None,
         )
-        if self.as_json:
+        if as_json:
             self._json(generations, screened)
-        elif self.live:
+        elif live:
             click.echo()
         else:
             self._texts(generations)
-        if screened is not None and not self.as_json:
+        if screened is not None and not as_json:
             _report(screened)
-        if self.model.engine == "llama.cpp" and not self.as_json:
+        if self.model.engine == "llama.cpp" and not as_json:
             click.echo("\nEngine: llama.cpp, in its own precision.", err=True)
         if any(generation.finish_reason == "interrupted" for generation in generations):
             raise click.Abort
@@ -218,8 +215,6 @@ class _Run:
         from lmhead.sampling import Sampler
 
         sampler = Sampler(do_sample=False) if self.sampler is None else self.sampler
-        if any(stage.name == "mirostat" for stage in sampler.stages):
-            raise ValueError("--screen and --mirostat cannot be combined")
         with Progress() as progress:
             progress("Making the quantized copy of the head ...")
             screened = self.model.head.screen(cache=True)
@@ -293,11 +288,7 @@ class _Run:
 
 
 def _beams(
-    model: LanguageModel,
-    prompts: list[Prompt],
-    sampler: Sampler | None,
-    as_json: bool,
-    options: dict[str, Any],
+    model: LanguageModel, prompts: list[Prompt], sampler: Sampler | None, options: dict[str, Any]
 ) -> None:
     from lmhead.analysis.token_text import text_of
     from lmhead.sampling import beam_search
@@ -328,7 +319,7 @@ def _beams(
             for ids_, score in zip(sequences, scores, strict=True)
         ]
         rows.append({**prompt.to_json(), "beams": beams})
-    if as_json:
+    if options["as_json"]:
         _json.write("generate", lines=4, model=model_json(model), generations=rows)
         return
     for prompt, row in zip(prompts, rows, strict=True):

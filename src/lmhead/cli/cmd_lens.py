@@ -9,12 +9,11 @@ import click
 
 from lmhead.cli import _json
 from lmhead.cli import _model_arguments as inputs
-from lmhead.cli._terminal import bold, clip, dim, echo, left, right, token_label, width
+from lmhead.cli._terminal import MARGIN, bold, clip, dim, echo, left, right, token_label, width
 
 if TYPE_CHECKING:
     from lmhead.analysis import Cell, Lens
 
-_MARGIN = "  "
 _TOKEN, _P, _RANK, _GAP = 8, 3, 5, 2  # columns of the parts of a cell
 _LAYER = 6
 
@@ -79,26 +78,26 @@ def command(
 
 def _lines(lens: Lens, ranks: bool, last: int | None) -> Iterator[str]:
     cell = _TOKEN + _P + (_RANK if ranks else 0) + _GAP
-    fits = (width() + _GAP - len(_MARGIN) - _LAYER) // cell
+    fits = (width() + _GAP - len(MARGIN) - _LAYER) // cell
     count = min(max(fits, 1), last or len(lens.prompt), len(lens.prompt))
     places = range(len(lens.prompt) - count, len(lens.prompt))
 
     yield ""
     heads = [bold(left(clip(token_label(lens.prompt[i]), cell - 2), cell)) for i in places]
-    yield _MARGIN + left("", _LAYER) + "".join(heads)
+    yield MARGIN + left("", _LAYER) + "".join(heads)
     names = [dim(left("→ " + clip(token_label(lens.targets[i]), cell - 4), cell)) for i in places]
-    yield _MARGIN + dim(left("layer", _LAYER)) + "".join(names)
+    yield MARGIN + dim(left("layer", _LAYER)) + "".join(names)
     yield ""
     names_of_rows = ["emb", *map(str, range(1, len(lens.cells) - 1)), "out"]
     for name, row in zip(names_of_rows, lens.cells, strict=False):
         cells = (" " * _GAP).join(_cell(row[i], lens.targets[i].id, ranks) for i in places)
-        yield _MARGIN + dim(left(name, _LAYER)) + cells
+        yield MARGIN + dim(left(name, _LAYER)) + cells
     yield ""
     missing = len(lens.prompt) - count
     if missing:
-        yield dim(f"{_MARGIN}The first {missing} positions are not shown.")
+        yield dim(f"{MARGIN}The first {missing} positions are not shown.")
     legend = ", rank of the target from 1" if ranks else ""
-    yield dim(f"{_MARGIN}Each cell: best token, its probability in %{legend}.")
+    yield dim(f"{MARGIN}Each cell: best token, its probability in %{legend}.")
 
 
 def _cell(cell: Cell, target: int, ranks: bool) -> str:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from lmhead.analysis import NextTokens
     from lmhead.models import LanguageModel
 
-_MARGIN = "  "
-
 
 @click.command("next", cls=SectionedCommand)
 @click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
@@ -80,16 +78,16 @@ def command(
 
 def _lines(model: LanguageModel, result: NextTokens) -> Iterator[str]:
     yield ""
-    prompt = term.tail(term.one_line(result.prompt).strip(), term.width() - len(_MARGIN) - 4)
-    yield _MARGIN + term.bold(prompt) + term.cyan(" ___")
+    prompt = term.tail(term.one_line(result.prompt).strip(), term.width() - len(term.MARGIN) - 4)
+    yield term.MARGIN + term.bold(prompt) + term.cyan(" ___")
     yield ""
     yield from _table(result)
     yield ""
     facts = list(_summary(result))
     names = max(term.columns(name) for name, _ in facts)
-    yield from (f"{_MARGIN}{term.dim(term.left(name, names))}  {fact}" for name, fact in facts)
+    yield from (f"{term.MARGIN}{term.dim(term.left(name, names))}  {fact}" for name, fact in facts)
     yield ""
-    yield term.dim(f"{_MARGIN}{model.name}: {result.vocab_size:,} tokens in the vocabulary")
+    yield term.dim(f"{term.MARGIN}{model.name}: {result.vocab_size:,} tokens in the vocabulary")
 
 
 def _table(result: NextTokens) -> Iterator[str]:
@@ -108,15 +106,15 @@ def _table(result: NextTokens) -> Iterator[str]:
             cells += [after, token.cut_by or ""]
         rows.append(cells)
     widths = [max(term.columns(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
-    bars = max(8, min(30, term.width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - 12))
-    widths[0] = max(5, term.width() - len(_MARGIN) - sum(widths[1:]) - 2 * len(widths) - bars)
+    bars = max(8, min(30, term.width() - len(term.MARGIN) - sum(widths[1:]) - 2 * len(widths) - 12))
+    widths[0] = max(5, term.width() - len(term.MARGIN) - sum(widths[1:]) - 2 * len(widths) - bars)
     widths[0] = min(widths[0], max(term.columns(row[0]) for row in [heads, *rows]))
-    yield term.dim(_MARGIN + _row(heads, widths, ""))
+    yield term.dim(term.MARGIN + _row(heads, widths, ""))
     best = max(token.processed_p for token in result.tokens) or 1.0
     for token, cells in zip(result.tokens, rows, strict=True):
         drawn = term.bar(token.processed_p / best, bars)
         cells[0] = term.clip(cells[0], widths[0])
-        line = _MARGIN + _row(cells, widths, term.cyan(drawn) if drawn else "")
+        line = term.MARGIN + _row(cells, widths, term.cyan(drawn) if drawn else "")
         yield term.dim(click.unstyle(line)) if token.cut_by else line
 
 

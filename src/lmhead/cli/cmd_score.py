@@ -15,15 +15,8 @@ import click
 from lmhead.cli import _json
 from lmhead.cli import _model_arguments as inputs
 from lmhead.cli._command_group import FILE, importing, integer_option
-from lmhead.cli._score_views import (
-    MARGIN,
-    JsonView,
-    TableView,
-    document_of,
-    summary,
-    table_of_files,
-)
-from lmhead.cli._terminal import dim, echo
+from lmhead.cli._score_views import JsonView, TableView, document_of, summary, table_of_files
+from lmhead.cli._terminal import MARGIN, dim, echo
 from lmhead.progress import Progress
 
 if TYPE_CHECKING:
@@ -207,7 +200,7 @@ def _score_files(
         _json.write("score", model=inputs.model_json(model), **document)
         return
     names = f"{len(files)} files" if len(files) > 1 else files[0]
-    echo(["", *(MARGIN + line for line in summary(total)), ""])
+    echo(["", *summary(total), ""])
     if out is None:
         echo(table_of_files({name: s for name, s in found.items() if s.tokens}))
     rows = "" if out is None else f": {total.tokens:,} rows in {out}"

@@ -157,15 +157,8 @@ class Ours(Implementation):
         return logits
 
 
-def _unsupported(reason: str) -> Any:
-    def method(self: Implementation, *args: Any, **options: Any) -> Tensor:
-        raise NotImplementedError(reason)
-
-    return method
-
-
-class Transformers(Torch):
-    """Hugging Face's logits processors, in the order of `generate`."""
+class Transformers(Implementation):
+    """Hugging Face's logits processors, in the order of `generate`; all else is torch's."""
 
     name = "transformers"
 
@@ -173,11 +166,6 @@ class Transformers(Torch):
         transformers = _module("transformers")
         self.version = transformers.__version__
         self._made = transformers.generation.logits_process
-
-    loss = _unsupported("its loss is torch's")
-    entropy = _unsupported("no entropy")
-    argmax = _unsupported("its argmax is torch's")
-    topk = _unsupported("its top-k is torch's")
 
     def process(self, logits: Tensor, context: Tensor, **options: Any) -> Tensor:
         """Apply the warpers of `generate`."""
@@ -199,7 +187,7 @@ class Transformers(Torch):
     def sample(self, logits: Tensor, *, seeds: list[int] | None = None, **options: Any) -> Tensor:
         """multinomial of the processed logits, as `generate` does."""
         context = torch.zeros(len(logits), 1, dtype=torch.int64)
-        return super().sample(self.process(logits, context, **options), seeds=seeds)
+        return Torch().sample(self.process(logits, context, **options), seeds=seeds)
 
 
 class Liger(Implementation):

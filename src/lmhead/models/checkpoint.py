@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from lmhead.models.json_tokenizer import JsonTokenizer
 from lmhead.models.language_model import LanguageModel
 from lmhead.models.model_files import (
     Fields,
+    StrPath,
     check_numbers,
     exists,
     one_line,
@@ -90,7 +90,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _Config = TypeVar("_Config", bound=TransformerConfig)
 
 
-def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> LanguageModel:
+def load_checkpoint(where: StrPath, *, name: str | None = None) -> LanguageModel:
     """Open a checkpoint of `lmhead train`, in evaluation mode, without gradients.
 
     `where` is a checkpoint, or the folder of a run: its best checkpoint, or its last one if there
@@ -129,7 +129,7 @@ def load_checkpoint(where: str | PathLike[str], *, name: str | None = None) -> L
     )
 
 
-def is_checkpoint(where: str | PathLike[str]) -> bool:
+def is_checkpoint(where: StrPath) -> bool:
     """Return whether `load_checkpoint` is the function to open a folder."""
     folder = Path(where)
     if not exists(folder / CONFIG):

@@ -19,7 +19,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import prod
 from mmap import ACCESS_READ, mmap
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmhead.errors import ModelError
-from lmhead.models.model_files import Fields, file_size, one_line
+from lmhead.models.model_files import Fields, StrPath, file_size, one_line
 
 MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
@@ -48,7 +47,7 @@ class GgufTensor(NamedTuple):
 class GgufFile:
     """A GGUF file whose header has been read and validated: `metadata`, and `tensors` by name."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         self._offset = 0
         self._map: mmap | bytes = b""

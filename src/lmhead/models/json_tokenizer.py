@@ -12,14 +12,13 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from lmhead.errors import ModelError
-from lmhead.models.model_files import exists, one_line, read_text, reject_panics
+from lmhead.models.model_files import StrPath, exists, one_line, read_text, reject_panics
 
 _MAX_GROWTH = 1000
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -36,11 +35,7 @@ class JsonTokenizer:
     """
 
     def __init__(
-        self,
-        path: str | PathLike[str],
-        *,
-        bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
+        self, path: StrPath, *, bos_token_id: int | None = None, eos_token_id: int | None = None
     ) -> None:
         self.path = Path(path)
         self.bos_token_id, self.eos_token_id = bos_token_id, eos_token_id

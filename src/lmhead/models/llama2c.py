@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from math import prod
-from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from lmhead.errors import ModelError
 from lmhead.models.language_model import LanguageModel
 from lmhead.models.llama2c_tokenizer import Llama2cTokenizer
 from lmhead.models.llama_folder import build_llama
-from lmhead.models.model_files import MAX_LAYERS, file_size, one_line
+from lmhead.models.model_files import MAX_LAYERS, StrPath, file_size, one_line
 from lmhead.nn import LlamaConfig
 
 _HEADER = struct.Struct("<7i")
@@ -33,9 +32,7 @@ _LATER_VERSIONS = 0x616B3432  # "ak42", the first number of the formats that cam
 _BOS, _EOS = 1, 2
 
 
-def load_llama2c(
-    model_path: str | PathLike[str], tokenizer_path: str | PathLike[str] | None = None
-) -> LanguageModel:
+def load_llama2c(model_path: StrPath, tokenizer_path: StrPath | None = None) -> LanguageModel:
     """Open a checkpoint of llama2.c (version 0, float32), with its vocabulary if there is one.
 
     The weights stay in the file, which must not move; they do not require gradients. Without
@@ -149,9 +146,7 @@ def _map_arrays(path: Path, config: LlamaConfig, max_length: int, tied: bool) ->
     return state
 
 
-def _open_tokenizer(
-    path: Path, given: str | PathLike[str] | None, vocab_size: int
-) -> Llama2cTokenizer | None:
+def _open_tokenizer(path: Path, given: StrPath | None, vocab_size: int) -> Llama2cTokenizer | None:
     if given is not None:
         return Llama2cTokenizer(given, vocab_size)
     for name in (f"tok{vocab_size}.bin", "tokenizer.bin"):

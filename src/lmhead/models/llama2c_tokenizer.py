@@ -14,11 +14,10 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from os import PathLike
 from pathlib import Path
 
 from lmhead.errors import ModelError
-from lmhead.models.model_files import read_bytes
+from lmhead.models.model_files import StrPath, read_bytes
 
 _BOS, _EOS = 1, 2
 _ENTRY = struct.Struct("<fi")
@@ -31,7 +30,7 @@ class Llama2cTokenizer:
     bos_token_id = _BOS
     eos_token_id = _EOS
 
-    def __init__(self, path: str | PathLike[str], vocab_size: int | None = None) -> None:
+    def __init__(self, path: StrPath, vocab_size: int | None = None) -> None:
         entries = list(_read(Path(path)))
         if vocab_size is not None and len(entries) != vocab_size:
             raise ModelError(

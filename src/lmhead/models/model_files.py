@@ -17,6 +17,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from torch import Tensor
 
 from lmhead.errors import ModelError
 from lmhead.progress import report_read
+
+StrPath = str | PathLike[str]
 
 MAX_LAYERS = 4096  # far more than any model has
 MAX_INTEGER = 2**31 - 1

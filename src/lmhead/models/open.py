@@ -14,7 +14,6 @@ from codecs import getincrementaldecoder
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from lmhead.models.huggingface import load_huggingface
 from lmhead.models.language_model import ENGINES, Engine, LanguageModel
 from lmhead.models.llama2c import load_llama2c
 from lmhead.models.llama_cpp import LlamaCppBody
-from lmhead.models.model_files import exists, file_size, one_line
+from lmhead.models.model_files import StrPath, exists, file_size, one_line
 from lmhead.user_cache import is_offline
 
 # First bytes of files that torch.save writes: a zip archive, or a bare pickle.
@@ -37,10 +36,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def open_model(
-    where: str | PathLike[str] | None = None,
-    *,
-    download: bool = False,
-    engine: Engine | None = None,
+    where: StrPath | None = None, *, download: bool = False, engine: Engine | None = None
 ) -> LanguageModel:
     """Open a model by its folder, file or name: a body that returns hidden states, and a head.
 
@@ -72,7 +68,7 @@ def open_model(
     return _with_engine(_open(path, name=name), path, engine)
 
 
-def _find(where: str | PathLike[str] | None, download: bool) -> tuple[Path, str | None]:
+def _find(where: StrPath | None, download: bool) -> tuple[Path, str | None]:
     """Return the path of a model, and the name by which it was found."""
     if where is None:
         where = bundled.default_model()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from lmhead.models import checkpoint
 from lmhead.models.checkpoint import CONFIG, MODEL, TOKENIZER
 from lmhead.models.huggingface_translator import HuggingFaceEncoderDecoder, load_encoder_decoder
 from lmhead.models.json_tokenizer import max_token_id, read_tokenizer
-from lmhead.models.model_files import exists
+from lmhead.models.model_files import StrPath, exists
 from lmhead.nn import EncoderDecoder, EncoderDecoderConfig
 from lmhead.sampling import beam_search
 
@@ -150,7 +149,7 @@ def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
         yield rows
 
 
-def load_translator(where: str | PathLike[str]) -> Translator:
+def load_translator(where: StrPath) -> Translator:
     """Open a checkpoint of `lmhead train --task translate`, or a Hugging Face folder.
 
     `where` is a checkpoint; the folder of a run: its best checkpoint; or the folder of an encoder

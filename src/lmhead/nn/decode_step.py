@@ -186,18 +186,10 @@ class DecodeStep:
         computed, last = len(self._angles[0]), max(used)
         if last >= computed:
             sizes = self._body.sizes
-            positions = torch.arange(max(2 * computed, last + _ANGLES))
-            new_angles = rotary_angles(
-                positions[None],
-                sizes.head_size,
-                sizes.rope_theta,
-                torch.float32,
-                sizes.rope_factors,
-            )
-            self._angles = (
-                new_angles[0][0, :, 0].contiguous(),
-                new_angles[1][0, :, 0].contiguous(),
-            )
+            positions = torch.arange(max(2 * computed, last + _ANGLES))[None]
+            size, theta, factors = sizes.head_size, sizes.rope_theta, sizes.rope_factors
+            cos, sin = rotary_angles(positions, size, theta, torch.float32, factors)
+            self._angles = cos[0, :, 0].contiguous(), sin[0, :, 0].contiguous()
         index = torch.tensor(used)
         return self._angles[0][index], self._angles[1][index]
 

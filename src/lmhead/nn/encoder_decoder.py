@@ -132,12 +132,7 @@ class EncoderDecoder(nn.Module):
         return out
 
     def given(
-        self,
-        source: Tensor,
-        mask: Tensor | None = None,
-        *,
-        eos_token_ids: tuple[int, ...] = (),
-        tokenizer: Tokenizer | None = None,
+        self, source: Tensor, mask: Tensor | None = None, *, eos_token_ids: tuple[int, ...] = ()
     ) -> ConditionedModel:
         """Return the model conditioned on these sources, for `generate` and `beam_search`.
 
@@ -148,7 +143,7 @@ class EncoderDecoder(nn.Module):
         def body(ids: Tensor, cache: Any, padding: Tensor) -> tuple[Tensor, KeyValueCache]:
             return self.decode(ids, memory, mask, cache, padding)
 
-        return ConditionedModel(body, self.head, eos_token_ids, tokenizer)
+        return ConditionedModel(body, self.head, eos_token_ids)
 
 
 @dataclass(frozen=True)

@@ -21,23 +21,14 @@ _KINDS = get_args(Shard)
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Bytes per rank for one training step of a head.
+    """Bytes per rank for one training step of a head."""
 
-    Attributes:
-        weight: the weight while it is used; `kept` is what remains between steps.
-        kept: the rank's part of the weight.
-        gradient: the weight's gradient at its peak.
-        temporary: logits, or the tiles of a sweep.
-        sent: sent by this rank in a step.
-        tokens: rows that all ranks together process in a step.
-    """
-
-    weight: int
-    kept: int
-    gradient: int
-    temporary: int
-    sent: int
-    tokens: int
+    weight: int  # the weight while it is used; `kept` is what remains between steps
+    kept: int  # the rank's part of the weight
+    gradient: int  # the weight's gradient at its peak
+    temporary: int  # logits, or the tiles of a sweep
+    sent: int  # sent by this rank in a step
+    tokens: int  # rows that all ranks together process in a step
 
     @property
     def memory(self) -> int:

@@ -18,7 +18,7 @@ from lmhead.sampler_options import ORDERS
 from lmhead.sampling import Sampler
 from lmhead.server.request_fields import Fields, RequestError, wrong_value
 from lmhead.server.request_limits import Limits
-from lmhead.server.worker import Cancellation, QueueFull, Worker, call_before, layers_of
+from lmhead.server.worker import Cancellation, Job, QueueFull, Worker, call_before, layers_of
 
 _T = TypeVar("_T")
 Part = dict[str, Any]  # of a response
@@ -85,9 +85,7 @@ class ApiContext:
         async with aclosing(self.stream(once, single=True)) as results:
             return await self.until_disconnect(request, anext(results))
 
-    async def stream(
-        self, job: Callable[[Cancellation], Iterator[_T]], *, single: bool = False
-    ) -> AsyncGenerator[_T, None]:
+    async def stream(self, job: Job[_T], *, single: bool = False) -> AsyncGenerator[_T, None]:
         """Yield what a job yields; if `single`, only the first.
 
         The models check the cancellation before each layer, so a job stops even in the middle of a
@@ -119,9 +117,7 @@ class ApiContext:
             message = f"no answer within {self.limits.seconds:g} s"
             raise RequestError(503, "too_long", message, seconds=self.limits.seconds) from None
 
-    async def respond(
-        self, request: Request, fields: Fields, job: Callable[[Cancellation], Iterator[Part]]
-    ) -> Response:
+    async def respond(self, request: Request, fields: Fields, job: Job[Part]) -> Response:
         """Return what a job yields as one JSON document; with the field "stream", in lines.
 
         A document is made of its parts by appending lists and replacing everything else. Lines have

@@ -33,12 +33,7 @@ from lmhead.sampling.generation_loop import GenerationTask
 from lmhead.server.api_context import ApiContext, encode_text, parse_json_object
 from lmhead.server.batch_engine import BatchEngine
 from lmhead.server.metrics import Metrics
-from lmhead.server.openai_requests import (
-    encode_chat,
-    encode_prompt,
-    parse_chat,
-    parse_completion,
-)
+from lmhead.server.openai_requests import encode_chat, encode_prompt, parse_chat, parse_completion
 from lmhead.server.openai_responses import (
     ChatResponse,
     CompletionResponse,
@@ -194,8 +189,7 @@ def _job(
 
     def steps(cancellation: Cancellation) -> Iterator[Prepared | list[TokenEvent]]:
         request = (parse_chat if chat else parse_completion)(body, model, api.limits)
-        room: Any = {"new": request.max_tokens or 0, "last": request.last, "echo": request.echo}
-        prompts = [encode_prompt(model, text, api.limits, **room) for text in request.prompts]
+        prompts = [encode_prompt(model, text, api.limits, request) for text in request.prompts]
         if request.certified and screened is None:
             message = "certified needs a server that was started with --screen"
             raise field_error("certified", message)

@@ -221,19 +221,13 @@ def encode_chat(messages: object, model: LanguageModel) -> list[int]:
 
 
 def encode_prompt(
-    model: LanguageModel,
-    prompt: str | list[int],
-    limits: Limits,
-    *,
-    new: int,
-    last: int | None = None,
-    echo: bool = False,
+    model: LanguageModel, prompt: str | list[int], limits: Limits, request: CompletionRequest
 ) -> list[int]:
     """Return the ids of a prompt, within the vocabulary and the context. Runs in the worker.
 
-    Prompt and `new` tokens must fit into the context; with `echo` the prompt alone may fill it.
-    `last` tokens of the prompt are kept; -1 for as many as fit, None for all.
+    Prompt and new tokens must fit into the context; with `echo` the prompt alone may fill it.
     """
+    new, last = request.max_tokens or 0, request.last
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise field_error("prompt", "prompt must be token ids: the model has no tokenizer")
@@ -254,7 +248,7 @@ def encode_prompt(
     if len(ids) > limit:
         message = f"the model's maximum context length is {limit} tokens; {counted}"
         raise field_error("prompt", message, code="context_length_exceeded")
-    if context is not None and len(ids) + new > context and not echo:
+    if context is not None and len(ids) + new > context and not request.echo:
         message = (
             f"the model's maximum context length is {context} tokens; {counted}, "
             f"and max_tokens asks for {new} more"

@@ -40,7 +40,8 @@ def make_sampler(
     if set(options) <= {"temperature", "top_p"} and temperature == 0:
         return None
     # Choices of one prompt differ in their seeds; the first one has the seed of the request.
-    seeds = [_signed(seed + choice) for _ in range(prompts) for choice in range(n)]
+    # A sum beyond 64 bits wraps around.
+    seeds = [(seed + i + 2**63) % 2**64 - 2**63 for _ in range(prompts) for i in range(n)]
     try:
         return Sampler(
             eos_token_id=list(model.eos_token_ids) or None,
@@ -51,10 +52,6 @@ def make_sampler(
     except (ValueError, TypeError, OverflowError) as error:
         name = str(error).split(" ", 1)[0]
         raise field_error(name if name in SAMPLER_OPTIONS else "order", str(error)) from None
-
-
-def _signed(seed: int) -> int:
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _logit_bias(given: object, vocab: int) -> dict[int, float]:

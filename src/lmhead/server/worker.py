@@ -76,6 +76,10 @@ class Cancellation:
             raise Cancelled("the deadline has passed")
 
 
+# Makes the results of a request, one after the other.
+Job = Callable[[Cancellation], Iterator[_T]]
+
+
 class Worker:
     """Run jobs in one thread, in turns: each running job makes one step, then the next one does.
 
@@ -96,11 +100,7 @@ class Worker:
         return self._waiting.total()
 
     async def stream(
-        self,
-        job: Callable[[Cancellation], Iterator[_T]],
-        *,
-        single: bool = False,
-        limits: Limits | None = None,
+        self, job: Job[_T], *, single: bool = False, limits: Limits | None = None
     ) -> AsyncGenerator[_T, None]:
         """Yield what a job yields, as it comes; if `single`, only the first.
 
@@ -174,7 +174,7 @@ class Worker:
 class _Job:
     """A job in the worker, and the queue of its results in the event loop."""
 
-    job: Callable[[Cancellation], Iterator[Any]]
+    job: Job[Any]
     cancellation: Cancellation
     loop: asyncio.AbstractEventLoop
     single: bool

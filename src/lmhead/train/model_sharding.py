@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.optim import AdamW
 
 from lmhead.parallel.process_ranks import Ranks
@@ -129,8 +131,6 @@ class VocabSharding(Sharding):
     everywhere = True
 
     def __init__(self, task: Task, ranks: Ranks) -> None:
-        from torch.distributed.tensor import Shard, distribute_tensor
-
         untyped: Any = task
         model: Any = task.model
         if not (hasattr(untyped, "criterion") and hasattr(model, "head")):
@@ -189,8 +189,6 @@ class VocabSharding(Sharding):
 
     def _gathered(self, hidden: Tensor, targets: Tensor, num_items: int, number: int) -> Tensor:
         """Return the criterion of the rows of all ranks."""
-        from torch.distributed.tensor import DTensor, Shard
-
         size = self._max_rows(hidden)
         rows = DTensor.from_local(_pad_rows(hidden, size), self._mesh, [Shard(0)], run_check=False)
         all_targets = self._gather(_pad_rows(targets, size, -100))
@@ -198,8 +196,6 @@ class VocabSharding(Sharding):
 
     def look_up(self, ids: Tensor, weight: Any) -> Tensor:
         """Return embeddings (B, T, D) of ids (B, T): each rank looks up the tokens of its slice."""
-        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
         shard = VocabShard(self._mesh.get_group(), weight.shape[0])
         all_ids = self._gather(_pad_rows(ids, self._max_rows(ids))) if self._split_rows else ids
         owned = shard.owns(all_ids)
@@ -275,7 +271,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
 
 def is_split(tensor: Any) -> bool:
     """Return whether a tensor is a `DTensor`."""
-    return hasattr(tensor, "full_tensor")
+    return isinstance(tensor, DTensor)
 
 
 def _plain(tensor: Any) -> Tensor:
@@ -287,14 +283,10 @@ def _placed(value: Tensor, like: Any) -> Tensor:
     """Split a moment as its parameter is; a step count is the same everywhere."""
     if value.dim() == 0 or not is_split(like):
         return value
-    from torch.distributed.tensor import distribute_tensor
-
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _mesh(ranks: Ranks) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
     return init_device_mesh("cpu", (ranks.size,))
 
 

@@ -93,12 +93,8 @@ def prepare(
             f"held_out must leave pairs to train on; got {config.held_out} of {len(held_out)}"
         )
     say(f"Making the vocabulary of {len(train):,} pairs")
-    tokenizer = make_bpe(
-        (text for pair in train for text in pair),
-        config.vocab_size,
-        [PAD, BEGIN, END],
-        min_frequency=2,
-    )
+    texts = (text for pair in train for text in pair)
+    tokenizer = make_bpe(texts, config.vocab_size, [PAD, BEGIN, END], min_frequency=2)
     ids, lengths = encode_pairs(tokenizer, train)
     fits = (lengths <= config.block).all(1)
     if not fits.any():

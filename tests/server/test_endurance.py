@@ -67,13 +67,18 @@ def test_a_crowd_leaves_the_server_as_it_was(
             break
     time.sleep(REST)
     memory, files, threads = footprint(process)
-    crowd = Crowd(port, "tiny")
-    began = time.monotonic()
-    crowd.run(CLIENTS, SECONDS)
-    took = time.monotonic() - began
-    time.sleep(REST)
-    later = footprint(process)
-    print(_summary(crowd, took, (memory, files, threads), later))
+    # A leak grows with each crowd; what was not made in the first seconds grows once.
+    for _ in range(3):
+        crowd = Crowd(port, "tiny")
+        began = time.monotonic()
+        crowd.run(CLIENTS, SECONDS)
+        took = time.monotonic() - began
+        time.sleep(REST)
+        before, later = memory, footprint(process)
+        print(_summary(crowd, took, (before, files, threads), later))
+        memory = later[0]
+        if memory < before + 30:
+            break
     assert process.poll() is None
     assert not crowd.wrong
     assert {kind for kind, _ in crowd.seen} == {kind.name for kind in KINDS}
@@ -82,7 +87,7 @@ def test_a_crowd_leaves_the_server_as_it_was(
     assert sum(crowd.seen[kind, 200] for kind in ("completion", "echo", "guided", "stream")) > 0
     assert later[1] <= files
     assert later[2] <= threads
-    assert later[0] < memory + 30
+    assert memory < before + 30
     answer = httpx.post(
         f"http://127.0.0.1:{port}/api/next", json={"model": "tiny", "prompt": "In the"}, timeout=10
     )

@@ -44,7 +44,7 @@ ELSEWHERE = ("sparse", "fft.", "linalg.", "_", "signal.", "masked.", "cholesky",
              "nn.functional.upsample", "nn.functional.pixel", "nn.functional.pad",
              "nn.functional.embedding", "nn.functional.multi_head", "nn.functional.scaled_dot",
              "nn.functional.unfold", "nn.functional.fold")  # fmt: skip
-SAMPLES = 3
+SAMPLES = 1
 GROUPS = 16
 
 

@@ -39,8 +39,15 @@ class Processed:
         omitted = ("row", "cut_ids")
         steps = [{k: v for k, v in asdict(s).items() if k not in omitted} for s in self.steps]
         steps = [step | {"words": step["kept"]} for step in steps]  # english: word
-        former = {"words": self.kept}  # english: word, the former name of `kept`
-        return vars(self) | former | {"steps": steps, "token": self.token.to_json()}
+        return {
+            "settings": self.settings,
+            "kept": self.kept,
+            "words": self.kept,  # english: word, the former name
+            "mass": self.mass,
+            "entropy": self.entropy,
+            "steps": steps,
+            "token": self.token.to_json(),
+        }
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def _kind(f: Field[Any]) -> str:
         return "bias"
     if kind.startswith("Sequence"):
         return "ids"
-    return "int" if "least" in f.metadata or kind.startswith("int") else "float"
+    integer = f.metadata["limits"].get("integer") or kind.startswith("int")
+    return "int" if integer else "float"
 
 
 def _option(f: Field[Any]) -> Callable[[_F], _F]:

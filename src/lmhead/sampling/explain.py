@@ -49,11 +49,10 @@ class Step:
 
     def cells(self) -> list[str]:
         """Return this as a line of a table."""
-        line = (
-            f"{self.stage}|{self.kept:,}|{self.mass:.4f}|{self.cut:,}|{self.cut_mass:.4f}|"
-            f"{self.entropy:.3f}|{self.best}|{self.best_prob:.4f}"
-        )
-        return line.split("|")
+        return [
+            self.stage, f"{self.kept:,}", f"{self.mass:.4f}", f"{self.cut:,}",
+            f"{self.cut_mass:.4f}", f"{self.entropy:.3f}", str(self.best), f"{self.best_prob:.4f}",
+        ]  # fmt: skip
 
     @property
     def words(self) -> int:  # english: word

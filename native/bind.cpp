@@ -241,7 +241,6 @@ NB_MODULE(_native, m) {
         arg("threads"));
   m.def("tail_threshold", &threshold, tensor("x"), arg("mass"));
   m.def("fast_product", &fast_product);
-  m.def("use_huge_pages", &use_huge_pages, arg("pointer"), arg("bytes"));
   m.def("use", &use, arg("name"));
   m.def("instruction_sets", &instruction_sets);
   m.def("instruction_set", [] { return std::string(chosen->name); });

@@ -1,7 +1,3 @@
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -90,17 +86,6 @@ std::vector<const char*> kernel_names() {
   std::vector<const char*> names;
   for (const Kernels* k : usable()) names.push_back(k->name);
   return names;
-}
-
-void use_huge_pages(uintptr_t pointer, uint64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = 1 << 21;
-  const uintptr_t begin = (pointer + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (pointer + bytes) / kPage * kPage;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)pointer, (void)bytes;
-#endif
 }
 
 bool fast_product() {

@@ -138,9 +138,6 @@ std::vector<const char*> kernel_names();
 // 86 % of the peak of a Zen 4, `product` 90 to 93 %; others were not measured.
 bool fast_product();
 
-// Ask the system to back new memory by large pages: the first write to it is several times as fast.
-void use_huge_pages(uintptr_t pointer, uint64_t bytes);
-
 // The largest t, of those up to the largest entry of x, such that the entries of x (n, not
 // negative) below t add up to at most `mass`.
 float tail_threshold(const float* x, int64_t n, double mass);

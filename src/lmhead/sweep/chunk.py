@@ -179,7 +179,7 @@ class _RankOne:
 
 
 def _empty(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    return kernels.with_huge_pages(t.new_empty(t.shape, dtype=dtype)), False
+    return t.new_empty(t.shape, dtype=dtype), False
 
 
 def _zeros(
@@ -230,7 +230,7 @@ class Buffers:
         new_empty, dtype = questions.source.hiddens[0].new_empty, questions.source.dtype
 
         def make(entries: int) -> Tensor:
-            return kernels.with_huge_pages(new_empty(entries, dtype=dtype))
+            return new_empty(entries, dtype=dtype)
 
         n_tiles = plan.n_tiles if plan.retained else 1
         # The filter needs all tiles of a chunk as one matrix; otherwise none is that large.

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.sweep.kernels import with_huge_pages
 from lmhead.sweep.wide_gradients import to_dtype_of, unwrap
 
 
@@ -157,4 +156,4 @@ class _TokenRows(torch.autograd.Function):
 
 
 def _empty(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return with_huge_pages(t.new_empty(t.shape, dtype=dtype))
+    return t.new_empty(t.shape, dtype=dtype)

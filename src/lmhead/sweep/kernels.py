@@ -93,7 +93,6 @@ def _load() -> ModuleType | None:
 core: ModuleType | None = _load()
 # The kernels work on vectors of rows; with fewer rows than lanes torch is as fast.
 MIN_ROWS = 8
-_LARGE = 2**23  # bytes from which memory has large pages
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -175,14 +174,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def with_huge_pages(new: Tensor) -> Tensor:
-    """Return new memory, backed by large pages where the system can: the first write is faster."""
-    core = core_with("use_huge_pages")
-    if core is not None and new.nbytes >= _LARGE and new.is_cpu and is_plain(new):
-        core.use_huge_pages(new.data_ptr(), new.nbytes)
-    return new
 
 
 def map_tuple(p: Pointwise) -> tuple[float, float, bool, float, float]:

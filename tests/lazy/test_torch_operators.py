@@ -26,9 +26,14 @@ if find_spec("expecttest") is None:  # torch's module imports it; nothing here u
     _stub.TestCase = object
     sys.modules["expecttest"] = _stub
 
+_loaded = set(sys.modules)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal.common_methods_invocations import op_db
+# torch's module imports distutils, and setuptools warns when pip is looked up after that.
+for _name in set(sys.modules) - _loaded:
+    if _name.split(".")[0] == "distutils":
+        del sys.modules[_name]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

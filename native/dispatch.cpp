@@ -26,6 +26,11 @@ extern const ScreenKernels screen_avx_vnni;
 extern const ScreenKernels screen_neon_dot;
 #endif
 extern const Kernels kernels_baseline;
+#if defined(LMHEAD_AMX)
+void product_amx(const float* a, bool transposed, const float* b, float* out, int64_t m, int64_t n,
+                 int64_t inner, bool add, const int64_t* ids, int threads);
+bool has_amx();
+#endif
 
 namespace {
 
@@ -39,6 +44,18 @@ const Kernels* extended(const Kernels& kernels, const char* name) {
   }();
   return &with;
 }
+
+#if defined(LMHEAD_AMX)
+// Kernels with the tile unit's product.
+const Kernels* with_tiles(const Kernels& kernels) {
+  static const Kernels with = [&] {
+    Kernels copy = kernels;
+    copy.name = "amx", copy.product = product_amx;
+    return copy;
+  }();
+  return &with;
+}
+#endif
 
 // Best first.
 std::vector<const Kernels*> usable() {
@@ -55,8 +72,13 @@ std::vector<const Kernels*> usable() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
 #if defined(LMHEAD_AVX512_VNNI)
-  if (avx512 && __builtin_cpu_supports("avx512vnni"))
-    list.push_back(extended<&screen_avx512_vnni>(kernels_avx512, "avx512_vnni"));
+  if (avx512 && __builtin_cpu_supports("avx512vnni")) {
+    const Kernels* vnni = extended<&screen_avx512_vnni>(kernels_avx512, "avx512_vnni");
+#if defined(LMHEAD_AMX)
+    if (has_amx()) list.push_back(with_tiles(*vnni));
+#endif
+    list.push_back(vnni);
+  }
 #endif
   if (avx512) list.push_back(&kernels_avx512);
 #if defined(LMHEAD_AVX_VNNI)
@@ -91,6 +113,9 @@ std::vector<const char*> kernel_names() {
 bool fast_product() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
+#if defined(LMHEAD_AMX)
+  if (best_kernels()->product == product_amx) return true;
+#endif
   return __builtin_cpu_is("amd") && best_kernels() != &kernels_baseline;
 #else
   return false;

@@ -135,7 +135,8 @@ const Kernels* kernels_named(const char* name);
 std::vector<const char*> kernel_names();
 
 // Whether `product` is faster on this processor than the library that torch uses. MKL reaches 82 to
-// 86 % of the peak of a Zen 4, `product` 90 to 93 %; others were not measured.
+// 86 % of the peak of a Zen 4, `product` 90 to 93 %. The tile unit of a Sapphire Rapids is 1.5
+// times as fast as MKL's float32 vectors. Others were not measured.
 bool fast_product();
 
 // The largest t, of those up to the largest entry of x, such that the entries of x (n, not

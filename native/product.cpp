@@ -9,19 +9,16 @@
 //
 // An entry adds its products in the order of the inner index, in equal parts of at most kDepth, and
 // then these parts: it is the same to the last bit on any number of threads.
-#include <unistd.h>
-
-#include <algorithm>
-#include <new>
-
 #include "kernels.hpp"
 #include "parallel.hpp"
+#include "product_parts.hpp"
 #include "simd.hpp"
 
 namespace LMHEAD_ISA {
 namespace {
 
 using lmhead::parallel_for;
+using lmhead::parts::Buffer, lmhead::parts::Part, lmhead::parts::Stored, lmhead::parts::split;
 
 // kRows x 2 sums, 2 vectors of b and one of a must fit the registers.
 #if defined(__AVX512F__) || (defined(LMHEAD_LANES) && LMHEAD_LANES == 16)
@@ -42,25 +39,7 @@ static_assert(kRows <= kLanes || kLanes == 4);
 constexpr int kPanel = (kRows + kLanes - 1) / kLanes * kLanes;
 
 // Floats of b that are copied at once: six sevenths of the second-level cache.
-int64_t block_size() {
-  static const int64_t size = [] {
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-    const int64_t cache = std::max<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE), 1 << 18);
-#else
-    const int64_t cache = 1 << 19;
-#endif
-    return cache * 6 / 7 / 4;
-  }();
-  return size;
-}
-
-// The rows of a stored matrix that are used: all, or those of `ids`.
-struct Stored {
-  const float* data;
-  int64_t stride;
-  const int64_t* ids;
-  const float* row(int64_t i) const { return data + (ids ? ids[i] : i) * stride; }
-};
+int64_t block_size() { return lmhead::parts::second_level_cache() * 6 / 7 / 4; }
 
 // Strips (depth, kColumns) of b (depth, columns) from row k and column j on, zeros beyond its last
 // column.
@@ -155,36 +134,6 @@ void micro_of(int64_t rows, const float* a, const float* b, int64_t depth, float
   micro<R, Transposed>(a, b, depth, out, column, columns, add);
 }
 
-// [i · step, (i + 1) · step) of `size`, with steps of a multiple of `unit`.
-struct Split {
-  int64_t step, parts;
-};
-
-Split split(int64_t size, int64_t parts, int64_t unit) {
-  const int64_t units = (size + unit - 1) / unit;
-  const int64_t step = (units + parts - 1) / parts * unit;
-  return {step, (size + step - 1) / step};
-}
-
-// Floats on whole cache lines, not initialized.
-class Buffer {
- public:
-  explicit Buffer(int64_t size)
-      : floats_(static_cast<float*>(
-            ::operator new(static_cast<size_t>(size) * sizeof(float), std::align_val_t{64}))) {}
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { ::operator delete(floats_, std::align_val_t{64}); }
-  float* get() const { return floats_; }
-
- private:
-  float* floats_;
-};
-
-struct Part {
-  int64_t row, rows, column, columns;
-};
-
 // One part of the result.
 template <bool Transposed>
 void multiply(const Stored& a, const Stored& b, float* out, int64_t m, int64_t n, int64_t inner,
@@ -226,19 +175,9 @@ void product(const float* a, bool transposed, const float* b, float* out, int64_
     return;
   }
   const Stored stored_a{a, transposed ? m : inner, ids}, stored_b{b, n, transposed ? ids : nullptr};
-  // Every thread copies its rows of a and its columns of b: as few of both together as possible.
-  Split down = split(m, threads, kRows), across = split(n, 1, kColumns);
-  for (int64_t parts = 1; parts <= threads; ++parts) {
-    const Split rows = split(m, parts, kRows), columns = split(n, threads / parts, kColumns);
-    const bool busier = rows.parts * columns.parts > down.parts * across.parts;
-    const bool as_busy = rows.parts * columns.parts == down.parts * across.parts;
-    if (busier || (as_busy && rows.step + columns.step < down.step + across.step))
-      down = rows, across = columns;
-  }
-  parallel_for(down.parts * across.parts, threads, [&](int64_t task) {
-    const int64_t row = task / across.parts * down.step;
-    const int64_t column = task % across.parts * across.step;
-    const Part part{row, std::min(down.step, m - row), column, std::min(across.step, n - column)};
+  const lmhead::parts::Grid grid(m, n, threads, kRows, kColumns);
+  parallel_for(grid.size(), threads, [&](int64_t task) {
+    const Part part = grid.part(task, m, n);
     if (transposed)
       multiply<true>(stored_a, stored_b, out, m, n, inner, part, add);
     else

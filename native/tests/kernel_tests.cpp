@@ -10,6 +10,7 @@
 // ThreadSanitizer.
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <stdexcept>
 
 #include "function_tests.hpp"
@@ -140,22 +141,31 @@ std::vector<const Kernels*> all_kernels() {
   return all;
 }
 
+// Tables share kernels: each kernel is run once.
 void run_all(const std::vector<const Kernels*>& all, Tally& tally) {
   run_tail_threshold(tally);
+  std::set<const void*> met;
+  const auto is_new = [&](auto kernel) {
+    return met.insert(reinterpret_cast<const void*>(kernel)).second;
+  };
   for (const Kernels* each : all) {
     const Kernels& k = *each;
     if (!fuzz_random()) std::printf("%s ...\n", k.name);
-    softmax_tests::run(k, tally);
-    gradient_tests::run(k, tally);
-    loss_tests::run(k, tally);
-    screen_tests::run(k, tally);
-    sample_tests::run(k, tally);
-    rows_tests::run(k, tally);
-    tree_tests::run(k, tally);
-    logits_tests::run(k, tally);
-    product_tests::run(k, tally);
-    run_scatter_add(k, tally);
-    if (!fuzz_random()) function_tests::run(k, tally);
+    if (is_new(k.softmax)) softmax_tests::run(k, tally);
+    if (is_new(k.gradient)) gradient_tests::run(k, tally);
+    if (is_new(k.loss)) loss_tests::run(k, tally);
+    if (is_new(k.screen)) {
+      screen_tests::run(k, tally);
+      sample_tests::run(k, tally);
+    }
+    if (is_new(k.rows)) rows_tests::run(k, tally);
+    if (is_new(k.tree)) tree_tests::run(k, tally);
+    if (is_new(k.row_logits)) logits_tests::run(k, tally);
+    if (is_new(k.product)) product_tests::run(k, tally);
+    if (is_new(k.scatter_add)) {
+      run_scatter_add(k, tally);
+      if (!fuzz_random()) function_tests::run(k, tally);
+    }
   }
 }
 

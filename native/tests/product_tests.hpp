@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "cases.hpp"
@@ -80,6 +82,59 @@ inline void run_rows(const Kernels& k, int64_t m, int64_t n, int64_t inner, bool
   }
 }
 
+// Numbers of every kind: bfloat16 ones in a, in b or in both, and rows of a and columns of b that
+// are tiny, next to the largest number, infinite or NaN, and leave the others as they are.
+inline void run_numbers(const Kernels& k, Place place, Tally& tally) {
+  constexpr int64_t kM = 40, kN = 70, kInner = 100;
+  const auto rounded = [](float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits &= 0xffff0000u;
+    std::memcpy(&x, &bits, 4);
+    return x;
+  };
+  for (int kind = 0; kind < 8; ++kind)
+    for (bool transposed : {false, true}) {
+      Random random(static_cast<uint32_t>(kind));
+      const auto number = [&](bool short_one, float scale) {
+        const float x = random.normal(1.0) * scale;
+        return short_one ? rounded(x) : x;
+      };
+      const float tiny = kind == 4 ? 0x1p-120f : kind == 5 ? 0x1p-140f : 1.0f;
+      const Buffer<float> a(kM * kInner, place, [&](size_t i) {
+        const int64_t at = static_cast<int64_t>(i), row = transposed ? at % kM : at / kInner;
+        const int64_t inner = transposed ? at / kM : at % kInner;
+        const float x = number(kind == 1 || kind == 3, row == 5 ? tiny : 1.0f);
+        if (row != 5 || kind < 6) return x;
+        if (kind == 6) return inner ? 0.0f : 0x1p126f;
+        return inner % 2 ? NAN : INFINITY;
+      });
+      const Buffer<float> b(kInner * kN, place, [&](size_t i) {
+        const bool column = static_cast<int64_t>(i) % kN == 7;
+        return number(kind == 2 || kind == 3, kind == 6 ? 0.25f : column ? tiny : 1.0f);
+      });
+      const Buffer<float> out(kM * kN, place, [](size_t) { return 0.0f; });
+      k.product(a.data(), transposed, b.data(), out.data(), kM, kN, kInner, false, nullptr, 1);
+      tally.expect(out.intact(), "wrote outside a buffer");
+      for (int64_t i = 0; i < kM; ++i)
+        for (int64_t j = 0; j < kN; ++j) {
+          double sum = 0.0, sizes = 0.0;
+          for (int64_t p = 0; p < kInner; ++p) {
+            const double term =
+                static_cast<double>(
+                    a[static_cast<size_t>(transposed ? p * kM + i : i * kInner + p)]) *
+                b[static_cast<size_t>(p * kN + j)];
+            sum += term, sizes += std::abs(term);
+          }
+          const float got = out[static_cast<size_t>(i * kN + j)];
+          if (kind == 7 && i == 5)
+            tally.expect(!std::isfinite(got), "a number that is not finite was lost");
+          else  // what is below the smallest normal number may be 0
+            tally.expect_near(got, sum, sizes * 0x1p-20 + kInner * 0x1p-125, "numbers", i);
+        }
+    }
+}
+
 // Around rows in registers (14, 6, 4), two vectors of columns (32, 16, 8) and a part of 320.
 inline void run(const Kernels& k, Tally& tally) {
   for (Place place : {Place::tight, Place::padded})
@@ -90,6 +145,13 @@ inline void run(const Kernels& k, Tally& tally) {
           run_one(k, m, n, inner, place, tally);
           for (bool transposed : {false, true}) run_rows(k, m, n, inner, transposed, place, tally);
         }
+  tally.begin(label(k, "product", {40, 700}, "1300", Place::tight));
+  run_one(k, 40, 700, 1300, Place::tight,
+          tally);  // several blocks of columns and of the inner index
+  for (Place place : {Place::tight, Place::padded}) {
+    tally.begin(label(k, "product", {40, 70}, "numbers", place));
+    run_numbers(k, place, tally);
+  }
 }
 
 }  // namespace product_tests

@@ -28,7 +28,8 @@ def test_dtypes_and_errors(
     plain = run(TORCH, hidden, weight, targets, **options)
     truth = oracle.linear_cross_entropy(hidden, weight, targets, **options)
     grads = oracle.linear_cross_entropy_backward(hidden, weight, targets, **options)
-    slack = 16 * torch.finfo(plain.loss.dtype).eps
+    # A log-sum-exp is rounded to float64: at 40, as here, by up to 16 eps, twice if sharded.
+    slack = (32 if dtype == torch.float64 else 16) * torch.finfo(plain.loss.dtype).eps
     expected_dtype = torch.float32 if dtype in HALF else dtype
     assert_as_good_as(outcome.loss, plain.loss, truth, slack, dtype=expected_dtype, what="loss")
     for name, ours, torchs, true in zip(

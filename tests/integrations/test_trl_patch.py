@@ -35,7 +35,10 @@ def same_run(ours: Run, theirs: Run, *, atol: float = 1e-5) -> None:
     assert len(ours.logs) == len(theirs.logs) >= 5
     for step, (mine, yours) in enumerate(zip(ours.logs, theirs.logs, strict=True)):
         assert mine.keys() == yours.keys()
+        tie = abs(yours.get("rewards/margins", 1.0)) < 1e-6  # rounding decides which is larger
         for key, value in yours.items():
+            if key == "rewards/accuracies" and tie:
+                continue
             if isinstance(value, float) and math.isnan(value):
                 assert math.isnan(mine[key]), (step, key)
             else:

@@ -2,17 +2,16 @@
 
 float32 and float64 tensors are multiplied as they are. Half precisions are converted tile by tile
 and multiplied in float32: on a CPU without instructions for them that is several times faster than
-torch's own half-precision product, and sums are not rounded to half precision. Where the CPU has
-bfloat16 instructions, torch uses them inside the float32 product: the inputs are bfloat16 numbers,
-so they are multiplied exactly, and sums still run in float32.
+torch's own half-precision product, and neither sums nor gradients are rounded to half precision.
+The core's product on a tile unit multiplies converted bfloat16 numbers as fast as the unit can.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -66,8 +65,6 @@ def _by_core(out: Tensor, a: Tensor, b: Tensor) -> bool:
     """Return whether the core computes this product, and faster than torch."""
     if min(out.shape) < _MIN_WIDTH or out.numel() * len(b) < _MIN_SIZE:
         return False
-    if torch.backends.mkldnn.matmul.fp32_precision == "bf16":  # type: ignore[attr-defined]
-        return False  # torch is asked for something faster
     if not core_is_faster() or torch.get_float32_matmul_precision() != "highest":
         return False
     if not (a.is_contiguous() or a.T.is_contiguous()) or not b.is_contiguous():
@@ -81,7 +78,8 @@ def core_is_faster() -> bool:
     """Return whether large float32 products are computed by the core: `LMHEAD_PRODUCTS` decides.
 
     "core" and "torch" choose one. By default it is the core on AMD processors, where torch's
-    library reaches five sixths of their speed, and the core nine tenths.
+    library reaches five sixths of their speed and the core nine tenths, and on processors with a
+    tile unit (Intel AMX), which multiplies parts of float32 numbers faster than vectors do.
     """
     core = kernels.core_with("product")
     choice = os.environ.get("LMHEAD_PRODUCTS", "")
@@ -104,11 +102,6 @@ def unit_roundoff(stored: torch.dtype) -> float:
     return math.ldexp(1.0, -24)
 
 
-def has_bfloat16_products() -> bool:
-    """Return whether this CPU multiplies bfloat16 natively."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
 def check_numbers(device: torch.device) -> None:
     """Validate that tensors of a device hold numbers: those on "meta" have a shape only."""
     if device.type == "meta":
@@ -121,31 +114,6 @@ def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Disable autocast on a device, which must hold numbers."""
     check_numbers(device)
     return torch.autocast(device.type, enabled=False)
-
-
-@contextmanager
-def native_products(stored: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Disable autocast, and allow the CPU's bfloat16 instructions in float32 products.
-
-    The latter for converted bfloat16 tensors only.
-    """
-    with without_autocast(device):
-        if stored != torch.bfloat16 or device.type != "cpu" or not has_bfloat16_products():
-            yield
-            return
-        with _bfloat16_inside():
-            yield
-
-
-@contextmanager
-def _bfloat16_inside() -> Iterator[None]:
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
 
 
 PAIR_BYTES = 2**26
@@ -221,8 +189,8 @@ class Source:
         return any(t.dtype != self.dtype for t in (*self.hiddens, *self.weights))
 
     def products(self) -> AbstractContextManager[None]:
-        """Return the context for products of this source: see `native_products`."""
-        return native_products(self.hiddens[0].dtype, self.device)
+        """Return the context for products of this source: without autocast."""
+        return without_autocast(self.device)
 
     def take(self, rows: Rows) -> tuple[Tensor, ...]:
         """Return the hidden states of some rows, ready for products: (B, D_i) each."""
@@ -420,8 +388,9 @@ class Source:
         assert isinstance(norms, Tensor)
         per_row = (norms * (1.01 * gamma * self.pointwise.lipschitz)).to(self.dtype)
         size = abs(self.pointwise.outer) if self.pointwise.bounded else abs(self.pointwise.shift)
-        # Products, sums and bounds below the smallest normal number may underflow to 0.
-        tiny = 4 * d * torch.finfo(self.dtype).tiny * max(1.0, self.pointwise.lipschitz)
+        # Products, sums and bounds below the smallest normal number may underflow to 0; there are
+        # six products for each on a tile unit.
+        tiny = 16 * d * torch.finfo(self.dtype).tiny * max(1.0, self.pointwise.lipschitz)
         absolute = 8 * u * size + tiny
         if self.row_scale is not None:
             scale = self.row_scale[rows]

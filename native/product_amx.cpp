@@ -235,6 +235,28 @@ class PanelCopier {
   Copied copied_;
 };
 
+// Fetches what a PanelCopier will copy from a transposed a: two lines of the cache from each of its
+// rows, which no hardware foresees.
+class PanelFetcher {
+ public:
+  PanelFetcher() = default;
+  PanelFetcher(const Stored& a, int64_t first, int64_t depth, int64_t column)
+      : a_(a), next_(first), end_(first + depth), column_(column) {}
+
+  int64_t left() const { return end_ - next_; }
+
+  void fetch(int64_t rows) {
+    for (const int64_t end = std::min(next_ + rows, end_); next_ < end; ++next_) {
+      __builtin_prefetch(a_.row(next_) + column_, 0, 2);
+      __builtin_prefetch(a_.row(next_) + column_ + kTile, 0, 2);
+    }
+  }
+
+ private:
+  Stored a_{};
+  int64_t next_ = 0, end_ = 0, column_ = 0;
+};
+
 // Tile registers: 0 to 3 are sums, 4 and 5 of a, 6 and 7 of b.
 inline void load_a(const char* step, int part) {
   _tile_loadd(4, step + part * 2 * kTileBytes, 64);
@@ -253,11 +275,12 @@ inline void multiply_tiles() {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// What runs beside the products of a square: `units` of the next rows of a are copied in each
-// step, and the next square of the result is fetched.
+// What runs beside the products of a square: in each step `units` of the next rows of a are copied
+// and `rows` of those after them are fetched, and the next square of the result.
 struct Beside {
   PanelCopier& copier;
-  int64_t units;
+  PanelFetcher& fetcher;
+  int64_t units, rows;
   const float* next;
 };
 
@@ -283,6 +306,7 @@ void micro(const char* a, const char* b, int64_t steps, float* out, int64_t stri
       multiply_tiles();
     }
     beside.copier.copy(beside.units);
+    beside.fetcher.fetch(beside.rows);
     if constexpr (AParts && BParts) {
       load_a(a, 1);
       multiply_tiles();
@@ -343,7 +367,8 @@ void multiply_by_vectors(const Problem& p, const Part& part, int64_t first, int6
 // it, its rows follow each other and the part is whole, else by way of `square`. Copies the next
 // rows meanwhile.
 void multiply_panel(const Problem& p, const Part& part, const char* a, bool a_parts, const char* b,
-                    bool b_parts, int64_t depth, bool add, float* square, PanelCopier& copier) {
+                    bool b_parts, int64_t depth, bool add, float* square, PanelCopier& copier,
+                    PanelFetcher& fetcher) {
   const auto multiply_square = a_parts   ? b_parts ? micro<true, true> : micro<true, false>
                                : b_parts ? micro<false, true>
                                          : micro<false, false>;
@@ -351,20 +376,22 @@ void multiply_panel(const Problem& p, const Part& part, const char* a, bool a_pa
   const bool scattered = part.rows < kSide || (p.a.ids && !p.transposed);
   const int64_t strips = (part.columns + kSide - 1) / kSide;
   const int64_t units = (copier.units() + strips * steps - 1) / (strips * steps);
+  const int64_t rows = (fetcher.left() + strips * steps - 1) / (strips * steps);
   for (int64_t strip = 0; strip < strips; ++strip, b += steps * kStepBytes) {
     const int64_t j = part.column + strip * kSide;
     const int64_t columns = std::min<int64_t>(kSide, part.column + part.columns - j);
     if (!scattered && !add && columns == kSide) {
       const bool last = strip == strips - 1;
       float* to = p.row(part.row) + j;
-      multiply_square(a, b, steps, to, p.n, {copier, units, last ? nullptr : to + kSide});
+      multiply_square(a, b, steps, to, p.n,
+                      {copier, fetcher, units, rows, last ? nullptr : to + kSide});
       continue;
     }
     for (int64_t i = 0; i < part.rows; ++i) {
       __builtin_prefetch(p.row(part.row + i) + j, 1);
       __builtin_prefetch(p.row(part.row + i) + j + kTile, 1);
     }
-    multiply_square(a, b, steps, square, kSide, {copier, units, nullptr});
+    multiply_square(a, b, steps, square, kSide, {copier, fetcher, units, rows, nullptr});
     for (int64_t i = 0; i < part.rows; ++i)
       for (int64_t v = 0; v < columns; v += kTile) {
         const __m512 sum = load(square + i * kSide + v, kTile);
@@ -392,9 +419,13 @@ class TileConfiguration {
 };
 
 void multiply(const Problem& p, const Part& part) {
-  // Blocks of b that fit the second-level cache, beside the rows of a and of the result.
+  // Blocks of b that fit the second-level cache, beside the rows of a and of the result: few blocks
+  // of columns, each of which copies all of a, where that costs most. The depth, which decides the
+  // roundings, is the same for every part.
   const int64_t bytes = parts::second_level_cache() * 5 / 8;
-  const int64_t depths = (p.inner + kDepth - 1) / kDepth;
+  const int64_t fitting = bytes / (parts::split(p.n, 1, kSide).step * kParts * 2);
+  const int64_t deepest = p.transposed ? std::clamp<int64_t>(fitting, 256, kDepth) : kDepth;
+  const int64_t depths = (p.inner + deepest - 1) / deepest;
   const int64_t most = parts::split(p.inner, depths, kStep).step;
   const int64_t strip = most / kStep * kStepBytes;
   const int64_t blocks =
@@ -418,15 +449,23 @@ void multiply(const Problem& p, const Part& part) {
                    ? PanelCopier(p.a, p.transposed, k, depth, part.row + i, rows, panel_of(i))
                    : PanelCopier();
       };
+      const auto fetcher_of = [&](int64_t first, int64_t i) {
+        if (i >= part.rows) first += most, i = std::max<int64_t>(0, i - part.rows) / kSide * kSide;
+        const int64_t rows = std::min(most, p.inner - first);
+        return p.transposed && rows > 0 && i < part.rows
+                   ? PanelFetcher(p.a, first, rows, part.row + i)
+                   : PanelFetcher();
+      };
       PanelCopier copier = copier_of(0);
       for (int64_t i = 0; i < part.rows; i += kSide) {
         const Part some{part.row + i, std::min<int64_t>(kSide, part.rows - i), column, columns};
         const Copied of_a = copier.finish();
         copier = copier_of(i + kSide);
+        PanelFetcher fetcher = fetcher_of(k, i + 2 * kSide);
         asm volatile("" ::: "memory");  // the tile loads read what was copied
         if (of_a.fit && of_b.fit)
           multiply_panel(p, some, panel_of(i), of_a.parts, b, of_b.parts, depth, add, square.get(),
-                         copier);
+                         copier, fetcher);
         else
           multiply_by_vectors(p, some, k, depth, add);
       }

@@ -40,14 +40,15 @@ def test_product(m: int, n: int, inner: int, transposed: bool, add: bool) -> Non
     assert_as_good_as(made, plain, truth, 1e-6)
 
 
-def test_the_same_bits_on_any_number_of_threads() -> None:
-    a, b = matrices(700, 300, 577, transposed=False)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_same_bits_on_any_number_of_threads(transposed: bool) -> None:
+    a, b = matrices(300, 700, 1577, transposed=transposed)
     results = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(products.product_(torch.empty(700, 300), a, b))
+            results.append(products.product_(torch.empty(300, 700), a, b))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(results[0], each) for each in results)

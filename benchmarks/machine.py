@@ -45,12 +45,14 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def cpu_family() -> str:
-    """Return vendor and widest vectors, e.g. "amd-avx2": the name of a folder of results."""
+    """Return vendor and widest vectors or tile unit, e.g. "amd-avx2": a folder of results."""
     arm = platform.machine().lower() in ("aarch64", "arm64")
     vendor = "apple" if arm and platform.system() == "Darwin" else "arm" if arm else "other"
     vendor = _VENDORS.get(_cpuinfo("vendor_id"), vendor)
     capability = torch.backends.cpu.get_cpu_capability().lower()
     vectors = "neon" if arm else capability if capability.startswith("avx") else "sse"
+    if torch.cpu._is_amx_tile_supported():
+        vectors = "amx"
     return f"{vendor}-{vectors}"
 
 

@@ -105,6 +105,7 @@ def test_plots_are_written_and_repeat(tmp_path: Path) -> None:
     [
         ("AuthenticAMD", "x86_64", "AVX2", "amd-avx2"),
         ("GenuineIntel", "x86_64", "AVX512", "intel-avx512"),
+        ("GenuineIntel", "x86_64", "AVX512 AMX", "intel-amx"),
         ("GenuineIntel", "x86_64", "DEFAULT", "intel-sse"),
         ("", "aarch64", "DEFAULT", "arm-neon"),
         ("", "riscv64", "DEFAULT", "other-sse"),
@@ -121,7 +122,8 @@ def test_the_cpu_family_names_the_folder_of_results(
     monkeypatch.setattr(machine, "_cpuinfo", lambda _: vendor)
     monkeypatch.setattr("platform.machine", lambda: system)
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: vectors)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: vectors.split()[0])
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: "AMX" in vectors)
     monkeypatch.setattr(machine, "RESULTS", tmp_path)
     assert runner.results_folder(None) == tmp_path / family
     assert runner.results_folder(tmp_path / "mine") == tmp_path / "mine"

@@ -138,6 +138,10 @@ PLAIN |= {
 @eager
 def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one of torch's functions where some argument is lazy logits."""
+    reads = func in PLAIN and func not in HANDLERS
+    if reads and args and type(args[0]) is LazyLogits and not args[0]._level:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
     for a in args:
         if isinstance(a, LazyLogits):
             lazy_logits.check_transform(a)

@@ -96,7 +96,8 @@ def _classes_last(input: LazyLogits, target: Any) -> tuple[LazyLogits, torch.Siz
                 "targets.view(-1), or logits.transpose(1, 2)"
             )
         raise NotRecorded
-    return input.movedim(place, -1), input.lead  # type: ignore[return-value]
+    last = input if place == n - 1 else input.movedim(place, -1)
+    return last, input.lead  # type: ignore[return-value]
 
 
 def _targets_last(input: LazyLogits, target: Any) -> Any:

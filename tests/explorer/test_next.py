@@ -95,32 +95,51 @@ def test_penalties_count_generated_tokens(
     assert drawn_id == str(drawn)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("t", "0.3"), ("k", "7"), ("p", "0.4"), ("m", "0.5"), ("typ", "0.2")),
-        *(("rep", "1.8"), ("freq", "1.2"), ("pres", "-0.7")),
-    ],
-)
-def test_every_slider_acts_at_once_without_the_model(
-    here: Page, address: str, name: str, value: str
-) -> None:
+def test_every_slider_acts_at_once_without_the_model(here: Page, address: str) -> None:
     opened(here, f"{address}/next?prompt=hello&more=264&top=300")
     requests = api_requests(here)
     before = numbers(here, "processed")
-    here.locator(f'input[name="{name}"]').fill(value)
-    expect(here.locator('[data-chart="stages"] tbody tr')).to_have_count(2)
-    after = numbers(here, "processed")
-    assert sorted(after) != sorted(before)
-    assert sum(after) == pytest.approx(1, abs=1e-9)
-    here.wait_for_function(f"() => location.search.includes('{name}={value}')")
+    stages = here.locator('[data-chart="stages"] tbody tr')
+    sliders = {"t": "0.3", "k": "7", "p": "0.4", "m": "0.5", "typ": "0.2"}
+    sliders |= {"rep": "1.8", "freq": "1.2", "pres": "-0.7"}
+    for name, value in sliders.items():
+        slider = here.locator(f'input[name="{name}"]')
+        neutral = slider.input_value()
+        slider.fill(value)
+        expect(stages).to_have_count(2)
+        after = numbers(here, "processed")
+        assert sorted(after) != sorted(before), name
+        assert sum(after) == pytest.approx(1, abs=1e-9), name
+        here.wait_for_function(f"() => location.search.includes('{name}={value}')")
+        slider.fill(neutral)
+        expect(stages).to_have_count(1)
+        here.wait_for_function(f"() => !location.search.includes('{name}={value}')")
+        assert numbers(here, "processed") == pytest.approx(before, abs=1e-12), name
     assert requests == []
+
+
+def test_sliders_are_kept_by_a_reload_and_taken_back_one_by_one(here: Page, address: str) -> None:
+    opened(here, f"{address}/next?prompt=hello&more=264&top=300")
+    stages = here.locator('[data-chart="stages"] tbody tr')
+    sliders = {"t": "0.3", "k": "200", "p": "0.95", "m": "0.05", "typ": "0.9"}
+    sliders |= {"rep": "1.8", "freq": "1.2", "pres": "-0.7"}
+    rows = []
+    for name, value in sliders.items():
+        rows.append(stages.count())
+        here.locator(f'input[name="{name}"]').fill(value)
+        here.wait_for_function(f"() => location.search.includes('{name}={value}')")
+        # The two penalties that subtract are one stage.
+        expect(stages).to_have_count(rows[-1] + (name != "pres"))
+    after = numbers(here, "processed")
     here.reload()
     settled(here)
-    assert here.locator(f'input[name="{name}"]').input_value() == value
+    for name, value in sliders.items():
+        assert here.locator(f'input[name="{name}"]').input_value() == value
     assert numbers(here, "processed") == pytest.approx(after, abs=1e-12)
-    here.go_back()
-    expect(here.locator('[data-chart="stages"] tbody tr')).to_have_count(1)
+    for name in reversed(sliders):
+        here.go_back()
+        here.wait_for_function(f"() => !new URLSearchParams(location.search).has('{name}')")
+        expect(stages).to_have_count(rows.pop())
 
 
 def test_the_sampler_s_own_best_tokens_come_too(

@@ -73,8 +73,11 @@ def test_a_crowd_leaves_the_server_as_it_was(
         began = time.monotonic()
         crowd.run(CLIENTS, SECONDS)
         took = time.monotonic() - began
-        time.sleep(REST)
+        until = time.monotonic() + REST
         before, later = memory, footprint(process)
+        while time.monotonic() < until and (later[1] > files or later[2] > threads):
+            time.sleep(0.2)
+            later = footprint(process)
         print(_summary(crowd, took, (before, files, threads), later))
         memory = later[0]
         if memory < before + 30:

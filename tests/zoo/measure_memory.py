@@ -87,7 +87,17 @@ def measure(name: str, batch: int, positions: int, vocab: int, dim: int, max_byt
 
 def in_fresh_process(name: str, *sizes: int) -> dict[str, Any]:
     """peak and bound in bytes, and seconds."""
-    command = [sys.executable, __file__, "--measure", name, "--sizes", *map(str, sizes)]
+    return _from_process("--measure", name, "--sizes", *map(str, sizes))[0]
+
+
+def in_forks_of_a_fresh_process(names: list[str], *sizes: int) -> list[dict[str, Any]]:
+    """The same of several snippets, for which torch is imported once."""
+    return _from_process("--fork", *names, "--sizes", *map(str, sizes))
+
+
+def _from_process(*arguments: str) -> list[dict[str, Any]]:
+    """Every line of JSON that this file prints."""
+    command = [sys.executable, __file__, *arguments]
     # glibc keeps freed blocks below 32 MiB for itself; what counts is what the program holds.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
@@ -95,8 +105,7 @@ def in_fresh_process(name: str, *sizes: int) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def in_forked_process(name: str, *sizes: int) -> dict[str, Any]:
@@ -139,6 +148,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=TEN)
     parser.add_argument("--all", action="store_true", help="every snippet that streams")
     parser.add_argument("--measure", metavar="NAME", help="run this snippet in this process")
+    parser.add_argument("--fork", metavar="NAME", nargs="+", help="run each in a forked process")
     parser.add_argument(
         "--sizes",
         nargs=5,
@@ -149,6 +159,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         measure(options.measure, *options.sizes)
+        return
+    if options.fork:
+        every_snippet()
+        for name in options.fork:
+            print(json.dumps(in_forked_process(name, *options.sizes)), flush=True)
         return
     failed = False
     run, names = in_fresh_process, options.names

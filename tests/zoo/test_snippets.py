@@ -20,7 +20,7 @@ from zoo.allocations import largest_allocation
 from zoo.catalogue import SNIPPETS, Run, Sizes, Snippet, run
 
 SIZES = Sizes()
-LARGE = Sizes(B=4, T=16, V=2099, D=4)
+LARGE = Sizes(B=4, T=8, V=2099, D=4)
 
 # Room for about three rows of logits at a time.
 FEW_ROWS = 3 * 8 * SIZES.V

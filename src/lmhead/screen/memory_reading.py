@@ -2,8 +2,8 @@
 
 One pass over a copy reads it in a stream, and memory is the limit. Some machines read faster if
 several parts of a block are read side by side (`streams`), some with a software prefetch, which on
-others costs a third of the speed. So the first pass over a large copy tries a few settings, some
-hundredths of a second, and keeps the best in `calibration.json` of the cache folder.
+others costs a third of the speed. So the first pass over a large copy tries a few settings, about
+a tenth of a second, and keeps the best in `calibration.json` of the cache folder.
 
 `LMHEAD_STREAMS=N` (1, 2 or 4) and `LMHEAD_PREFETCH=BYTES` (0: none) set them instead; two numbers,
 as in `0,2048`, are for copies of 8 and of 4 bits. Answers do not depend on either.
@@ -39,12 +39,15 @@ class Setting(NamedTuple):
 Settings = tuple[Setting, Setting]
 """For copies of 8 and of 4 bits."""
 
-CANDIDATES = (Setting(2, 0), Setting(1, 0), Setting(4, 0), Setting(1, 1024), Setting(2, 1024))
+CANDIDATES = (
+    *(Setting(2, 0), Setting(1, 0), Setting(4, 0)),
+    *(Setting(1, 1024), Setting(2, 1024), Setting(1, 4096)),
+)
 """What is tried; the first is kept unless another is faster."""
 LARGE = min(cache_bytes(3), 64 << 20)
 """Bytes of a copy from which on it is not in a processor's cache between two passes."""
-_SECONDS = 0.01  # of passes over each kind of copy; each setting is tried at least once
-_GAIN = 0.95  # of the time of the first candidate
+_SECONDS = 0.04  # of passes over each kind of copy; each setting is tried at least once
+_GAIN = 0.97  # of the time of the first candidate
 
 
 @cache
@@ -81,7 +84,7 @@ def _from_environment(name: str, allowed: Iterable[int], meaning: str) -> tuple[
     return numbers[0], numbers[-1]
 
 
-def measure(nbytes: int = 3 * LARGE // 2) -> Settings:
+def measure(nbytes: int = 3 * LARGE) -> Settings:
     """Return the fastest settings for copies of 8 and of 4 bits, by passes over memory."""
     core, width = kernels.compiled(), 2048
     vocab = nbytes // width

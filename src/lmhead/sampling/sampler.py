@@ -328,9 +328,7 @@ class Sampler:
         """Validate the arguments of a call on logits of this shape, (..., V)."""
         vocab, n = shape[-1], math.prod(shape[:-1])
         tokens = Context.of(context, n, vocab, prompt_length=prompt_length, mask=context_mask)
-        positions = torch.tensor(tokens.lengths, dtype=torch.int64)
-        if position is not None:
-            positions = position_tensor(position)
+        positions = position_tensor(tokens.lengths if position is None else position)
         unconditional_rows = None
         if unconditional is not None:
             if unconditional.shape != shape:

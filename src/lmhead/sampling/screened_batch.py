@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmhead.sampling.run_stages import Sampled, active
@@ -24,6 +26,10 @@ from lmhead.sweep import Source, kernels
 
 # In the order of SampleStep in native/screen_sample.hpp.
 _STEPS: tuple[type[Stage], ...] = (Temperature, TopK, TopP, MinP, Epsilon, TopH)
+
+Integers = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+"""The core's arguments: of NumPy, which makes small arrays several times as fast as torch."""
 
 Dense = Callable[[Tensor], Sampled]
 """Sample some rows, (K,) numbers, from the logits of all tokens."""
@@ -68,12 +74,13 @@ def sample_rows(
             else:
                 whole[:, some], numbers[:, some] = drawn
     token, rescored, state = whole
-    check_sound(not bool((state == _UNSOUND).any()))
+    states = state.tolist()
+    check_sound(_UNSOUND not in states)
     z, log_prob, raw = numbers[0], numbers[1:3], numbers[3:5]
     raw = (z - raw.flip(0)).clamp_(max=0.0)
     fell = state != _DECIDED
-    again = torch.arange(n) if exact else fell.nonzero()[:, 0]
-    if len(again):
+    if undecided := [row for row in range(n) if exact or states[row] != _DECIDED]:
+        again = torch.tensor(undecided)
         sampled = dense(again)
         off = torch.zeros(2, len(again), dtype=torch.float64)
         if not exact:
@@ -124,39 +131,41 @@ def _supports(source: Source) -> bool:
 class Chain:
     """A sampler's stages as the core takes them; S steps, B rows."""
 
-    kinds: Tensor  # (S,), places in `_STEPS`
-    least: Tensor  # (S,), tokens that a cut keeps at least
-    values: Tensor  # (S, B); of a temperature its inverse
-    flags: Tensor  # (2, B): greedy, and whether float64 sums decide, as they do without a copy
-    keys: Tensor  # (B, 2)
+    kinds: Integers  # (S,), places in `_STEPS`
+    least: Integers  # (S,), tokens that a cut keeps at least
+    values: Numbers  # (S, B); of a temperature its inverse
+    flags: Integers  # (2, B): greedy, and whether float64 sums decide, as they do without a copy
+    keys: Integers  # (B, 2)
 
     @classmethod
     def of(cls, stages: Sequence[Stage], call: Call, greedy: Tensor) -> Chain | None:
         """Return the stages after the edits; None if the core does not support them."""
         edits = next((i for i, s in enumerate(stages) if not isinstance(s, Edit)), len(stages))
         chain = stages[edits:]
-        if bool(greedy.any()) and len(active(stages, greedy=True)) != edits:
+        take_best: list[bool] = greedy.tolist()
+        if any(take_best) and len(active(stages, greedy=True)) != edits:
             return None
         if any(type(s) not in _STEPS or getattr(s, "ties", "lowest") != "lowest" for s in chain):
             return None
         kinds = [_STEPS.index(type(s)) for s in chain]
         least = [getattr(s, "min_tokens_to_keep", 1) for s in chain]
-        values = [_value(s, call) for s in chain]
+        values = [_value(s, call).numpy() for s in chain]
         first = next((s for s in chain if not isinstance(s, Temperature)), None)
         ranked = isinstance(first, TopK) and bool((torch.as_tensor(first.k) >= 1).all())
-        wide = (greedy | ranked) & (edits == 0)
+        wide = [edits == 0 and (ranked or best) for best in take_best]
         return cls(
-            torch.tensor(kinds, dtype=torch.int64),
-            torch.tensor(least, dtype=torch.int64),
-            torch.stack(values) if values else torch.empty(0, len(greedy), dtype=torch.float64),
-            torch.stack([greedy, wide]).long(),
-            call.keys.contiguous(),
+            np.array(kinds, np.int64),
+            np.array(least, np.int64),
+            np.stack(values) if values else np.empty((0, len(take_best))),
+            np.array([take_best, wide], np.int64),
+            call.keys.contiguous().numpy(),
         )
 
     def select(self, rows: Tensor) -> Chain:
         """Return the chain of some rows."""
-        values, flags = self.values[:, rows].contiguous(), self.flags[:, rows].contiguous()
-        return replace(self, values=values, flags=flags, keys=self.keys[rows].contiguous())
+        some = rows.numpy()
+        values, flags = self.values[:, some].copy("C"), self.flags[:, some].copy("C")
+        return replace(self, values=values, flags=flags, keys=self.keys[some])
 
 
 def _value(stage: Stage, call: Call) -> Tensor:
@@ -171,9 +180,9 @@ def _value(stage: Stage, call: Call) -> Tensor:
 class _Edits(NamedTuple):
     """Tokens whose logits edits change, row after row: M of them."""
 
-    starts: Tensor  # (B + 1,)
-    ids: Tensor  # (M,)
-    logits: Tensor  # (2, M) float64, before and after
+    starts: Integers  # (B + 1,)
+    ids: Integers  # (M,)
+    logits: Numbers  # (2, M), before and after
 
 
 def _edit(
@@ -181,6 +190,9 @@ def _edit(
 ) -> _Edits | None:
     """Apply the edits to the allowed tokens they may change; None if that may be all."""
     edits = [s for s in stages if isinstance(s, Edit)]
+    none = _Edits(np.zeros(source.rows + 1, np.int64), np.empty(0, np.int64), np.empty((2, 0)))
+    if not edits:
+        return none
     touched = [s.touches(call) for s in edits]
     if any(tokens is None for tokens in touched):
         return None
@@ -194,10 +206,10 @@ def _edit(
             [t for t in ids if bits[t // 32] >> t % 32 & 1]
             for ids, bits in zip(rows, masks, strict=True)
         ]
+    if not any(rows):
+        return none
     starts = torch.tensor([0, *(len(ids) for ids in rows)]).cumsum(0)
-    ids = torch.tensor([t for tokens in rows for t in tokens], dtype=torch.int64)
-    if len(ids) == 0:
-        return _Edits(starts, ids, torch.empty(2, 0, dtype=torch.float64))
+    ids = torch.tensor([t for tokens in rows for t in tokens])
     row = torch.arange(source.rows).repeat_interleave(starts.diff())
     every, place = ids.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     bias = None if source.bias is None else source.bias[every]
@@ -208,7 +220,8 @@ def _edit(
     z[row, ids] = before
     for stage in edits:
         stage.edit(z, call)
-    return _Edits(starts, ids, torch.stack([before, z[row, ids]]).double())
+    logits = torch.stack([before, z[row, ids]]).double()
+    return _Edits(*kernels.arrays(starts, ids, logits))
 
 
 def _sample(
@@ -219,19 +232,19 @@ def _sample(
     rows = found.rows
     whole = torch.zeros(3, rows, dtype=torch.int64)
     numbers = torch.empty(5, rows, dtype=torch.float64)
-    copy, states, views = found.copy.arrays, found.states, kernels.views
+    copy, states, arrays = found.copy.arrays, found.states, kernels.arrays
     kernels.compiled().screen_sample(
-        *views(found.approx, found.block_top),
+        *arrays(found.approx, found.block_top),
         *(copy.first_e, copy.n, copy.block_e, copy.block_n),
-        *views(states.e, states.n, states.base),
+        *arrays(states.e, states.n, states.base),
         *(copy.low, copy.e, copy.scales),
-        *views(states.main, states.scales),
+        *arrays(states.main, states.scales),
         allowed,
-        *views(source.hiddens[0].float()),
+        *arrays(source.hiddens[0].float()),
         *(source.weights[0], found.bias, kernels.map_tuple(source.pointwise)),
         found.copy.mean_norm,
-        *views(chain.kinds, chain.least, chain.values, chain.flags, chain.keys, *edits),
-        *views(whole, numbers),
+        *(chain.kinds, chain.least, chain.values, chain.flags, chain.keys, *edits),
+        *arrays(whole, numbers),
         kernels.threads(),
     )
     return whole, numbers

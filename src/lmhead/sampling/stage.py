@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import ClassVar, TypeGuard
 
 import torch
@@ -45,8 +46,8 @@ class Context:
         """
         ids = _lists(context, rows, mask)
         for row, row_ids in enumerate(ids):
-            wrong = next((i for i in row_ids if not 0 <= i < vocab), None)
-            if wrong is not None:
+            if row_ids and not 0 <= min(row_ids) <= max(row_ids) < vocab:
+                wrong = next(i for i in row_ids if not 0 <= i < vocab)
                 raise ValueError(f"context ids must be in [0, {vocab}); got {wrong} in row {row}")
         lengths = [len(row_ids) for row_ids in ids]
         if prompt_length is None:
@@ -109,8 +110,8 @@ def _lists(
                 f"context_mask must have the shape of context, {tuple(context.shape)}; "
                 f"got {tuple(mask.shape)}"
             )
-        pairs = zip(context, mask.bool(), strict=True)
-        return tuple(tuple(row_ids[row_mask].tolist()) for row_ids, row_mask in pairs)
+        pairs = zip(context.tolist(), mask.tolist(), strict=True)
+        return tuple(tuple(compress(row_ids, row_mask)) for row_ids, row_mask in pairs)
     if mask is not None:
         raise TypeError("context_mask needs a context tensor; got a list, which needs no padding")
     lists = list(context)

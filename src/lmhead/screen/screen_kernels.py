@@ -50,9 +50,9 @@ def products(
         read = kernels.core.screen_products(
             *(given.whole, given.high, given.lead, given.scales, given.lead_scales),
             bias,
-            *kernels.views(states.main, states.lead, states.scales, states.lead_scales),
+            *kernels.arrays(states.main, states.lead, states.scales, states.lead_scales),
             allowed,
-            *kernels.views(approx, top),
+            *kernels.arrays(approx, top),
             kernels.threads(),
         )
         return Approximation(approx, top, read)

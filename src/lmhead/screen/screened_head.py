@@ -84,6 +84,8 @@ class ScreenedSample(NamedTuple):
 
     def reshape(self, lead: torch.Size) -> ScreenedSample:
         """Return the same for hidden states of another shape."""
+        if self.token.shape == lead:
+            return self
         return ScreenedSample(
             self.token.reshape(lead),
             Interval(*(x.reshape(lead) for x in self.log_prob)),
@@ -123,7 +125,7 @@ class ScreenReport:
         rows = certificate.fell_back.numel()
         if rows == 0:
             return
-        rescored = float(certificate.rows_rescored.double().sum())
+        rescored = int(certificate.rows_rescored.sum())
         total = self.rows_rescored * self.choices + rescored
         self.choices += rows
         self.rows_rescored = total / self.choices

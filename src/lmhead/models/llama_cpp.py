@@ -175,8 +175,8 @@ class _Context:
 class _LlamaCppModel:
     """A GGUF file opened by llama.cpp."""
 
-    def __init__(self, path: Path, plain_llama: bool) -> None:
-        self.library = _library()
+    def __init__(self, path: Path, plain_llama: bool, embedding: Tensor | None) -> None:
+        self.library, self._embedding = _library(), embedding
         self._file = GgufFile(path)
         separate = plain_llama and is_worthwhile(self._file)
         self.address = self._open_body() if separate else None
@@ -200,7 +200,9 @@ class _LlamaCppModel:
         return None
 
     def embed(self, ids: list[int]) -> Tensor:
-        """Return the embeddings of ids, (T, D)."""
+        """Return the embeddings of ids, (T, D), in float32."""
+        if self._embedding is not None:
+            return self._embedding[torch.tensor(ids)].float()
         return torch.from_numpy(self._file.read_rows(EMBEDDING, ids))
 
     def __del__(self) -> None:
@@ -223,11 +225,20 @@ class LlamaCppCache:
 class LlamaCppBody:
     """The body of a GGUF file, computed by llama.cpp; one context per row of a batch.
 
-    `plain_llama`: a Llama with the usual tensors, which can be opened without its head.
+    Args:
+        path: the file.
+        vocab_size: V.
+        plain_llama: a Llama with the usual tensors, which can be opened without its head.
+        embedding: (V, D), where it is in memory, as that of a tied head; else rows are read from
+            the file.
     """
 
-    def __init__(self, path: Path, vocab_size: int, *, plain_llama: bool) -> None:
-        self._model, self._vocab_size = _LlamaCppModel(path, plain_llama), vocab_size
+    def __init__(
+        self, path: Path, vocab_size: int, *, plain_llama: bool, embedding: Tensor | None = None
+    ) -> None:
+        embedding = None if embedding is None else embedding.detach()
+        self._model = _LlamaCppModel(path, plain_llama, embedding)
+        self._vocab_size = vocab_size
         self._contexts: list[_Context] = []
 
     def __call__(
@@ -250,6 +261,11 @@ class LlamaCppBody:
                 states = self._contexts[row].read(list(all_ids[-1]), len(row_ids))
                 hidden[row, new - len(row_ids) :] = states
         return hidden, LlamaCppCache(tuple(all_ids), before + new)
+
+
+def has_own_head(file: GgufFile) -> bool:
+    """Return whether the head has a weight of its own; without one it shares the embedding's."""
+    return _HEAD in file.tensors
 
 
 def is_worthwhile(file: GgufFile) -> bool:

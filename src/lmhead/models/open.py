@@ -26,7 +26,7 @@ from lmhead.models.gguf_llama import is_plain_llama
 from lmhead.models.huggingface import load_huggingface
 from lmhead.models.language_model import ENGINES, Engine, LanguageModel
 from lmhead.models.llama2c import load_llama2c
-from lmhead.models.llama_cpp import LlamaCppBody
+from lmhead.models.llama_cpp import LlamaCppBody, has_own_head
 from lmhead.models.model_files import StrPath, exists, file_size, one_line
 from lmhead.user_cache import is_offline
 
@@ -99,8 +99,13 @@ def _with_engine(model: LanguageModel, path: Path, engine: Engine | None) -> Lan
         files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
         if len(files) != 1 or not _is_gguf(files[0]):
             raise ModelError(f"engine 'llama.cpp' opens GGUF files; {path} is of another format")
-        plain = is_plain_llama(GgufFile(files[0]))
-        body = LlamaCppBody(files[0], model.head.vocab_size, plain_llama=plain)
+        file = GgufFile(files[0])
+        body = LlamaCppBody(
+            files[0],
+            model.head.vocab_size,
+            plain_llama=is_plain_llama(file),
+            embedding=None if has_own_head(file) else model.head.weight,
+        )
         return replace(model, body=body)
     elif engine is not None and model.engine != engine:
         raise ModelError(f"{path} cannot be computed by the engine {engine!r}, only by torch")

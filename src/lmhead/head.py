@@ -251,32 +251,35 @@ class LMHead(nn.Linear):
 
     def _scores(self, hidden: Tensor) -> tuple[Scores, torch.Size, torch.dtype]:
         """Return scores, the leading shape of the hidden states, and the dtype of the logits."""
-        if checks.is_dtensor(self.weight):
-            low_rank = self.low_rank_a is not None and self.low_rank_b is not None
+        weight, bias = self.weight, self.bias
+        low_rank_a, low_rank_b = self.low_rank_a, self.low_rank_b
+        if checks.is_dtensor(weight):
+            low_rank = low_rank_a is not None and low_rank_b is not None
             scores, plain = sharded_scores(
                 hidden,
-                (self.weight, self.low_rank_b) if low_rank else (self.weight,),  # type: ignore[arg-type]
-                (self.low_rank_a,) if low_rank else (),  # type: ignore[arg-type]
-                self.bias,
+                (weight, low_rank_b) if low_rank else (weight,),  # type: ignore[arg-type]
+                (low_rank_a,) if low_rank else (),  # type: ignore[arg-type]
+                bias,
                 Pointwise.of(softcap=self.softcap, scale=self.scale),
                 grad_filter=self.grad_filter,
                 max_bytes=self.max_bytes,
-                screen=self.screened if self.weight._version == self._screened_version else None,
+                screen=self.screened if weight._version == self._screened_version else None,
             )
             return scores, plain.shape[:-1], autocast(plain)[0].dtype
-        cast = autocast(hidden, self.weight)
+        cast = autocast(hidden, weight)
         checks.check_hidden_and_weight(*cast)
-        for name in ("bias", "low_rank_a", "low_rank_b"):
-            if (tensor := getattr(self, name)) is not None:
+        more = (("bias", bias), ("low_rank_a", low_rank_a), ("low_rank_b", low_rank_b))
+        for name, tensor in more:
+            if tensor is not None:
                 checks.check_memory(name, tensor)
         hiddens, weights = cast[:1], cast[1:]
-        if self.low_rank_a is not None and self.low_rank_b is not None:
-            a, b = autocast(self.low_rank_a, self.low_rank_b)
+        if low_rank_a is not None and low_rank_b is not None:
+            a, b = autocast(low_rank_a, low_rank_b)
             hiddens, weights = (*hiddens, hiddens[0] @ a.T), (*weights, b)
         source = Source(
             tuple(h.reshape(-1, h.shape[-1]) for h in hiddens),
             weights,
-            self.bias,
+            bias,
             Pointwise.of(softcap=self.softcap, scale=self.scale),
         ).keep_masked()
         lead, dtype = hidden.shape[:-1], hiddens[0].dtype

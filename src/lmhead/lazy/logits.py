@@ -178,15 +178,11 @@ class LazyLogits(Tensor):
     def of(cls, scores: Scores, lead: torch.Size, dtype: torch.dtype) -> LazyLogits:
         """Make the logits of a head that was called on hidden states (*lead, D)."""
         shape = (*lead, scores.vocab_size)
-        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-            if any(t.requires_grad for t in scores.tensors()):
+        if not torch._C._are_functorch_transforms_active():
+            if not torch.is_grad_enabled():
+                scores = scores.with_tensors([t.detach() for t in scores.tensors()])
+            elif any(t.requires_grad for t in scores.tensors()):
                 return cls._joined(scores, shape, dtype)
-        else:
-            scores = (
-                scores
-                if torch._C._are_functorch_transforms_active()
-                else scores.with_tensors([t.detach() for t in scores.tensors()])
-            )
         return wrap(Leaf(Root(scores), dtype), shape, dtype, scores.device, scores.max_bytes)
 
     @classmethod
@@ -434,7 +430,8 @@ def wrap(
     torch._C._set_throw_on_mutable_data_ptr(made)
     made._chain, made.max_bytes = chain, max_bytes
     made._vdim = len(shape) - 1 if vdim is None else vdim
-    made._shared = Base(node, made.lead) if base is None else base
+    lead = torch.Size([*shape[: made._vdim], *shape[made._vdim + 1 :]])
+    made._shared = Base(node, lead) if base is None else base
     # A program with a snapshot of memory must not be cached.
     made._seen = (-1 if made._shared.exposed else made._shared.version, node)
     made._live = None

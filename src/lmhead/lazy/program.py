@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmhead.checks import has_memory
@@ -47,17 +48,19 @@ class Root:
         self.origin = self  # for constants: the root with the same values
         self.waiting: Any = None  # weak reference to gradients not yet taken: see `routing`
         if scores is not None:
-            tensors = scores.tensors()
-            self._sharded: list[Any] = [None] * len(tensors)
+            self._sharded: list[Any] | None = None  # per tensor; None for none of them
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                self._sharded = [fsdp.sharded_parameter(t) for t in tensors]
+                self._sharded = [fsdp.sharded_parameter(t) for t in scores.tensors()]
             self._versions = self._states(scores)
 
     def check_unchanged(self) -> None:
         """Raise if a tensor of the head was modified in place since the head was called."""
         if self.scores is None:
+            check_unchanged([self.node] if self.node is not None else [])
             return
         states = self._states(self.scores)
+        if states == self._versions:
+            return
         for now, name, then in zip(states, self.scores.tensor_names(), self._versions, strict=True):
             if now != then:
                 raise RuntimeError(
@@ -68,15 +71,19 @@ class Root:
                 )
 
     def _states(self, scores: Scores) -> list[Any]:
-        entries = zip(scores.watched(), scores.tensor_names(), self._sharded, strict=True)
+        tensors, names = scores.watched(), scores.tensor_names()
+        if self._sharded is None:
+            return list(map(_state, tensors, names))
         return [
             _state(t, name) if s is None else (version(t), version(s.parameter))
-            for t, name, s in entries
+            for t, name, s in zip(tensors, names, self._sharded, strict=True)
         ]
 
     def gathered(self) -> tuple[Tensor, ...] | None:
         """Return the head's tensors if FSDP2 has freed some: those, gathered again; else None."""
-        tensors = self.bind(Env()).tensors()
+        if self._sharded is None:
+            return None
+        tensors = self.own.tensors()
         freed = [
             s is not None and fsdp.is_freed(t) for t, s in zip(tensors, self._sharded, strict=True)
         ]
@@ -90,10 +97,15 @@ class Root:
         logits = env.stand_in(self)
         if logits is not None:
             return DenseScores(logits)
+        tensors = env.root_tensors(self)
+        return self.own if tensors is None else self.own.with_tensors(tensors)
+
+    @property
+    def own(self) -> Scores:
+        """The scores on the tensors of the head; not for a root with a program."""
         if self.scores is None:
             raise AssertionError("this root has a program, not scores")
-        tensors = env.root_tensors(self)
-        return self.scores if tensors is None else self.scores.with_tensors(tensors)
+        return self.scores
 
     def detached(self) -> Root:
         """Return the same scores as constants."""
@@ -101,7 +113,7 @@ class Root:
             fixed = Root(node=self.node.frozen())
             fixed.origin = self.origin
             return fixed
-        scores = self.bind(Env())
+        scores = self.own
         if self.handle is None and not any(t.requires_grad for t in scores.tensors()):
             return self
         fixed = Root(scores.with_tensors([t.detach() for t in scores.tensors()]))
@@ -117,10 +129,8 @@ def version(t: Tensor) -> int | None:
 
 def _state(t: Tensor, name: str) -> Any:
     """Return what changes when a tensor is written to, or its data replaced."""
-    if type(t) not in (
-        Tensor,
-        torch.nn.Parameter,
-    ) or torch._C._functorch.is_functorch_wrapped_tensor(t):
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
+    if type(t) not in (Tensor, torch.nn.Parameter) or wrapped:
         return version(t)
     return version(t), t.data_ptr(), _sample(t) if name in _PARAMETERS else None
 
@@ -131,19 +141,19 @@ _PARAMETERS = ("weight", "low_rank_b", "bias")
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def _sample(t: Tensor) -> int | None:
-    """Return the sum of the bits of some entries; None if the tensor cannot be read."""
-    if t.device.type != "cpu" or not has_memory(t):
+def _sample(t: Tensor) -> bytes | None:
+    """Return some entries; None if the tensor cannot be read."""
+    if not t.is_cpu or not has_memory(t):
         return None
-    if torch._C._len_torch_dispatch_stack():
-        with _disable_current_modes():
-            return _bits(t)
-    return _bits(t)
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        with torch._C._DisableFuncTorch(), _disable_current_modes():
+            return _few_entries(t)
+    return _few_entries(t)
 
 
-def _bits(t: Tensor) -> int:
-    few = t.detach()[tuple(slice(None, None, max(1, n // 8)) for n in t.shape)]
-    return int(few.view(_INTEGERS[t.element_size()]).sum())
+def _few_entries(t: Tensor) -> bytes:
+    numbers = t.detach().view(_INTEGERS[t.element_size()]).numpy()
+    return numbers[tuple([slice(None, None, n // 8 or 1) for n in numbers.shape])].tobytes()
 
 
 class Env:
@@ -325,6 +335,18 @@ class Node(ABC):
             raise AssertionError("this program is not scores")
         return found
 
+    @cached_property
+    def sources(self) -> tuple[list[Root], list[Operand]]:
+        """The distinct roots and operands of the program."""
+        roots: dict[Root, None] = {}
+        operands = []
+        for part in self.walk():
+            if isinstance(part, Leaf):
+                roots[part.root] = None
+            elif isinstance(part, Operand):
+                operands.append(part)
+        return list(roots), operands
+
     def walk(self) -> Iterator[Node | Operand]:
         """Yield this node, and all nodes and operands below it, each of them once."""
         seen: set[int] = set()
@@ -367,12 +389,16 @@ class Leaf(Node):
         root = self.root
         return root.scores.n_rows if root.scores is not None else self.n_rows
 
-    @cached_property
+    @property
     def _node(self) -> Node | None:
         """The program behind the root, if it has one that is not scores."""
+        return None if self.root.node is None else self._selected
+
+    @cached_property
+    def _selected(self) -> Node:
+        """The rows of the program behind the root."""
         node = self.root.node
-        if node is None:
-            return None
+        assert node is not None
         assert all(name == "select" for name, _ in self.steps)
         for _, rows in self.steps:
             node = node.take(rows)
@@ -381,6 +407,8 @@ class Leaf(Node):
     @property
     def now(self) -> Scores:
         """The scores on the head's own tensors, without gradients."""
+        if not self.steps:
+            return self.root.own
         if not self._fixed:
             with torch.no_grad():
                 self._fixed.append(self._bind(Env()))
@@ -446,13 +474,18 @@ class Leaf(Node):
             env.tiles[key] = (self, self.compute(env, first, last).detach())
         return env.tiles[key][1]
 
-    def parts(self) -> Sequence[Node | Operand]:
+    def parts(self) -> list[Operand]:
         """Return the tensors of the steps."""
         return [
             Operand(a, 0)
             for name, a in self.steps
             if isinstance(a, Tensor) and a.is_floating_point()
         ]
+
+    @property
+    def sources(self) -> tuple[list[Root], list[Operand]]:
+        """The root, and the tensors of the steps."""
+        return [self.root], self.parts()
 
     @property
     def live(self) -> float:  # type: ignore[override]
@@ -834,11 +867,9 @@ def sources(nodes: Sequence[Node]) -> tuple[list[Root], list[Tensor]]:
     roots: dict[Root, None] = {}
     tensors: dict[int, Tensor] = {}
     for node in nodes:
-        for part in node.walk():
-            if isinstance(part, Leaf):
-                roots[part.root] = None
-            elif isinstance(part, Operand) and part.tensor.is_floating_point():
-                tensors[id(part.tensor)] = part.tensor
+        own_roots, operands = node.sources
+        roots.update(dict.fromkeys(own_roots))
+        tensors.update((id(o.tensor), o.tensor) for o in operands if o.tensor.is_floating_point())
     return list(roots), list(tensors.values())
 
 
@@ -857,13 +888,11 @@ def current(nodes: Sequence[Node]) -> Env:
 def check_unchanged(nodes: Sequence[Node]) -> None:
     """Raise if a tensor behind programs was modified in place since it entered them."""
     for node in nodes:
-        for part in node.walk():
-            if isinstance(part, Operand):
-                part.check_unchanged()
-            elif isinstance(part, Leaf):
-                part.root.check_unchanged()
-                if part.root.node is not None:
-                    check_unchanged([part.root.node])
+        roots, operands = node.sources
+        for operand in operands:
+            operand.check_unchanged()
+        for root in roots:
+            root.check_unchanged()
 
 
 def gradients(
@@ -876,6 +905,10 @@ def gradients(
     wanted = {id(t): t for t in tensors if t.requires_grad}
     if not pairs or not wanted:
         return [None] * len(tensors)
+    if len(pairs) == 1 and not create_graph:
+        direct = _by_one_node(*pairs[0])
+        if direct is not None:
+            return [direct.pop(id(t), None) for t in tensors]
     made = torch.autograd.grad(
         [o for o, _ in pairs],
         list(wanted.values()),
@@ -886,3 +919,23 @@ def gradients(
     )
     found = dict(zip(wanted, made, strict=True))
     return [found.pop(id(t), None) for t in tensors]
+
+
+def _by_one_node(output: Tensor, grad: Tensor) -> dict[int, Tensor] | None:
+    """Return the gradients of leaves, by their id, if one node leads to all of them; else None.
+
+    Equivalent to: torch.autograd.grad(output, leaves, grad), without the time of a nested pass
+    """
+    node: Any = output.grad_fn
+    if type(node).__base__ is not BackwardCFunction or len(node._input_metadata) != 1:
+        return None
+    leaves: list[Any] = [getattr(n, "variable", None) for n, _ in node.next_functions if n]
+    if any(leaf is None or leaf.dtype.itemsize < 4 for leaf in leaves):
+        return None
+    if len(set(map(id, leaves))) < len(leaves):  # the engine adds up the gradients of a leaf
+        return None
+    with torch.no_grad():
+        made = node.apply(grad)
+    given = (g for g, wanted in zip(made, node.needs_input_grad, strict=True) if wanted)
+    pairs = zip(leaves, given, strict=True)
+    return {id(t): g.to(t.dtype) for t, g in pairs if g is not None}

@@ -52,7 +52,9 @@ def answer(function: Function, nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     check_unchanged(nodes)
     if torch._C._are_functorch_transforms_active():
         return function(Env())  # the transform follows the tensors themselves
-    if not torch.is_grad_enabled() or not _differentiable(roots, tensors):
+    if not torch.is_grad_enabled():
+        return function(current(nodes))
+    if not _differentiable(roots, tensors):
         with torch.no_grad():
             return function(current(nodes))
     if all(root.handle is None for root in roots):
@@ -126,7 +128,7 @@ def _requires_grad(root: Root) -> bool:
         return root.handle.requires_grad
     if root.node is not None:
         return _differentiable(*sources([root.node]))
-    return any(t.requires_grad for t in root.bind(Env()).tensors())
+    return any(t.requires_grad for t in root.own.tensors())
 
 
 class _Substitutes:
@@ -144,7 +146,7 @@ class _Substitutes:
             if root.node is not None:
                 scopes[root] = self._env(*sources([root.node]))
             else:
-                tensors = root.gathered() or root.bind(Env()).tensors()
+                tensors = root.gathered() or root.own.tensors()
                 by_root[root] = tuple(self._leaf(t) for t in tensors)
         return Env(by_root, {id(t): self._leaf(t) for t in operands}, scopes)
 
@@ -166,7 +168,7 @@ def _unflatten(roots: Sequence[Root], tensors: Sequence[Tensor], grads: Any) -> 
         if root.node is not None:
             payloads.append(_unflatten(*sources([root.node]), grads))
         else:
-            payloads.append([next(grads) for _ in root.bind(Env()).tensors()])
+            payloads.append([next(grads) for _ in root.own.tensors()])
     return payloads, [next(grads) for _ in tensors]
 
 
@@ -572,7 +574,7 @@ def _dense_payload(scores: Any, grad: Tensor) -> Payload:
 
 def enter(root: Root, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Make the node of a head, and what `make` returns its outputs."""
-    made: tuple[Tensor, Tensor] = _Head.apply(root, make, *root.bind(Env()).tensors())  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, Tensor] = _Head.apply(root, make, *root.own.tensors())  # type: ignore[no-untyped-call]
     return made
 
 

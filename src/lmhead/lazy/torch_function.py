@@ -138,16 +138,16 @@ PLAIN |= {
 @eager
 def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one of torch's functions where some argument is lazy logits."""
-    reads = func in PLAIN and func not in HANDLERS
+    handler = HANDLERS.get(func)
+    reads = handler is None and func in PLAIN
     if reads and args and type(args[0]) is LazyLogits and not args[0]._level:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     for a in args:
         if isinstance(a, LazyLogits):
             lazy_logits.check_transform(a)
-    if any(isinstance(a, Column) for a in args):
-        args = tuple(a.plain() if isinstance(a, Column) else a for a in args)
-    handler = HANDLERS.get(func)
+        elif isinstance(a, Column):
+            args = tuple([x.plain() if isinstance(x, Column) else x for x in args])
     known = handler is not None or func in recording.POINTWISE
     if kwargs and known and not isinstance(func, FunctionType):
         kwargs = {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
@@ -163,11 +163,13 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs.get("out") is not None:
         return _into(func, args, kwargs)
     kwargs.pop("out", None)
+    built = False
     for a in args:
         if isinstance(a, LazyLogits):
             lazy_logits.build_foreign(a)
+            built = built or is_tensor_now(a)
     try:
-        if any(_is_tensor_now(a) for a in args) and func not in OF_THE_OBJECT:
+        if built and func not in OF_THE_OBJECT:
             return _on_tensors(func, args, kwargs)
         if handler is not None:
             return handler(*args, **kwargs)
@@ -197,10 +199,6 @@ def _renamed(
         else:
             kwargs[name] = value
     return args, kwargs
-
-
-def _is_tensor_now(x: Any) -> bool:
-    return isinstance(x, LazyLogits) and is_tensor_now(x)
 
 
 # What hands out memory, which may be written to without torch's knowledge.

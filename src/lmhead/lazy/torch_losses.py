@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead.lazy import routing
-from lmhead.lazy.logits import LazyLogits
+from lmhead.lazy.logits import LazyLogits, plain
 from lmhead.lazy.program import Env, Leaf, Operand
 from lmhead.lazy.recording import NotRecorded, record
 from lmhead.lazy.reductions import over_rows, reduce
 from lmhead.scores.row_loss import CrossEntropy
+from lmhead.sweep import SweptScores
+from lmhead.sweep.small_batch import MAX_ROWS, quick_loss
 
 
 def _legacy(reduction: str, size_average: bool | None, reduce: bool | None) -> str:
@@ -45,6 +47,10 @@ def cross_entropy(
     reduction = _legacy(reduction, size_average, reduce)
     if not isinstance(input, LazyLogits):
         return _lazy_targets(input, target, weight, reduction, label_smoothing)
+    if weight is None and type(target) is Tensor and reduction != "none" and not label_smoothing:
+        few = _few_logits(input, target)
+        if few is not None:
+            return _small_cross_entropy(few, target, ignore_index, reduction)
     logits, shape = _classes_last(input, target)
     options = {
         "class_weight": weight,
@@ -80,6 +86,45 @@ def cross_entropy(
     if targets.is_floating_point():
         dtype = torch.promote_types(dtype, targets.dtype)
     return loss.reshape(shape if reduction == "none" else ()).to(dtype)
+
+
+def _few_logits(logits: LazyLogits, targets: Tensor) -> Leaf | None:
+    """Return the head's logits (N, V) if `quick_loss` may know their loss for ids (N,)."""
+    if targets.dim() != 1 or targets.numel() > MAX_ROWS or targets.dtype != torch.int64:
+        return None
+    shape = plain(logits, "shape")
+    if len(shape) != 2 or shape[0] != targets.numel() or logits._vdim != 1:
+        return None
+    node = logits.part
+    if not isinstance(node, Leaf) or node.steps or node.dtype != torch.float32:
+        return None
+    scores = node.root.scores
+    if type(scores) is not SweptScores or scores.grad_filter is not None:
+        return None
+    source = scores.source
+    several = source.bias is not None or len(source.hiddens) > 1 or source.row_scale is not None
+    quick = scores.max_bytes is None and not several and source.pointwise.is_identity
+    return node if quick else None
+
+
+def _small_cross_entropy(leaf: Leaf, targets: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """Return the loss of logits (N, V) by `quick_loss`, or by a sweep where that is refused."""
+    root, own = leaf.root, leaf.root.own.tensors()
+    targets = targets.clone()  # for a second derivative, even if the caller reuses their tensor
+
+    def of(env: Env) -> tuple[Tensor, ...]:
+        loss = None
+        if env.stand_in(root) is None:
+            hidden, weight = env.root_tensors(root) or own
+            loss = quick_loss(hidden, weight, targets, ignore_index, reduction)
+        if loss is None:
+            lead, like = torch.Size((leaf.n_rows,)), own[0]
+            options: Any = {"ignore_index": ignore_index, "reduction": reduction}
+            spec = CrossEntropy.checked(lead, leaf.width, like, targets, **options)
+            loss = leaf.bound(env).cross_entropy(spec).to(leaf.dtype)
+        return (loss,)
+
+    return routing.answer(of, [leaf])[0]
 
 
 def _classes_last(input: LazyLogits, target: Any) -> tuple[LazyLogits, torch.Size]:

@@ -8,7 +8,7 @@ and -log p(v) is the head's cross-entropy of the entry that v goes through, plus
 cluster. So each part has its own `RowLoss`: in the head a cluster has the sum of its
 tokens' weights, and without smoothing a target concerns the head and at most one cluster. The
 gradients of all parts are computed in the forward pass, three products each, as in
-`linear_cross_entropy`.
+`linear_cross_entropy`. A few rows need no sweep: their loss is made of their log-probabilities.
 """
 
 from __future__ import annotations
@@ -19,40 +19,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmhead.scores.row_loss import CrossEntropy
-from lmhead.sweep import Questions, RowLoss, accumulation_dtype, row_answers, total_loss
+from lmhead.scores.row_loss import CrossEntropy, RowLoss, RowSums, WeightedLoss
+from lmhead.sweep import Questions, accumulation_dtype, row_answers, total_loss
+from lmhead.sweep.small_batch import MAX_ROWS
 from lmhead.vocab.clusters import Clusters, Part
 
 
 def cluster_loss(clusters: Clusters, hidden: Tensor, loss: CrossEntropy) -> Tensor:
     """Return a number, or (N,) for "none". Targets are ids (N,) or probabilities (N, V)."""
-    if not loss.targets.is_floating_point():
-        plan = _hard(clusters, loss)
-    elif loss.targets.requires_grad:
-        raise ValueError(
-            "targets of an AdaptiveHead must not require a gradient; detach them, or use "
-            "head(hidden).materialize()"
-        )
-    else:
-        plan = _soft(clusters, loss)
     dtype = accumulation_dtype(hidden.dtype)
-    if loss.reduction == "none":
-        rows = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
-        for job in plan.jobs:
-            questions = job.questions(clusters, hidden)
-            part_loss = job.loss.rows(row_answers(questions)[0])
-            rows = rows + part_loss if job.rows is None else rows.index_add(0, job.rows, part_loss)
-        return rows.to(dtype)
-    scale = torch.ones_like(plan.weight)
-    if loss.reduction == "mean":
-        scale = torch.where(plan.weight == 0, 0.0, 1.0 / plan.weight)
-    total = torch.zeros_like(scale)
-    for job in plan.jobs:
-        weights = job.loss.map(lambda w: w * scale)
-        total = total + total_loss(job.questions(clusters, hidden), weights)
-    if loss.reduction == "mean":
-        total = torch.where(plan.weight == 0, math.nan, total)
-    return total.to(dtype)
+    masked = _masked(clusters) if loss.label_smoothing else None
+    weighted = loss.weighted(clusters.vocab, dtype, masked)
+    if weighted.ids is not None and weighted.mix is None and _is_small(clusters, hidden):
+        counted, index = clusters.counted(hidden, weighted.active)
+        sums = RowSums(picked=clusters.token_log_prob(counted, weighted.ids[index, None]))
+        return clusters.reduced(hidden, loss, weighted, index, sums).to(dtype)
+    jobs = _soft(clusters, weighted) if weighted.ids is None else _hard(clusters, weighted)
+
+    def rows(weights: RowLoss) -> Tensor:
+        total = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
+        for job in jobs:
+            part = job.weights(weights).rows(row_answers(job.questions(clusters, hidden))[0])
+            total = total + part if job.rows is None else total.index_add(0, job.rows, part)
+        return total
+
+    def total(weights: RowLoss) -> Tensor:
+        parts = [total_loss(j.questions(clusters, hidden), j.weights(weights)) for j in jobs]
+        return torch.stack(parts).sum()
+
+    made = loss.reduced(
+        weighted,
+        rows=rows,
+        total=total,
+        log_probs=lambda: clusters.constant_log_probs(hidden),
+    )
+    return made.to(dtype)
+
+
+def _is_small(clusters: Clusters, hidden: Tensor) -> bool:
+    """Return whether log-probabilities and their gradients take no sweep, or no gradient does."""
+    if len(hidden) > MAX_ROWS:
+        return False
+    plain = hidden.is_cpu and hidden.dtype == clusters.head_weight.dtype == torch.float32
+    return plain or not torch.is_grad_enabled()
 
 
 @dataclass(frozen=True)
@@ -60,9 +69,9 @@ class _Job:
     """The terms of one part (head or cluster) in the loss."""
 
     part: Part
-    loss: RowLoss
     rows: Tensor | None = None  # (M,), rows with a term in this part; None for all
     ids: Tensor | None = None  # (M,)
+    mass: Tensor | None = None  # (M,), share of each row's target in this part; None for 1
     mix: Tensor | None = None  # (tokens of the part,)
     soft: Tensor | None = None  # (M, tokens of the part)
     active: Tensor | None = None  # (M,)
@@ -78,91 +87,78 @@ class _Job:
             max_bytes=clusters.max_bytes,
         )
 
-
-@dataclass(frozen=True)
-class _Plan:
-    jobs: list[_Job]
-    weight: Tensor  # (), what "mean" divides by
-
-
-def _hard(clusters: Clusters, given: CrossEntropy) -> _Plan:
-    """Plan the loss for targets that are ids, (N,)."""
-    keep = given.targets != given.ignore_index
-    ids = torch.where(keep, given.targets, 0)
-    target_weight = keep.double()
-    if given.class_weight is not None:
-        target_weight = target_weight * given.class_weight.double()[ids]
-    places = clusters.places(ids)
-    part_of = torch.where(keep, clusters.part_of(places), -1)
-    share = (1 - given.label_smoothing) * target_weight
-    mixes = _mixes(clusters, given)
-    spread = given.label_smoothing / clusters.vocab * keep.double()
-    jobs = []
-    for part, mix in zip(clusters.parts, mixes, strict=True):
-        if part.number == 0:
-            loss = _row_loss(share, mix, spread)
-            jobs.append(_Job(part, loss, ids=clusters.entries(places), mix=mix, active=keep))
-            continue
-        inside = part_of == part.number
-        local = torch.where(inside, places - part.start, 0)
-        if mix is not None:  # smoothing involves every cluster for every row
-            # Ignored rows are removed before the projection: they may be NaN.
-            rows = keep.nonzero()[:, 0]
-            loss = _row_loss((share * inside)[rows], mix, spread[rows])
-            jobs.append(_Job(part, loss, rows=rows, ids=local[rows], mix=mix))
-            continue
-        rows = inside.nonzero()[:, 0]
-        jobs.append(_Job(part, _row_loss(share[rows], None, spread), rows=rows, ids=local[rows]))
-    return _Plan(jobs, target_weight.sum())
+    def weights(self, given: RowLoss) -> RowLoss:
+        """Return the weights of this part's sums, from those for the whole vocabulary."""
+        if self.rows is not None:
+            given = given.at(self.rows)
+        share = given.softened if given.picked is None else given.picked
+        assert share is not None
+        share = share if self.mass is None else share * self.mass
+        lse = share
+        if given.mixed is not None and self.mix is not None:
+            lse = share + given.mixed * self.mix.double().sum()
+        return given._replace(lse=lse, picked=None if self.ids is None else share)
 
 
-def _soft(clusters: Clusters, given: CrossEntropy) -> _Plan:
-    """Plan the loss for targets that are distributions, (N, V)."""
-    targets, smoothing = given.targets, given.label_smoothing
-    weighted = targets if given.class_weight is None else targets * given.class_weight
-    if clusters.word_at is not None:
-        weighted = weighted[:, clusters.word_at]
-    mixes = _mixes(clusters, given)
-    ones = torch.ones(len(targets), dtype=torch.float64, device=targets.device)
-    spread = smoothing / clusters.vocab * ones
-    pieces = [weighted[:, part.start : part.stop] for part in clusters.parts]
-    sums = [piece.sum(1, keepdim=True, dtype=torch.float64) for piece in pieces]
-    head_targets = torch.cat([pieces[0], *(s.to(weighted.dtype) for s in sums[1:])], 1)
-    jobs = []
-    for part, mix in zip(clusters.parts, mixes, strict=True):
-        mass = torch.cat(sums, 1).sum(1) if part.number == 0 else sums[part.number][:, 0]
-        loss = _row_loss((1 - smoothing) * mass, mix, spread)
-        loss = loss._replace(picked=None, softened=(1 - smoothing) * ones)
-        soft = head_targets if part.number == 0 else pieces[part.number]
-        jobs.append(_Job(part, loss, mix=mix, soft=soft))
-    return _Plan(jobs, ones.sum())
+def _hard(clusters: Clusters, weighted: WeightedLoss) -> list[_Job]:
+    """Return the terms for targets that are ids, (N,)."""
+    active, mixes = weighted.active, _mixes(clusters, weighted)
+    places = clusters.places(weighted.ids)  # type: ignore[arg-type]
+    part_of = clusters.part_of(places)
+    if active is not None:
+        part_of = torch.where(active, part_of, -1)
+    head, *tails = clusters.parts
+    jobs = [_Job(head, ids=clusters.entries(places), mix=mixes[0], active=active)]
+    for part in tails:
+        inside, mix = part_of == part.number, mixes[part.number]
+        # With smoothing every row that counts reads every cluster. The others are left out before
+        # the projection: they may be NaN.
+        rows = (inside if mix is None else part_of >= 0).nonzero()[:, 0]
+        local = torch.where(inside, places - part.start, 0)[rows]
+        jobs.append(_Job(part, rows=rows, ids=local, mass=inside[rows].double(), mix=mix))
+    return jobs
 
 
-def _row_loss(share: Tensor, mix: Tensor | None, spread: Tensor) -> RowLoss:
-    """Return weights (N,) for `share` of a target and `spread` over the tokens of `mix`."""
-    if mix is None:
-        return RowLoss(lse=share, picked=share)
-    return RowLoss(lse=share + spread * mix.double().sum(), picked=share, mixed=spread)
+def _soft(clusters: Clusters, weighted: WeightedLoss) -> list[_Job]:
+    """Return the terms for targets that are distributions, (N, V)."""
+    targets, mixes = weighted.soft, _mixes(clusters, weighted)
+    assert targets is not None
+    if weighted.soft_weight is not None:
+        targets = targets * weighted.soft_weight
+    targets = _by_place(clusters, targets)
+    pieces = [targets[:, part.start : part.stop] for part in clusters.parts]
+    masses = torch.stack([piece.sum(1, dtype=torch.float64) for piece in pieces])
+    head = torch.cat([pieces[0], masses[1:].T.to(targets.dtype)], 1)
+    return [
+        _Job(part, mass=mass, mix=mix, soft=soft)
+        for part, mass, mix, soft in zip(
+            clusters.parts, [masses.sum(0), *masses[1:]], mixes, [head, *pieces[1:]], strict=True
+        )
+    ]
 
 
-def _mixes(clusters: Clusters, given: CrossEntropy) -> list[Tensor | None]:
-    """Return the weights over which ε is spread in each part; masked tokens get none."""
-    if given.label_smoothing == 0.0:
+def _mixes(clusters: Clusters, weighted: WeightedLoss) -> list[Tensor | None]:
+    """Return the weights over which ε is spread in each part; masked tokens have none."""
+    if weighted.mix is None:
         return [None] * len(clusters.parts)
-    dtype = accumulation_dtype(clusters.head_weight.dtype)
-    if given.class_weight is None:
-        weights = torch.ones(clusters.vocab, dtype=dtype, device=given.targets.device)
-    else:
-        weights = given.class_weight.detach().to(dtype)
-        weights = weights if clusters.word_at is None else weights[clusters.word_at]
-    tails = []
-    for part, bias in zip(clusters.parts[1:], clusters.biases, strict=True):
-        mix = weights[part.start : part.stop]
-        tails.append(mix if bias is None else mix.masked_fill(bias == -math.inf, 0.0))
-    head = torch.cat([weights[: clusters.shortlist], *(t.sum()[None] for t in tails)])
-    if clusters.head_bias is not None:
-        masked = clusters.head_bias == -math.inf
-        head = head.masked_fill(masked, 0.0)
-        removed = masked[clusters.shortlist :].tolist()
-        tails = [torch.zeros_like(t) if g else t for t, g in zip(tails, removed, strict=True)]
-    return [head, *tails]
+    by_place = _by_place(clusters, weighted.mix)
+    first, *tails = (by_place[part.start : part.stop] for part in clusters.parts)
+    return [torch.cat([first, *(t.sum()[None] for t in tails)]), *tails]
+
+
+def _by_place(clusters: Clusters, values: Tensor) -> Tensor:
+    """Return values (..., V) of tokens in the order of frequency."""
+    return values if clusters.word_at is None else values[..., clusters.word_at]
+
+
+def _masked(clusters: Clusters) -> Tensor | None:
+    """Return the tokens that a bias of -inf masks, or their cluster's does: (V,) bool."""
+    head, biases = clusters.head_bias, clusters.biases
+    if head is None:
+        return None
+    by_place = [head[: clusters.shortlist] == -math.inf]
+    for part, bias in zip(clusters.parts[1:], biases, strict=True):
+        entry = (head[clusters.shortlist + part.number - 1] == -math.inf).expand(part.size)
+        by_place.append(entry if bias is None else entry | (bias == -math.inf))
+    masked = torch.cat(by_place)
+    return masked if clusters.place_of is None else masked[clusters.place_of]

@@ -137,6 +137,10 @@ class Clusters(Factors):
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return log p of tokens: (N, D) and (N, K) give (N, K). Only their clusters are read."""
+        return self.token_log_prob(hidden, ids).to(accumulation_dtype(hidden.dtype))
+
+    def token_log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return the same in float64."""
         places = self.places(ids)
         part_of = self.part_of(places)
         head = self.answers(self.parts[0], hidden, ids=self.entries(places))
@@ -150,7 +154,7 @@ class Clusters(Factors):
             local = torch.where(inside, places[rows] - part.start, 0)
             tail = _log_softmax(self.answers(part, hidden[rows], ids=local))
             log_p = log_p.index_add(0, rows, torch.where(inside, tail, 0.0))
-        return log_p.to(accumulation_dtype(hidden.dtype))
+        return log_p
 
     def log_probs(self, hidden: Tensor, *, exact: bool = False) -> Tensor:
         """Return log p of all tokens: (N, D) gives (N, V)."""

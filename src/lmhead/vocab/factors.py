@@ -14,14 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from lmhead import checks
 from lmhead.scores.protocol import recomputed
-from lmhead.scores.row_loss import CrossEntropy
+from lmhead.scores.row_loss import CrossEntropy, RowLoss, RowSums, WeightedLoss
 from lmhead.sweep import DEFAULT_MAX_BYTES
 
 Uniform = Callable[[int], Tensor]
@@ -120,6 +120,42 @@ class Factors(ABC):
         return drawn
 
     # Helpers -------------------------------------------------------------------------------------
+
+    def counted(self, hidden: Tensor, active: Tensor | None) -> tuple[Tensor, Any]:
+        """Return the rows that count in a loss, and their indices: the others may be NaN."""
+        if active is None:
+            return hidden, slice(None)
+        if vmapped():
+            return torch.where(active[:, None], hidden, 0.0), slice(None)
+        rows = active.nonzero()[:, 0]
+        return hidden[rows], rows
+
+    def reduced(
+        self, hidden: Tensor, loss: CrossEntropy, weighted: WeightedLoss, rows: Any, sums: RowSums
+    ) -> Tensor:
+        """Return the loss from the sums of some rows over log-probabilities; their lse is 0."""
+
+        def counted(weights: RowLoss) -> Tensor:
+            weights = weights.at(rows)
+            return weights.rows(sums._replace(lse=torch.zeros_like(weights.lse)))
+
+        def spread(weights: RowLoss) -> Tensor:
+            found = counted(weights)
+            if isinstance(rows, slice):
+                return found
+            return found.new_zeros(len(hidden)).index_copy(0, rows, found)
+
+        return loss.reduced(
+            weighted,
+            rows=spread,
+            total=lambda weights: counted(weights).sum(),
+            log_probs=lambda: self.constant_log_probs(hidden),
+        )
+
+    @torch.no_grad()
+    def constant_log_probs(self, hidden: Tensor) -> Tensor:
+        """Return log p of all tokens, (N, V), in float64 and without a gradient."""
+        return self.by_blocks(self.log_probs, hidden).double()
 
     def blocks(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Yield rows, as many at a time as fit `max_bytes`; none if there are none."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmhead.scores.protocol import recomputed
-from lmhead.scores.row_loss import CrossEntropy
+from lmhead.scores.row_loss import CrossEntropy, RowSums, WeightedLoss
 from lmhead.sweep import accumulation_dtype
 from lmhead.vocab.factors import Factors, Uniform, vmapped
 from lmhead.vocab.tree_paths import Forks
@@ -61,75 +60,49 @@ class TreeFactors(Factors):
         Label smoothing and target probabilities are exact, and read all forks: a product with V - 1
         rows, where the plain loss has one with those on the targets' paths.
         """
-        dtype = accumulation_dtype(hidden.dtype)
-        if loss.targets.is_floating_point():
-            rows = self._soft(hidden, loss)
-            weight = rows.new_tensor(len(rows))
+        masked = self._masked() if loss.label_smoothing else None
+        weighted = loss.weighted(self.vocab, torch.float64, masked)
+        counted, index = self.counted(hidden, weighted.active)
+        sums = RowSums()
+        if weighted.mix is not None:
+            below = self.forks.masses_below(weighted.mix)
+            mixed = self.by_blocks(lambda h: self.forks.sum_log_probs(h, below), counted)
+            sums = sums._replace(mixed=mixed.double())
+        if weighted.ids is None:
+            sums = sums._replace(softened=self._softened(hidden, weighted))
+        elif vmapped():  # no size may depend on the targets
+            log_p = self.forks.all_log_probs(counted).gather(1, weighted.ids[:, None])
+            sums = sums._replace(picked=log_p.double())
         else:
-            rows, weight = self._hard(hidden, loss)
-        if loss.reduction == "none":
-            return rows.to(dtype)
-        total = rows.sum()
-        return (total if loss.reduction == "sum" else total / weight).to(dtype)
+            state = torch.arange(len(counted), device=hidden.device)
+            log_p = self.forks.token_log_prob(counted, state, weighted.ids[index])
+            sums = sums._replace(picked=log_p[:, None])
+        made = self.reduced(hidden, loss, weighted, index, sums)
+        return made.to(accumulation_dtype(hidden.dtype))
 
-    def _hard(self, hidden: Tensor, loss: CrossEntropy) -> tuple[Tensor, Tensor]:
-        """Return the loss of each row (N,), 0 where ignored, and the divisor of "mean"; float64."""
-        kept = loss.targets != loss.ignore_index
-        ids = torch.where(kept, loss.targets, 0)
-        target_weight = kept.double()
-        if loss.class_weight is not None:
-            target_weight = target_weight * loss.class_weight.double()[ids]
-        if vmapped():  # no size may depend on the targets
-            row: Any = slice(None)
-            log_p = self.forks.all_log_probs(hidden).gather(1, ids[:, None])[:, 0]
-        else:
-            row = kept.nonzero()[:, 0]
-            log_p = self.forks.token_log_prob(hidden, row, ids[row])
-        rows = -target_weight[row] * log_p
-        if loss.label_smoothing:
-            spread = self._spread(hidden[row], loss.class_weight)
-            rows = (1 - loss.label_smoothing) * rows - loss.label_smoothing / self.vocab * spread
-        if isinstance(row, slice):
-            rows = torch.where(kept, rows, 0.0)
-        else:
-            rows = rows.new_zeros(len(kept)).index_copy(0, row, rows)
-        return rows, target_weight[row].sum()
-
-    def _shares(self) -> Tensor:
-        """Return 1 for tokens with a share of the label smoothing, 0 for masked ones: (V,)."""
+    def _masked(self) -> Tensor | None:
+        """Return the tokens of probability 0, (V,) bool, if there are any."""
         forks = self.forks.detach()
-        ones = torch.ones(self.vocab, dtype=torch.float64, device=forks.weight.device)
         if forks.bias is None or vmapped() or bool(forks.bias.isfinite().all()):
-            return ones
+            return None
         zero_state = forks.weight.new_zeros(1, forks.weight.shape[1])
-        return ones.masked_fill(forks.all_log_probs(zero_state)[0] == -torch.inf, 0.0)
+        return forks.all_log_probs(zero_state)[0] == -torch.inf
 
-    def _spread(self, hidden: Tensor, class_weight: Tensor | None) -> Tensor:
-        """Return Σ_v m_v log p_v with the class weights m, or 1: (N,), float64."""
-        mass = self._shares()
-        if class_weight is not None:
-            mass = mass * class_weight.detach()
-        below = self.forks.masses_below(mass)
-        return self.by_blocks(lambda h: self.forks.sum_log_probs(h, below), hidden).double()
-
-    def _soft(self, hidden: Tensor, loss: CrossEntropy) -> Tensor:
-        """Return the loss of each row (N,) for target probabilities (N, V); float64."""
-        t = (1 - loss.label_smoothing) * loss.targets
-        if loss.label_smoothing:
-            t = t + (loss.label_smoothing / self.vocab * self._shares()).to(t)
-        if loss.class_weight is not None:
-            t = t * loss.class_weight
+    def _softened(self, hidden: Tensor, weighted: WeightedLoss) -> Tensor:
+        """Return Σ_v t_v log p_v for target probabilities, with their class weights: (N,)."""
+        t = weighted.soft
+        assert t is not None
+        t = t if weighted.soft_weight is None else t * weighted.soft_weight
         parts, start = [], 0
         for rows in self.blocks(hidden):
-            target_rows = t[start : start + len(rows)]
-            parts.append(recomputed(self._soft_rows, rows, target_rows))
+            parts.append(recomputed(self._soft_rows, rows, t[start : start + len(rows)]))
             start += len(rows)
         return torch.cat(parts) if parts else self._soft_rows(hidden, t)
 
     def _soft_rows(self, hidden: Tensor, targets: Tensor) -> Tensor:
         log_p = self.forks.all_log_probs(hidden)
         # 0 · log 0 is 0: a token with target probability 0 may be masked.
-        return -torch.where(targets == 0, 0.0, targets * log_p).double().sum(1)
+        return torch.where(targets == 0, 0.0, targets * log_p).double().sum(1)
 
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best tokens by best-first search: see `tree_search`."""

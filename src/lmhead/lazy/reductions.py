@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +30,7 @@ from lmhead.lazy.program import (
 )
 from lmhead.lazy.recording import NotRecorded, record
 from lmhead.lazy.replay import replay
+from lmhead.scores import Scores
 
 # Probabilities of up to this many bytes are drawn from by one call, with torch's own numbers.
 _AT_ONCE = 2**25
@@ -44,7 +44,7 @@ def over_rows(
     sums: bool = False,
 ) -> tuple[Tensor, ...]:
     """Return `function(env, tiles, first, last)` of a few rows at a time."""
-    nodes = [z.part for z in logits]
+    nodes, max_bytes = [z.part for z in logits], logits[0].max_bytes
     carriers: list[Node] = list(nodes)
     if operands:
         first = nodes[0]
@@ -54,9 +54,16 @@ def over_rows(
         def rows(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
             return function(env, tiles, first, last)
 
-        return replay(nodes, rows, env, max_bytes=logits[0].max_bytes, sums=sums, extra=operands)
+        return replay(nodes, rows, env, max_bytes=max_bytes, sums=sums, extra=operands)
 
     return routing.answer(run, carriers)
+
+
+def over_tiles(
+    logits: LazyLogits, function: Callable[[Tensor], Sequence[Tensor]]
+) -> tuple[Tensor, ...]:
+    """Return `function(rows)`, such as values and ids, of a few rows (B, V) at a time."""
+    return over_rows([logits], lambda env, tiles, first, last: tuple(function(tiles[0])))  # noqa: ARG005
 
 
 def _nothing(*_: Any) -> Tensor:
@@ -87,10 +94,10 @@ def dims_of(logits: LazyLogits, dim: Any) -> Dims:
     return Dims(logits._vdim in places, lead, len(places) == n)
 
 
-def _shaped(logits: LazyLogits, rows: Tensor, *, keepdim: bool) -> Tensor:
+def shaped(logits: LazyLogits, rows: Tensor, *, keepdim: bool) -> Tensor:
     """Return row values (N,) in the shape of the logits without the vocabulary."""
-    shaped = rows.reshape(logits.lead)
-    return shaped.unsqueeze(logits._vdim) if keepdim else shaped
+    made = rows.reshape(logits.lead)
+    return made.unsqueeze(logits._vdim) if keepdim else made
 
 
 def reduce(name: str, logits: LazyLogits, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
@@ -112,27 +119,26 @@ def reduce(name: str, logits: LazyLogits, dim: Any = None, keepdim: bool = False
         order = 2 if order in ("fro", None) else order
         if isinstance(order, str) or not order or set(kw) - {"p"}:
             raise NotRecorded
-        shaped = _shaped(logits, _rows(name, logits, function, p=order), keepdim=keepdim)
+        norms = shaped(logits, _rows(name, logits, function, p=order), keepdim=keepdim)
         lead = [p + (p >= logits._vdim) for p in dims.lead] if keepdim else dims.lead
-        return torch.linalg.vector_norm(shaped, order, dim=lead, keepdim=keepdim)
+        return torch.linalg.vector_norm(norms, order, dim=lead, keepdim=keepdim)
     if name in ("amax", "amin") and dims.lead and _has_gradient(logits):
         return _shared_extreme(name, logits, dim, keepdim=keepdim, nan=True)
     if name == "nanmean" and dims.lead:
         # Rows differ in how many entries they count.
         total = reduce("nansum", logits, dim, keepdim, **kw)
         return total / reduce("sum", ~logits.isnan(), dim, keepdim)  # type: ignore[arg-type]
-    rows = _rows(name, logits, function, **kw)
-    shaped = _shaped(logits, rows, keepdim=keepdim)
+    made = shaped(logits, _rows(name, logits, function, **kw), keepdim=keepdim)
     if not dims.lead:
-        return shaped
+        return made
     lead = [p + (p >= logits._vdim) for p in dims.lead] if keepdim else dims.lead
     combine = torch.sum if name in ("count_nonzero", "nansum") else function
     given = {} if combine is not function or name in ("amax", "amin", "any", "all") else kw
     if name == "prod":
         for place in sorted(lead, reverse=True):
-            shaped = shaped.prod(place, keepdim=keepdim)
-        return shaped
-    return combine(shaped, dim=tuple(lead), keepdim=keepdim, **given)
+            made = made.prod(place, keepdim=keepdim)
+        return made
+    return combine(made, dim=tuple(lead), keepdim=keepdim, **given)
 
 
 _PAIRED = {"argmax", "argmin", "median", "mode"}
@@ -155,11 +161,7 @@ def _rows(name: str, logits: LazyLogits, function: Callable[..., Any], **kw: Any
 
 def _of_rows(logits: LazyLogits, function: Callable[..., Any], **kw: Any) -> Tensor:
     """Reduce over the vocabulary by torch's function, a few rows at a time: (N,)."""
-
-    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-        return (function(tiles[0], dim=-1, **kw),)
-
-    return over_rows([logits], of)[0]
+    return over_tiles(logits, lambda tile: (function(tile, dim=-1, **kw),))[0]
 
 
 def _spread(name: str, logits: LazyLogits, dim: Any, *, keepdim: bool, **kw: Any) -> Tensor:
@@ -201,11 +203,8 @@ def _shared_extreme(
         held = values if nan else torch.where(equal, values, 0.0)
         return values_of(best, (held * part.to(values.dtype)).sum(dims, keepdim=True)), count
 
-    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-        return share(tiles[0], 1, [1])
-
-    dims = dims_of(logits, dim)
-    rows, counts = (_shaped(logits, t, keepdim=True) for t in over_rows([logits], of))
+    dims, found = dims_of(logits, dim), over_tiles(logits, lambda tile: share(tile, 1, [1]))
+    rows, counts = (shaped(logits, t, keepdim=True) for t in found)
     made, _ = share(rows, counts, [p + (p >= logits._vdim) for p in dims.lead])
     with torch.no_grad():  # the exact value, which comparisons find again
         exact = reduce(name, logits.detach(), dim, keepdim=True)  # type: ignore[arg-type]
@@ -221,11 +220,8 @@ def _place_of_extreme(name: str, logits: LazyLogits) -> Tensor:
         raise NotRecorded
     extreme = torch.max if name == "argmax" else torch.min
 
-    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-        return tuple(extreme(tiles[0], -1))
-
     with torch.no_grad():
-        values, ids = over_rows([logits], of)
+        values, ids = over_tiles(logits, lambda tile: extreme(tile, -1))
         row = values.argmax() if name == "argmax" else values.argmin()
         return row * logits.shape[-1] + ids[row]
 
@@ -268,23 +264,35 @@ _MAX_VALUES: dict[str, Callable[..., Tensor]] = {
 # What the sweep answers --------------------------------------------------------------------------
 
 
+def _of_scores(
+    logits: LazyLogits, found: routing.Form, function: Callable[[Scores], Tensor]
+) -> Tensor:
+    """Return a function of recognised scores, (N,) or (N, K), plus the term of each row."""
+    dtype = logits.dtype
+
+    def of(env: Env) -> tuple[Tensor, ...]:
+        made, shift = function(found.leaf.bound(env)), found.shift(env)
+        if isinstance(shift, Tensor) and made.dim() == 1:
+            shift = shift.reshape(-1)
+        return ((made + shift).to(dtype),)
+
+    return routing.answer(of, [logits.part])[0]
+
+
 def logsumexp_rows(logits: LazyLogits) -> Tensor | None:
     """Return log Σ exp of each row (N,), if the sweep can."""
     found = routing.form(logits.part)
     if found is None or found.kind == "probs":
         return None
 
-    def of(env: Env) -> tuple[Tensor, ...]:
-        scores = found.leaf.bound(env)
+    def of(scores: Scores) -> Tensor:
         lse = scores.answer(logsumexp=True).lse
         if found.kind == "log_probs":
             lse = torch.where(lse.isfinite(), lse * 0.0, lse)  # 0, with a gradient of 0
             lse = torch.where(lse.isinf(), 0.0, lse)
-        shift = found.shift(env)
-        lse = lse + (shift.reshape(-1) if isinstance(shift, Tensor) else shift)
-        return (lse.to(logits.dtype),)
+        return lse
 
-    return routing.answer(of, [logits.part])[0]
+    return _of_scores(logits, found, of)
 
 
 def argmax_rows(logits: LazyLogits) -> Tensor | None:
@@ -318,9 +326,9 @@ def _largest(logits: LazyLogits) -> Tensor | None:
 def _entropy_sum(logits: LazyLogits, **kw: Any) -> Tensor | None:
     """Recognise Σ p log p and Σ p z, the ways to write an entropy: (N,)."""
     node = logits.part
-    sign = 1.0
-    if isinstance(node, Call) and node.name.strip("_") in ("neg", "negative"):
-        sign, node = -1.0, node.args[0]
+    negative = isinstance(node, Call) and node.name.strip("_") in ("neg", "negative")
+    if negative and isinstance(node, Call):
+        node = node.args[0]
     if kw or not isinstance(node, Call) or node.name.strip("_") not in ("mul", "multiply"):
         return None
     forms = [routing.form(_unclamped(a)) for a in node.args if isinstance(a, Node)]
@@ -333,18 +341,13 @@ def _entropy_sum(logits: LazyLogits, **kw: Any) -> Tensor | None:
     if not isinstance(other.leaf, Leaf) or probs.leaf.key()[::2] != other.leaf.key()[::2]:
         return None
 
-    def of(env: Env) -> tuple[Tensor, ...]:
-        scores = other.leaf.bound(env)
+    def of(scores: Scores) -> Tensor:
         found = scores.answer(entropy=True, logsumexp=True)
         # Σ p log p = -entropy, and z = log p + lse.
-        mean = -found.entropy
-        if other.kind == "logits":
-            mean = mean + found.lse
-        shift = other.shift(env)
-        mean = mean + (shift.reshape(-1) if isinstance(shift, Tensor) else shift)
-        return ((sign * mean).to(logits.dtype),)
+        return found.lse - found.entropy if other.kind == "logits" else -found.entropy  # type: ignore[no-any-return]
 
-    return routing.answer(of, [logits.part])[0]
+    mean = _of_scores(logits, other, of)
+    return -mean if negative else mean
 
 
 def _unclamped(node: Node) -> Node:
@@ -375,11 +378,7 @@ def topk(
     checks.check_integer("top_k", k, low=0, high=logits.shape[logits._vdim])
     found = routing.form(logits.part) if largest else None
     if found is None:
-
-        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-            return tuple(torch.topk(tiles[0], k, -1, largest, sorted))
-
-        values, ids = over_rows([logits], of)
+        values, ids = over_tiles(logits, lambda tile: torch.topk(tile, k, -1, largest, sorted))
     else:
         values, ids = _top_rows(logits, found, k)
     shape = (*logits.lead, k)
@@ -427,8 +426,7 @@ def gather(logits: LazyLogits, dim: int, index: Tensor, **_: Any) -> Any:
 def _gathered(logits: LazyLogits, found: routing.Form, ids: Tensor) -> Tensor:
     """Return recognised entries at ids (N, K)."""
 
-    def of(env: Env) -> tuple[Tensor, ...]:
-        scores = found.leaf.bound(env)
+    def of(scores: Scores) -> Tensor:
         answer = scores.answer(picked=ids)
         z = answer.picked
         if found.kind != "logits":
@@ -437,15 +435,13 @@ def _gathered(logits: LazyLogits, found: routing.Form, ids: Tensor) -> Tensor:
             # The exact logit, so that it equals what topk, max and comparisons find.
             exact = scores.at(ids)
             z = torch.where(exact.isfinite(), z + (exact - z).detach(), exact)
-        if found.kind == "probs":
-            z = z.exp()
-        return ((z + found.shift(env)).to(logits.dtype),)
+        return z.exp() if found.kind == "probs" else z  # type: ignore[no-any-return]
 
-    return routing.answer(of, [logits.part])[0]
+    return _of_scores(logits, found, of)
 
 
 def _gathered_any(logits: LazyLogits, ids: Tensor) -> Tensor:
-    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
+    def of(_: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
         return (tiles[0].gather(1, ids[first:last]),)
 
     return over_rows([logits], of)[0]
@@ -453,24 +449,18 @@ def _gathered_any(logits: LazyLogits, ids: Tensor) -> Tensor:
 
 def columns(logits: LazyLogits, ids: Tensor) -> Tensor:
     """Return the entries of token ids (K,) in every row: (*lead, K)."""
-    known = routing.form(logits.part)
+    found = routing.form(logits.part)
 
-    def of(found: routing.Form, env: Env) -> tuple[Tensor, ...]:
-        scores = found.leaf.bound(env)
+    def of(scores: Scores) -> Tensor:
         z = scores.columns(ids)
-        if found.kind != "logits":
+        if found is not None and found.kind != "logits":
             z = z - scores.answer(logsumexp=True).lse[:, None].to(z.dtype)
-        if found.kind == "probs":
-            z = z.exp()
-        return ((z + found.shift(env)).to(logits.dtype),)
+        return z.exp() if found is not None and found.kind == "probs" else z
 
-    def of_rows(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-        return (tiles[0][:, ids],)
-
-    if known is None:
-        (values,) = over_rows([logits], of_rows)
+    if found is None:
+        (values,) = over_tiles(logits, lambda tile: (tile[:, ids],))
     else:
-        (values,) = routing.answer(partial(of, known), [logits.part])
+        values = _of_scores(logits, found, of)
     return values.reshape(*logits.lead, len(ids))
 
 
@@ -490,12 +480,8 @@ def extreme(name: str, logits: LazyLogits, *args: Any, **kw: Any) -> Any:
         places = reduce(f"arg{name}", logits, dim, keepdim)
         return TopK(_over_lead(logits, name, dims, keepdim=keepdim), places)
     if routing.form(logits.part) is None:
-
-        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-            return tuple(getattr(torch, name)(tiles[0], -1))
-
-        found = over_rows([logits], of)
-        return TopK(*(_shaped(logits, t, keepdim=keepdim) for t in found))
+        found = over_tiles(logits, lambda tile: getattr(torch, name)(tile, -1))
+        return TopK(*(shaped(logits, t, keepdim=keepdim) for t in found))
     if name == "max":
         values, ids = topk(logits, 1, dim)
     else:  # a NaN is the largest of top-k and the smallest of min
@@ -534,15 +520,14 @@ def multinomial(
     if logits.dim() > 2 or logits._vdim != logits.dim() - 1:
         raise NotRecorded
 
-    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-        return (torch.multinomial(tiles[0], num_samples, replacement, generator=generator),)
+    def draw(rows: Tensor) -> tuple[Tensor]:
+        return (torch.multinomial(rows, num_samples, replacement, generator=generator),)
 
     with torch.no_grad():
-        constant = logits.detach()
+        constant: Any = logits.detach()
         if constant.numel() * 4 <= _AT_ONCE:
             # One call for all rows draws the numbers that it would for a tensor.
-            (probs,) = over_rows([constant], lambda _, tiles, *__: (tiles[0],))  # type: ignore[list-item]
-            drawn = torch.multinomial(probs, num_samples, replacement, generator=generator)
+            (drawn,) = draw(over_tiles(constant, lambda tile: (tile,))[0])
         else:
-            drawn = over_rows([constant], of)[0]  # type: ignore[list-item]
+            (drawn,) = over_tiles(constant, draw)
     return drawn.reshape(*logits.lead, num_samples)

@@ -6,7 +6,7 @@ of what `views` and `reductions` do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +15,8 @@ from torch import Tensor
 from lmhead.checks import check_dim
 from lmhead.lazy import views
 from lmhead.lazy.logits import LazyLogits
-from lmhead.lazy.program import Env
 from lmhead.lazy.recording import NotRecorded
-from lmhead.lazy.reductions import TopK, dims_of, over_rows, reduce
+from lmhead.lazy.reductions import TopK, dims_of, over_tiles, reduce, shaped
 
 
 class Extremes(NamedTuple):
@@ -36,11 +35,6 @@ def _check_rows(logits: Any, dim: Any) -> None:
         raise NotRecorded
 
 
-def _shaped(logits: LazyLogits, rows: Tensor, *, keepdim: bool) -> Tensor:
-    shaped = rows.reshape(logits.lead)
-    return shaped.unsqueeze(logits._vdim) if keepdim else shaped
-
-
 def order_statistic(name: str) -> Callable[..., Any]:
     """Return torch.NAME over the vocabulary: median, nanmedian or mode, with its place."""
     function = getattr(torch, name)
@@ -48,11 +42,8 @@ def order_statistic(name: str) -> Callable[..., Any]:
     def handler(logits: Any, dim: Any = None, keepdim: bool = False) -> Any:
         dim = -1 if dim is None and name == "mode" else dim
         _check_rows(logits, dim)
-
-        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-            return tuple(function(tiles[0], -1))
-
-        return TopK(*(_shaped(logits, t, keepdim=keepdim) for t in over_rows([logits], of)))
+        found = over_tiles(logits, lambda tile: function(tile, -1))
+        return TopK(*(shaped(logits, t, keepdim=keepdim) for t in found))
 
     return handler
 
@@ -60,11 +51,8 @@ def order_statistic(name: str) -> Callable[..., Any]:
 def kthvalue(logits: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """Return the k-th smallest entry of each row and its place."""
     _check_rows(logits, dim)
-
-    def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-        return tuple(torch.kthvalue(tiles[0], k, -1))
-
-    return TopK(*(_shaped(logits, t, keepdim=keepdim) for t in over_rows([logits], of)))
+    found = over_tiles(logits, lambda tile: torch.kthvalue(tile, k, -1))
+    return TopK(*(shaped(logits, t, keepdim=keepdim) for t in found))
 
 
 def quantile(name: str) -> Callable[..., Any]:
@@ -77,14 +65,10 @@ def quantile(name: str) -> Callable[..., Any]:
             raise NotRecorded
         # A copy: the backward pass needs it even if the caller reuses the tensor.
         q = q.clone() if isinstance(q, Tensor) else q
-
-        def of(env: Env, tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:  # noqa: ARG001
-            return (function(tiles[0], q, -1, **kw).movedim(-1, 0),)
-
-        (rows,) = over_rows([logits], of)
+        (rows,) = over_tiles(logits, lambda tile: (function(tile, q, -1, **kw).movedim(-1, 0),))
         if rows.dim() == 1:
-            return _shaped(logits, rows, keepdim=keepdim)
-        several = [_shaped(logits, rows[:, i], keepdim=keepdim) for i in range(rows.shape[1])]
+            return shaped(logits, rows, keepdim=keepdim)
+        several = [shaped(logits, rows[:, i], keepdim=keepdim) for i in range(rows.shape[1])]
         return torch.stack(several)
 
     return handler

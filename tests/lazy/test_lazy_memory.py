@@ -4,6 +4,9 @@ The sizes are past the default of `max_bytes`: logits of 20 million elements, on
 each question takes a fraction of a second.
 """
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,3 +103,40 @@ def test_memory_of_detached_logits_is_shared() -> None:
         made.append([values.detach().sum(-1), z.logsumexp(-1), hidden.grad, weight.grad])
     for mine, true in zip(*made, strict=True):
         torch.testing.assert_close(mine, true)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "F.cross_entropy(z, ids(8))",
+        "z.logsumexp(-1).sum()",
+        "(z / 2).exp().sum()",
+        "z.softmax(-1).square().sum()",
+        "z.log_softmax(-1).gather(-1, ids(8, 1)).sum()",
+        "z.view(2, 4, -1)[:, 1].amax(-1).sum()",
+        "(z.softmax(-1) * z.log_softmax(-1)).sum()",
+        "F.kl_div(z.log_softmax(-1), (z * 2).softmax(-1), reduction='batchmean')",
+        "z.topk(3).values.sum()",
+        "z[..., [3, 5]].sum()",
+    ],
+)
+def test_hidden_states_are_freed_with_the_result(spelling: str, retain: bool) -> None:
+    """By their reference counts: not only when the garbage collector runs."""
+    head = LMHead(16, 100)
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        hidden = torch.randn(8, 16, requires_grad=True) * 1.0
+        freed = weakref.ref(hidden)
+        logits = head(hidden)
+        if retain:
+            logits.retain_grad()
+        result = as_function(spelling)(logits)
+        result.backward()
+        assert freed() is not None
+        del hidden, logits, result
+        assert freed() is None
+    finally:
+        if was_on:
+            gc.enable()

@@ -45,13 +45,18 @@ class Root:
         handle: Tensor | None = None,
     ) -> None:
         self.scores, self.node, self.handle = scores, node, handle
-        self.origin = self  # for constants: the root with the same values
+        self._origin: Root | None = None  # not itself: a cycle would keep the tensors
         self.waiting: Any = None  # weak reference to gradients not yet taken: see `routing`
         if scores is not None:
             self._sharded: list[Any] | None = None  # per tensor; None for none of them
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._sharded = [fsdp.sharded_parameter(t) for t in scores.tensors()]
             self._versions = self._states(scores)
+
+    @property
+    def origin(self) -> Root:
+        """For constants, the root with the same values that has gradients."""
+        return self if self._origin is None else self._origin
 
     def check_unchanged(self) -> None:
         """Raise if a tensor of the head was modified in place since the head was called."""
@@ -111,14 +116,14 @@ class Root:
         """Return the same scores as constants."""
         if self.node is not None:
             fixed = Root(node=self.node.frozen())
-            fixed.origin = self.origin
+            fixed._origin = self.origin
             return fixed
         scores = self.own
         if self.handle is None and not any(t.requires_grad for t in scores.tensors()):
             return self
         fixed = Root(scores.with_tensors([t.detach() for t in scores.tensors()]))
         fixed._sharded, fixed._versions = self._sharded, self._versions
-        fixed.origin = self.origin
+        fixed._origin = self.origin
         return fixed
 
 

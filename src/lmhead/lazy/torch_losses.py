@@ -277,9 +277,11 @@ def _kl_rows(input: Any, target: Any, *, log_target: bool) -> Tensor | None:
     if input.shape != target.shape or input._vdim != target._vdim:
         return None
 
+    dtype = input.dtype
+
     def of(env: Env) -> tuple[Tensor, ...]:
         mine, theirs = p.leaf.bound(env), q.leaf.bound(env)
-        return (mine.divergence(theirs, "kl").to(input.dtype),)
+        return (mine.divergence(theirs, "kl").to(dtype),)
 
     return routing.answer(of, [target.part, input.part])[0]
 

@@ -59,7 +59,7 @@ def rows(logits: LazyLogits) -> Tensor | None:
         return None
     total: Tensor | None = None
     for term in terms:
-        value = _mixture(term, logits) if term.weights[0] else _plain(term)
+        value = _mixture(term, logits.max_bytes) if term.weights[0] else _plain(term)
         part = (value + term.shift) * term.factor
         total = part if total is None else total + part
     return None if total is None else total.to(logits.dtype)
@@ -97,7 +97,7 @@ class _Waiting(threading.local):
 _WAITING = _Waiting()
 
 
-def _mixture(term: DivergenceTerm, logits: LazyLogits) -> Tensor:
+def _mixture(term: DivergenceTerm, max_bytes: int | None) -> Tensor:
     """Return KL(p ‖ m) of each row."""
     first, second, swapped = term.p, term.q, _identity(term.p) > _identity(term.q)
     weights = term.weights
@@ -114,7 +114,7 @@ def _mixture(term: DivergenceTerm, logits: LazyLogits) -> Tensor:
 
     def of(env: Env) -> tuple[Tensor, ...]:
         mine, theirs = first.bound(env), second.bound(env)
-        found = mine.limited(logits.max_bytes).jsd_parts(theirs, beta)  # type: ignore[attr-defined]
+        found = mine.limited(max_bytes).jsd_parts(theirs, beta)  # type: ignore[attr-defined]
         return found[0], found[1]
 
     halves = routing.answer(of, [first, second])

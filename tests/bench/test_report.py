@@ -104,6 +104,8 @@ def test_plots_are_written_and_repeat(tmp_path: Path) -> None:
     ("vendor", "system", "vectors", "family"),
     [
         ("AuthenticAMD", "x86_64", "AVX2", "amd-avx2"),
+        ("AuthenticAMD 25", "x86_64", "AVX512", "amd-avx512"),
+        ("AuthenticAMD 26", "x86_64", "AVX512", "amd-avx512-zen5"),
         ("GenuineIntel", "x86_64", "AVX512", "intel-avx512"),
         ("GenuineIntel", "x86_64", "AVX512 AMX", "intel-amx"),
         ("GenuineIntel", "x86_64", "DEFAULT", "intel-sse"),
@@ -119,7 +121,9 @@ def test_the_cpu_family_names_the_folder_of_results(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "_cpuinfo", lambda _: vendor)
+    name, _, number = vendor.partition(" ")
+    cpuinfo = {"vendor_id": name, "cpu family": number}
+    monkeypatch.setattr(machine, "_cpuinfo", lambda key: cpuinfo[key])
     monkeypatch.setattr("platform.machine", lambda: system)
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: vectors.split()[0])

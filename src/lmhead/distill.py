@@ -163,16 +163,14 @@ class _Writer:
         flat = hidden.detach().reshape(-1, hidden.shape[-1])
         if not bool(flat.isfinite().all()):
             raise ValueError("hidden must be finite; it holds NaN or inf")
-        if self.info is None:
-            self._start(flat, has_ids=ids is not None)
-        assert self.info is not None
-        if flat.shape[1] != self.info.hidden_size or (ids is not None) != self.info.has_ids:
+        info = self.info = self.info or self._start(flat, has_ids=ids is not None)
+        if flat.shape[1] != info.hidden_size or (ids is not None) != info.has_ids:
             raise ValueError(
-                f"hidden must have the width of the first part, {self.info.hidden_size}, and all "
+                f"hidden must have the width of the first part, {info.hidden_size}, and all "
                 f"parts ids or none; got {tuple(hidden.shape)}"
             )
-        records = np.zeros(len(flat), self.info.record)
-        stored = _encode(flat, self.info.stored, records)
+        records = np.zeros(len(flat), info.record)
+        stored = _encode(flat, info.stored, records)
         if ids is not None:
             checks.check_id_type("ids", ids)
             if ids.numel() != len(flat):
@@ -184,7 +182,7 @@ class _Writer:
         self._write(records.tobytes())
         self.rows += len(flat)
 
-    def _start(self, flat: Tensor, *, has_ids: bool) -> None:
+    def _start(self, flat: Tensor, *, has_ids: bool) -> Info:
         kinds = {None: str(flat.dtype).removeprefix("torch."), 8: "int8", 16: "bfloat16"}
         stored = kinds.get(self.bits, "float32")
         stored = "float32" if stored == "float64" else stored
@@ -207,7 +205,7 @@ class _Writer:
                 raise TypeError(f"head must be one of {', '.join(_TYPES)}; got {dtype}")
             for tensor in (weight, *(() if bias is None else (bias.detach(),))):
                 self._write(_bytes(tensor))
-        self.info = Info(0, flat.shape[1], stored, has_ids, **facts)
+        return Info(0, flat.shape[1], stored, has_ids, **facts)
 
     def _write(self, data: bytes) -> None:
         self.hash.update(data)

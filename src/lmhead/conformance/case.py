@@ -78,6 +78,13 @@ def expect(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
+def gradient_of(leaf: Tensor, name: str) -> Tensor:
+    """Return the gradient of a leaf; fail the case if it has none."""
+    if leaf.grad is None:
+        raise AssertionError(f"no gradient of {name}")
+    return leaf.grad
+
+
 def expect_close(
     got: Tensor, want: Any, what: str, *, rtol: float = 1e-4, atol: float = 1e-5
 ) -> None:

@@ -92,14 +92,15 @@ class BatchEngine:
 
         The task's model has this engine's body; its head may be a screened one.
         """
-        if self.decoder is None:
+        decoder = self.decoder
+        if decoder is None:
             yield from _alone(task, kept=kept)
             return
         own_rows: list[_Row] = []
         try:
             for number, max_new in enumerate(task.max_new):
                 if max_new:
-                    for row in self._start(task, number, own_rows, kept=kept):
+                    for row in _start(decoder, task, number, own_rows, kept=kept):
                         if row is None:
                             yield []  # between parts of a long prompt, other requests run a step
                         else:
@@ -112,30 +113,6 @@ class BatchEngine:
                 yield [_checked(row.events.popleft()) for row in own_rows if row.events]
         finally:
             self.rows = [row for row in self.rows if row not in own_rows]
-
-    def _start(
-        self, task: GenerationTask, number: int, others: Sequence[_Row], *, kept: bool
-    ) -> Iterator[_Row | None]:
-        """Process a prompt, or copy the state of another row with the same one.
-
-        Yields None after each part of a long prompt, and then the row.
-        """
-        assert self.decoder is not None
-        ids = task.prompts[number]
-        same = next((row for row in others if row.ids == ids), None)
-        if same is not None:
-            hidden, cache = same.hidden, same.cache.copy()
-        else:
-            for started in self.decoder.start_in_parts(ids):
-                if started is None:
-                    yield None
-                else:
-                    hidden, cache = started
-        sampler: Any = task.sampler
-        if sampler is not None:
-            sampler = sampler.select(torch.tensor([number]))
-        row = GenerationRow(task, number)
-        yield _Row(row, list(ids), task.model.head, sampler, kept, hidden, cache, len(ids))
 
     def step(self) -> None:
         """Generate one token of every row."""
@@ -157,6 +134,35 @@ class BatchEngine:
         hidden = self.decoder.step(tokens, [row.cache for row in unfinished])
         for row, state in zip(unfinished, hidden, strict=True):
             row.hidden = state
+
+
+def _start(
+    decoder: BatchDecoder,
+    task: GenerationTask,
+    number: int,
+    others: Sequence[_Row],
+    *,
+    kept: bool,
+) -> Iterator[_Row | None]:
+    """Process a prompt, or copy the state of another row with the same one.
+
+    Yields None after each part of a long prompt, and then the row.
+    """
+    ids = task.prompts[number]
+    same = next((row for row in others if row.ids == ids), None)
+    if same is not None:
+        hidden, cache = same.hidden, same.cache.copy()
+    else:
+        for started in decoder.start_in_parts(ids):
+            if started is None:
+                yield None
+            else:
+                hidden, cache = started
+    sampler: Any = task.sampler
+    if sampler is not None:
+        sampler = sampler.select(torch.tensor([number]))
+    row = GenerationRow(task, number)
+    yield _Row(row, list(ids), task.model.head, sampler, kept, hidden, cache, len(ids))
 
 
 def _choose(rows: list[_Row]) -> Iterator[tuple[_Row, int | None]]:

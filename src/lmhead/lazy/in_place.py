@@ -73,7 +73,7 @@ def fill(logits: LazyLogits, value: Any) -> Any:
     _check_recordable(logits)
     node = logits.part
     given = Operand.of(value, torch.Size()) if isinstance(value, Tensor) else value
-    return assign(logits, Replaced(given, logits.dtype, node, node.n_rows, node.width))
+    return assign(logits, Replaced(node, given, logits.dtype, node.n_rows, node.width))
 
 
 def copy(logits: Any, source: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
@@ -95,7 +95,7 @@ def _replace(logits: LazyLogits, new: Node) -> LazyLogits:
     """Put other values in all entries; what was there before gets a gradient of 0."""
     before = logits.part
     if routing.differentiable([before]) and torch.is_grad_enabled():
-        new = Replaced(new, logits.dtype, before, before.n_rows, before.width)
+        new = Replaced(before, new, logits.dtype, before.n_rows, before.width)
     return assign(logits, new)
 
 

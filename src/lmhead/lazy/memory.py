@@ -63,11 +63,11 @@ class Memory:
         every = len(places) == len(filled)
         stored = places if index is None else index[places]
         if copy:
-            built = Dense.of(self.rows[stored.to(self.rows.device)])
+            built: Node = Dense.of(self.rows[stored.to(self.rows.device)])
         else:
             built = Dense.of(self.rows)
             built = built if every and index is None else built.take(stored)
-        new: Node = built
+        new = built
         if not constant:
             behind = program if every else program.take(places)
             new = Call(values_of, (built, behind), {}, built.n_rows, built.width)
@@ -75,7 +75,7 @@ class Memory:
             return new
         lookup = torch.full((len(filled),), -1, dtype=torch.int64)
         lookup[places] = torch.arange(len(places))
-        return Overlay(program, new, lookup)
+        return Overlay(program, lookup, new)
 
 
 def values_of(values: Tensor, tile: Tensor) -> Tensor:

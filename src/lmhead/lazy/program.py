@@ -14,12 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import _disable_current_modes
+from typing_extensions import Self
 
 from lmhead.checks import has_memory
 from lmhead.parallel import fsdp
@@ -289,26 +290,41 @@ class Operand:
 
 
 class Node(ABC):
-    """Values of shape (n_rows, width), not computed."""
+    """Values of shape (n_rows, width), not computed.
+
+    A subclass is a dataclass. Nodes and operands among its fields, also in a tuple or a dictionary,
+    are its parts.
+    """
 
     n_rows: int
     width: int
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    @abstractmethod
     def parts(self) -> Sequence[Node | Operand]:
         """Return what the node is made of."""
+        found: list[Node | Operand] = []
+        self._fields(found.append)
+        return found
+
+    def map(self, change: Callable[[Any], Any], **fields: Any) -> Self:
+        """Return the node with each of its parts changed, and with other values of some fields."""
+        return replace(self, **{**self._fields(change), **fields})
+
+    def _fields(self, change: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return the fields, with `change` applied to the parts among them."""
+        return {n: _changed(getattr(self, n), change) for n in self.__dataclass_fields__}
 
     @abstractmethod
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Compute rows [first, last): (B, width)."""
 
-    @abstractmethod
     def take(self, rows: Rows) -> Node:
-        """Return some of the rows."""
+        """Return some of the rows: of parts that have as many."""
+        return self.map(lambda part: part.take(rows), n_rows=count(rows, self.n_rows))
 
-    @abstractmethod
     def frozen(self) -> Node:
         """Return the same values as constants."""
+        return self.map(lambda part: part.frozen())
 
     live: float = 1.0
     """How many (rows, tokens) tensors the node itself needs for a row, about."""
@@ -364,6 +380,15 @@ class Node(ABC):
             yield part
             if isinstance(part, Node):
                 waiting.extend(reversed(list(part.parts())))
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a field of a node, with `change` applied to the parts in it."""
+    if isinstance(value, Node | Operand):
+        return change(value)
+    if type(value) is tuple:
+        return tuple([_changed(v, change) for v in value])
+    return {k: _changed(v, change) for k, v in value.items()} if type(value) is dict else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -540,21 +565,9 @@ class Dense(Node):
         per_row = Operand(tensor, tensor.shape[-1], per_row=True)
         return cls(per_row, lead.numel(), tensor.shape[-1])
 
-    def parts(self) -> Sequence[Node | Operand]:
-        """Return the operand."""
-        return [self.operand]
-
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""
         return self.operand.dense(env, first, last)
-
-    def take(self, rows: Rows) -> Dense:
-        """Return some of the rows."""
-        return Dense(self.operand.take(rows), count(rows, self.n_rows), self.width)
-
-    def frozen(self) -> Dense:
-        """Return the same values as constants."""
-        return Dense(self.operand.frozen(), self.n_rows, self.width)
 
     @property
     def is_scores(self) -> bool:
@@ -585,19 +598,6 @@ class Call(Node):
         """The function's name."""
         return getattr(self.function, "__name__", "")
 
-    def parts(self) -> Sequence[Node | Operand]:
-        """Return the nodes and operands among the arguments."""
-        given = (*self.args, *self.kwargs.values())
-        return [a for a in given if isinstance(a, Node | Operand)]
-
-    def _map(self, change: Callable[[Any], Any], n_rows: int) -> Call:
-        def one(a: Any) -> Any:
-            return change(a) if isinstance(a, Node | Operand) else a
-
-        args = tuple(map(one, self.args))
-        kwargs = {k: one(v) for k, v in self.kwargs.items()}
-        return replace(self, args=args, kwargs=kwargs, n_rows=n_rows)
-
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Call the function on rows [first, last) of its arguments."""
 
@@ -611,14 +611,6 @@ class Call(Node):
         else:
             made = self.function(*args, **kwargs)
         return made.expand(last - first, self.width) if made.shape[0] != last - first else made
-
-    def take(self, rows: Rows) -> Call:
-        """Return some of the rows."""
-        return self._map(lambda a: a.take(rows), count(rows, self.n_rows))
-
-    def frozen(self) -> Call:
-        """Return the same values as constants."""
-        return self._map(lambda a: a.frozen(), self.n_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -637,10 +629,6 @@ class Concat(Node):
         """V."""
         return self.nodes[0].width
 
-    def parts(self) -> Sequence[Node | Operand]:
-        """Return the parts."""
-        return self.nodes
-
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Compute rows [first, last)."""
         pieces, start = [], 0
@@ -657,123 +645,80 @@ class Concat(Node):
         """Return some of the rows."""
         return Taken(self, index_of(rows, self.n_rows))
 
-    def frozen(self) -> Concat:
-        """Return the same values as constants."""
-        return Concat(tuple(node.frozen() for node in self.nodes))
-
 
 @dataclass(frozen=True, eq=False)
-class Taken(Node):
-    """Chosen rows of a `Concat`, in any order."""
+class Indexed(Node):
+    """Rows made from rows of `base`, by an index of them: (n_rows, ...)."""
 
-    concat: Concat
-    index: Tensor  # (n_rows,)
+    base: Any  # a node
+    index: Tensor
 
     @property
     def n_rows(self) -> int:  # type: ignore[override]
-        """The number of chosen rows."""
+        """The number of rows."""
         return len(self.index)
 
     @property
     def width(self) -> int:  # type: ignore[override]
         """V."""
-        return self.concat.width
+        return self.base.width  # type: ignore[no-any-return]
 
-    def parts(self) -> Sequence[Node | Operand]:
-        """Return the node the rows are taken from."""
-        return [self.concat]
+    def take(self, rows: Rows) -> Node:
+        """Return some of the rows."""
+        return replace(self, index=self.index[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Taken(Indexed):
+    """Chosen rows of a `Concat`, in any order."""
+
+    base: Concat
 
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Compute rows [first, last), each in the part it comes from."""
         here = self.index[first:last]
         order, pieces, start = [], [], 0
-        for node in self.concat.nodes:
+        for node in self.base.nodes:
             places = ((here >= start) & (here < start + node.n_rows)).nonzero()[:, 0]
             if len(places):
                 order.append(places)
                 pieces.append(_rows_of(node, here[places] - start, env))
             start += node.n_rows
         if not pieces:
-            return self.concat.nodes[0].take(here).dense(env, 0, 0)
+            return self.base.nodes[0].take(here).dense(env, 0, 0)
         return torch.cat(pieces)[torch.cat(order).argsort()]
-
-    def take(self, rows: Rows) -> Taken:
-        """Return some of the rows."""
-        return Taken(self.concat, self.index[rows])
-
-    def frozen(self) -> Taken:
-        """Return the same values as constants."""
-        return Taken(self.concat.frozen(), self.index)
 
 
 @dataclass(frozen=True, eq=False)
-class LeadingReduction(Node):
-    """A reduction over leading dimensions: row i reduces rows index[i] of a node."""
+class LeadingReduction(Indexed):
+    """A reduction over leading dimensions: row i reduces rows index[i], (K,), of a node."""
 
-    node: Node
+    base: Node
     function: Callable[[Tensor], Tensor]  # (B, K, V) to (B, V)
-    index: Tensor  # (n_rows, K)
-
-    @property
-    def n_rows(self) -> int:  # type: ignore[override]
-        """The number of rows that are left."""
-        return len(self.index)
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        """V."""
-        return self.node.width
-
-    def parts(self) -> Sequence[Node | Operand]:
-        """Return the node."""
-        return [self.node]
 
     @property
     def live(self) -> float:  # type: ignore[override]
         """Every row needs K rows of the node."""
-        return 1.0 + live_tensors([self.node]) * max(1, self.index.shape[1])
+        return 1.0 + live_tensors([self.base]) * max(1, self.index.shape[1])
 
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Reduce the rows behind rows [first, last)."""
         rows = self.index[first:last]
-        tile = self.node.take(rows.reshape(-1)).dense(env, 0, rows.numel())
+        tile = self.base.take(rows.reshape(-1)).dense(env, 0, rows.numel())
         return self.function(tile.view(*rows.shape, self.width))
-
-    def take(self, rows: Rows) -> LeadingReduction:
-        """Return some of the rows."""
-        return LeadingReduction(self.node, self.function, self.index[rows])
-
-    def frozen(self) -> LeadingReduction:
-        """Return the same values as constants."""
-        return LeadingReduction(self.node.frozen(), self.function, self.index)
 
 
 @dataclass(frozen=True, eq=False)
-class Overlay(Node):
-    """A node with some rows replaced: row i is row lookup[i] of `new`, or of `base` where -1."""
+class Overlay(Indexed):
+    """A node with some rows replaced: row i is row index[i] of `new`, or of `base` where -1."""
 
     base: Node
     new: Node
-    lookup: Tensor  # (n_rows,)
-
-    @property
-    def n_rows(self) -> int:  # type: ignore[override]
-        """The number of rows."""
-        return self.base.n_rows
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        """V."""
-        return self.base.width
-
-    def parts(self) -> Sequence[Node | Operand]:
-        """Return both nodes."""
-        return [self.base, self.new]
 
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Compute rows [first, last)."""
         tile = self.base.dense(env, first, last)
-        here = self.lookup[first:last]
+        here = self.index[first:last]
         places = (here >= 0).nonzero()[:, 0]
         if len(places) == 0:
             return tile
@@ -782,26 +727,18 @@ class Overlay(Node):
 
     def take(self, rows: Rows) -> Overlay:
         """Return some of the rows."""
-        return Overlay(self.base.take(rows), self.new, self.lookup[rows])
-
-    def frozen(self) -> Overlay:
-        """Return the same values as constants."""
-        return Overlay(self.base.frozen(), self.new.frozen(), self.lookup)
+        return Overlay(self.base.take(rows), self.index[rows], self.new)
 
 
 @dataclass(frozen=True, eq=False)
 class Replaced(Node):
     """Other values in every entry, as after `zero_()`; what was there before has gradient 0."""
 
+    before: Node
     value: Any  # a number, an operand that is a scalar, or a node
     dtype: torch.dtype
-    before: Node
     n_rows: int
     width: int
-
-    def parts(self) -> Sequence[Node | Operand]:
-        """Return the value, and what it replaced."""
-        return [self.before, *([self.value] if isinstance(self.value, Node | Operand) else [])]
 
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""
@@ -812,18 +749,6 @@ class Replaced(Node):
             filled = value.dense(env, first, last).to(self.dtype)
             return filled.reshape(1, 1).expand(last - first, self.width)
         return torch.full((1, 1), value, dtype=self.dtype).expand(last - first, self.width)
-
-    def take(self, rows: Rows) -> Replaced:
-        """Return some of the rows."""
-        value = self.value.take(rows) if isinstance(self.value, Node) else self.value
-        n_rows = count(rows, self.n_rows)
-        return replace(self, value=value, before=self.before.take(rows), n_rows=n_rows)
-
-    def frozen(self) -> Replaced:
-        """Return the same values as constants."""
-        fixed = isinstance(self.value, Node | Operand)
-        value = self.value.frozen() if fixed else self.value
-        return replace(self, value=value, before=self.before.frozen())
 
 
 def _rows_of(node: Node, rows: Tensor, env: Env) -> Tensor:
@@ -844,10 +769,8 @@ def stamped(node: Node, *, copy: bool = False) -> Node:
     if isinstance(node, Dense) and node.operand.version is None:
         then = version(node.operand.tensor)
         return replace(node, operand=replace(node.operand, version=then))
-    if isinstance(node, Overlay):
-        return replace(node, base=stamped(node.base, copy=copy), new=stamped(node.new, copy=copy))
-    if isinstance(node, Call):
-        return node._map(lambda a: stamped(a, copy=copy) if isinstance(a, Node) else a, node.n_rows)
+    if isinstance(node, Overlay | Call):
+        return node.map(lambda a: stamped(a, copy=copy) if isinstance(a, Node) else a)
     return node
 
 

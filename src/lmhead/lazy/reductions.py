@@ -243,7 +243,7 @@ def _over_lead(logits: LazyLogits, name: str, dims: Dims, *, keepdim: bool, **kw
 
     reduced.__name__ = "" if kw else name
     probe = function(torch.ones(1, index.shape[1], 1, dtype=logits.dtype), dim=1, **kw)
-    node = LeadingReduction(logits.part, reduced, index)
+    node = LeadingReduction(logits.part, index, reduced)
     if keepdim:
         full = [1 if p in dims.lead else n for p, n in enumerate(lead)]
         vdim = logits._vdim

@@ -217,7 +217,7 @@ def _total_variation(node: Call) -> DivergenceTerm | None:
 def _log_mixture(node: Node) -> dict[Leaf, float] | None:
     """Return the weights of a mixture, given the program of its logarithm."""
     if isinstance(node, LeadingReduction):  # torch.stack([...]).logsumexp(0)
-        pair = node.node.nodes if isinstance(node.node, Concat) else ()
+        pair = node.base.nodes if isinstance(node.base, Concat) else ()
         n = node.n_rows
         stacked = torch.arange(2 * n).view(2, n).T
         if (

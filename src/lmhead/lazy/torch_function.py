@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from types import FunctionType
+from types import FunctionType, GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -43,91 +43,23 @@ from lmhead.lazy.memory import share_memory
 from lmhead.lazy.program import Call, Dense
 from lmhead.lazy.recording import NotRecorded, sign
 
-# Read from the object itself: they say how it looks, or belong to autograd.
-_PLAIN = [
-    "shape",
-    "dtype",
-    "device",
-    "requires_grad",
-    "grad_fn",
-    "ndim",
-    "is_leaf",
-    "layout",
-    "is_cuda",
-    "is_cpu",
-    "is_mps",
-    "is_meta",
-    "is_sparse",
-    "is_quantized",
-    "is_nested",
-    "is_mkldnn",
-    "is_xpu",
-    "is_ipu",
-    "is_vulkan",
-    "is_sparse_csr",
-    "is_xla",
-    "is_ort",
-    "is_mtia",
-    "is_maia",
-    "retains_grad",
-    "_backward_hooks",
-    "_version",
-    "names",
-    "output_nr",
-    "itemsize",
-    "_grad_fn",
-    "grad",
-    "name",
-    "is_hpu",
-    "volatile",
-    "_post_accumulate_grad_hooks",
-    "_base",
-]
+# Attributes that read entries; all others say how the object looks, or belong to autograd.
+_OF_ENTRIES = {"data", "real", "imag", "T", "mT", "H", "mH"}
 _PLAIN_METHODS = [
-    "dim",
-    "ndimension",
-    "size",
-    "numel",
-    "nelement",
-    "element_size",
-    "is_floating_point",
-    "is_complex",
-    "is_signed",
-    "is_conj",
-    "is_neg",
-    "is_inference",
-    "is_contiguous",
-    "stride",
-    "storage_offset",
-    "get_device",
-    "__len__",
-    "backward",
-    "_is_view",
-    "is_same_size",
-    "is_set_to",
-    "is_pinned",
-    "is_shared",
-    "is_distributed",
-    "has_names",
-    "register_post_accumulate_grad_hook",
-    "__hash__",
+    "dim", "ndimension", "size", "numel", "nelement", "element_size", "is_floating_point",
+    "is_complex", "is_signed", "is_conj", "is_neg", "is_inference", "is_contiguous", "stride",
+    "storage_offset", "get_device", "__len__", "backward", "_is_view", "is_same_size", "is_set_to",
+    "is_pinned", "is_shared", "is_distributed", "register_post_accumulate_grad_hook", "__hash__",
     "__format__",
-    "sizes",
-]
+]  # fmt: skip
 
-
-def _getters(names: list[str]) -> set[Any]:
-    found = [getattr(Tensor, name, None) for name in names]
-    return {
-        getattr(member, access)
-        for member in found
-        for access in ("__get__", "__set__", "__delete__")
-        if hasattr(member, access)
-    }
-
-
-PLAIN: set[Any] = _getters(_PLAIN) | {
-    getattr(Tensor, name) for name in _PLAIN_METHODS if hasattr(Tensor, name)
+# What reads the object itself.
+PLAIN: set[Any] = {getattr(Tensor, name) for name in _PLAIN_METHODS} | {
+    getattr(member, access)
+    for name in dir(Tensor)
+    if isinstance(member := getattr(Tensor, name, None), GetSetDescriptorType)
+    and name not in _OF_ENTRIES
+    for access in ("__get__", "__set__", "__delete__")
 }
 PLAIN |= {
     torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.result_type,

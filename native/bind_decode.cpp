@@ -1,4 +1,4 @@
-// One step of sequences through a Llama, as Python sees it: see bind.cpp and decode.hpp.
+// Python bindings of decode.hpp: one step of sequences through a Llama. See bind.cpp.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -79,8 +79,9 @@ HeldModel to_model(std::vector<FloatArray<2>> matrices, const std::vector<std::s
   return {std::move(model), std::move(matrices), std::move(norms)};
 }
 
-// Of each sequence: keys and values (layers, key_heads, room, head_size), and how many positions
-// are used; its rows of x (count, size), cos and sin (count, head_size / 2).
+// Of each sequence: keys and values (layers, key_heads, room, head_size), where `room` positions
+// are allocated, and how many are used; its rows of x (count, size), cos and sin (count, head_size
+// / 2).
 void step(const HeldModel& held, Array<float, 2> x, Array<const float, 2> cos,
           Array<const float, 2> sin, const std::vector<Array<float, 4>>& keys,
           const std::vector<Array<float, 4>>& values, const std::vector<int64_t>& used,

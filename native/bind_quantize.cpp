@@ -1,4 +1,4 @@
-// The quantization of a weight, as Python sees it: see bind.cpp and quantize.hpp.
+// Python bindings of quantize.hpp: the quantization of a weight. See bind.cpp.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-// The kernels on whole rows of logits, as Python sees them: see bind.cpp and rows.hpp.
+// Python bindings of rows.hpp: the kernels on whole rows of logits. See bind.cpp.
 #include <utility>
 
 #include "bind.hpp"

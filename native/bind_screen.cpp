@@ -1,4 +1,4 @@
-// The kernels of certified decode, as Python sees them: see bind.cpp and screen.hpp.
+// Python bindings of screen.hpp: the kernels of certified decode. See bind.cpp.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -86,8 +86,8 @@ void set_streams(int64_t whole, int64_t nibbles) {
   streams_whole = whole, streams_nibbles = nibbles;
 }
 
-// Asks for huge pages for new memory, before its first use: a pass over it then misses fewer
-// entries of the page table. Nothing where the system has none.
+// Asks the system for huge pages for new memory, before its first use: a pass over it then has
+// fewer TLB misses. Does nothing where there are no huge pages.
 void advise_huge_pages(Array<uint8_t, 1> bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = 2 << 20;
@@ -174,8 +174,8 @@ void refine(Maybe<const uint8_t, 2> nibbles, Array<const float, 1> scales,
                                            values.data(), values.data() + ids.size(), threads);
 }
 
-// How many tokens of each row stay, into counts (rows,), and which, into ids if there is room for
-// all. Returns how many they are together.
+// Writes how many tokens of each row stay into counts (rows,), and their ids into `ids` if it has
+// room for all. Returns the total number.
 int64_t choose(Array<const float, 2> approx, Array<const float, 2> block_max,
                Array<const float, 1> token_e, Array<const float, 1> token_n,
                Array<const float, 1> block_e, Array<const float, 1> block_n,
@@ -233,8 +233,8 @@ void best(Array<const float, 2> approx, Array<const float, 2> block_max, Array<i
   lmhead::chosen_kernels()->screen->best(bounds, static_cast<int64_t>(k), ids.data(), threads);
 }
 
-// How many tokens were scored, whether that decided, and whether the bounds held. values and ids
-// (k,).
+// Returns how many tokens were scored, whether that decided, and whether the bounds held. values
+// and ids (k,).
 std::tuple<int64_t, bool, bool> decide(
     Array<const float, 2> approx, Array<const float, 2> block_max, Array<const float, 1> token_e,
     Array<const float, 1> token_n, Array<const float, 1> block_e, Array<const float, 1> block_n,
@@ -275,8 +275,8 @@ std::tuple<int64_t, bool, bool> decide(
   return {done.scored, done.decided, done.sound};
 }
 
-// Whether every x[i] lies within base[rows[i]] + values[0, i] ± values[1, i] and roundings of the
-// sum: values as from `refine`. An infinity lies within itself.
+// Returns whether every x[i] lies within base[rows[i]] + values[0, i] ± values[1, i] and roundings
+// of the sum: values as from `refine`. An infinite x[i] is within equal infinite bounds.
 bool within(Array<const double, 2> values, Array<const double, 1> base,
             Array<const int64_t, 1> rows, Array<const double, 1> x) {
   const size_t n = x.size();

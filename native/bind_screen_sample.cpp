@@ -1,4 +1,4 @@
-// Draws from a quantized copy, as Python sees them: see bind.cpp and screen_sample.hpp.
+// Python bindings of screen_sample.hpp: sampling from a quantized copy. See bind.cpp.
 #include <nanobind/stl/tuple.h>
 
 #include <tuple>

@@ -1,4 +1,4 @@
-// The kernels on trees of decisions, as Python sees them: see bind.cpp and tree.hpp.
+// Python bindings of tree.hpp: the kernels on trees of decisions. See bind.cpp.
 #include "bind.hpp"
 #include "tree.hpp"
 

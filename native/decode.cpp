@@ -44,7 +44,7 @@ float total(vf v) {
 #endif
 
 #if defined(LMHEAD_SHUFFLE)
-// s and t are groups of W lanes; of each, the second half is added to the first.
+// s and t are groups of W lanes; of each group, the second half is added to the first.
 template <int W, int... I>
 vf fold(vf s, vf t, std::integer_sequence<int, I...>) {
   constexpr int kHalfGroup = W / 2;

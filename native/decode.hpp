@@ -1,8 +1,8 @@
 // One token of each of several sequences through a Llama: norms, attention over cached keys and
-// values, feed-forward. Weights are float32, or blocks of a GGUF file, whose entries are the
-// float32 numbers that they stand for: the same sums from fewer bytes. A weight is read once for
-// all sequences, and every sum has an order of its own: a sequence gets the same bits alone and
-// beside any others.
+// values, feed-forward. Weights are float32, or quantized blocks of a GGUF file, which
+// are decoded to float32 without rounding: the same sums from fewer bytes. A weight is read once
+// for all sequences, and the order of every sum is fixed: a sequence gets the same bits alone and
+// in any batch.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace lmhead {
 
-// Of 32 entries each: a float16 scale d, for q4_1 a float16 m, then the codes. q4_0 means
-// d · (code - 8), q4_1 d · code + m, both with entries i and i + 16 in one byte, low bits first;
-// q8_0 means d · code.
+// Blocks of 32 entries: a float16 scale d, for q4_1 a float16 m, then the codes. An entry is
+// d · (code - 8) in q4_0 and d · code + m in q4_1, both with entries i and i + 16 in one byte, low
+// bits first, and d · code in q8_0.
 enum class Stored { f32, q4_0, q4_1, q8_0 };
 
 inline constexpr int64_t kBlockEntries = 32;
@@ -41,8 +41,8 @@ struct DecodeModel {
   bool interleaved;  // pairs of coordinates that rotate together: 2 i and 2 i + 1, or i and i + d/2
 };
 
-// Keys and values, (layers, key_heads, room, head_size), of which `length` positions are used; the
-// new token's go to the next.
+// Keys and values, (layers, key_heads, room, head_size): memory for `room` positions, of which
+// `length` are used; those of the new token are written to the next one.
 struct DecodeCache {
   float *keys, *values;
   int64_t room, length;

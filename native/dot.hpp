@@ -2,8 +2,8 @@
 // many pairs and of all rows of a weight, on every instruction set.
 //
 // Entry i goes to lane i mod 8. A lane adds its products in the order of i; a product of two
-// float32 numbers is exact in float64, so fused or not makes no difference. At the end lane i takes
-// in lane i + 4, then i + 2, then i + 1.
+// float32 numbers is exact in float64, so fused or not makes no difference. At the end lane
+// i + 4 is added to lane i, then lane i + 2, then lane i + 1.
 #pragma once
 
 #include <cstdint>

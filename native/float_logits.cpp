@@ -3,10 +3,10 @@
 //
 // The sum of a pair is defined, so that it is the same to the last bit in any batch, on any number
 // of threads and on every instruction set: entry i goes to lane i mod 16, and a lane takes its
-// products in the order of i by fused multiply-adds. After 1024 entries, and at the end, lane i
-// takes in lane i + 8, then i + 4, i + 2 and i + 1. Such parts are added in float64, and the sum is
-// rounded. No chain is longer than 64: the error is never more than 2^-17 |w| |h|, and usually half
-// that of a plain product in float32.
+// products in the order of i by fused multiply-adds. After 1024 entries, and at the end, lane
+// i + 8 is added to lane i, then i + 4, i + 2 and i + 1. Such parts are added in float64, and the
+// sum is rounded. No chain is longer than 64: the error is never more than 2^-17 |w| |h|, and
+// usually half that of a plain product in float32.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -131,8 +131,8 @@ inline void totals(const Lanes (&sums)[T], float* out) {
   for (int t = 0; t < T; ++t) out[t] = total(sums[t]);
 }
 
-// Hidden states whose sums are held in registers at a time, at most, and how many tokens go with T
-// of them.
+// The largest number of hidden states whose sums are held in registers at a time, and how many
+// tokens are multiplied with T of them at a time.
 #if defined(__AVX512F__) || defined(LMHEAD_LANES)
 constexpr int kStates = 8;
 constexpr int tokens_with(int t) { return t == 8 ? 3 : t == 4 ? 4 : t; }
@@ -143,8 +143,8 @@ constexpr int tokens_with(int) { return 1; }
 constexpr int kStates = 2;
 constexpr int tokens_with(int) { return 1; }
 #endif
-// Tokens per task of a thread; several blocks of states are multiplied with them in turn while they
-// stay in the nearest caches: multiples of all of these.
+// Tokens per task of a thread, and per group that several blocks of states are multiplied with
+// while it stays in the nearest caches: multiples of the numbers of tokens above.
 constexpr int64_t kPiece = 240, kGroup = 12;
 // The hardware does not prefetch the weight while states are loaded beside it. Measured on
 // Zen 4: prefetching to the second-level cache, at least 8 KiB ahead, hides all latency; to the

@@ -72,8 +72,8 @@ void draw(const float* z, int64_t rows, int64_t vocab, const double* lse, const 
     for (int64_t i = 0; i < width; ++i) raw[i] = x[i] == -kFar ? -kFar : all[id[i]];
     kept_mass[row] = std::min(0.0, log_sum(raw.data(), width, e.data(), &max) - lse[row]);
     const double mine = log_sum(x, width, e.data(), &max);
-    // Noise is -log E with E = -log u >= 1 - u: a token can only win if 1 - u is at most exp of
-    // what it lacks to the best score, and most are out without a logarithm.
+    // Noise is -log E with E = -log u >= 1 - u: a token can only win if 1 - u is at most
+    // exp(x - best score), which excludes most tokens without a logarithm.
     Best best;
     int64_t place = 0;
     double least = kFar;  // exp(max - best score), with a margin

@@ -68,10 +68,10 @@ struct Best {
   }
 };
 
-// meet(token, score) for every token of [lo, hi), lo being even, whose score β (z - max) + noise is
-// at least `least()`, and for few others. The noise is -log E with E = -log u >= 1 - u, so such a
-// token has 1 - u <= exp(β (z - max) - least): a comparison in float32 with a margin, and nearly
-// all tokens are out without a logarithm.
+// Calls meet(token, score) for every token of [lo, hi), lo being even, whose score β (z - max) +
+// noise is at least `least()`, and for few others. The noise is -log E with E = -log u >= 1 - u, so
+// such a token has 1 - u <= exp(β (z - max) - least): a comparison in float32 with a margin
+// excludes nearly all tokens without a logarithm.
 template <class Least, class Meet>
 void each_contender(const float* z, int64_t lo, int64_t hi, double beta, double max, Key key,
                     const Least& least, const Meet& meet) {

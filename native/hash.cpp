@@ -1,7 +1,8 @@
-// Two steps. Of each block of 1024 bytes, as 32-bit words w: twice, with other keys k, the sum of
-// (w[2i] + k[2i]) · (w[2i + 1] + k[2i + 1]), each sum in brackets modulo 2^32, the whole modulo
-// 2^64 (NH of Black et al.): two different blocks agree with probability 2^-64. Then polynomials
-// modulo 2^61 - 1 of those sums, one per lane: n sums that differ agree with probability n / 2^61.
+// A hash in two steps. First, of each block of 1024 bytes, as 32-bit words w: twice, with other
+// keys k, the sum of (w[2i] + k[2i]) · (w[2i + 1] + k[2i + 1]), each sum in brackets modulo 2^32,
+// the whole modulo 2^64 (NH of Black et al.): two different blocks agree with probability 2^-64.
+// Then polynomials modulo 2^61 - 1 of those sums, one per lane: n sums that differ agree with
+// probability n / 2^61.
 #include <algorithm>
 #include <array>
 #include <cstring>

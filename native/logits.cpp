@@ -13,9 +13,9 @@ namespace {
 using lmhead::Floats;
 using lmhead::parallel_for;
 
-// Hidden states whose sums are held in registers at a time, at most; as what they are loaded; and
-// how many tokens go with T of them. One token after the other is how memory is read fastest, but
-// each state is then loaded once per token.
+// The largest number of hidden states whose sums are held in registers at a time; the type in which
+// they are loaded; and how many tokens are multiplied with T of them at a time. Memory is read
+// fastest one token after the other, but each state is then loaded once per token.
 #if defined(__AVX512F__) || defined(LMHEAD_LANES)
 constexpr int kStates = 8;
 using State = float;
@@ -29,8 +29,8 @@ constexpr int kStates = 2;
 using State = double;
 constexpr int tokens_with(int) { return 1; }
 #endif
-// Tokens per task of a thread; several blocks of states are multiplied with them in turn while they
-// stay in the first-level cache: multiples of all of these.
+// Tokens per task of a thread, and per group that several blocks of states are multiplied with
+// while it stays in the first-level cache: multiples of the numbers of tokens above.
 constexpr int64_t kPiece = 240, kGroup = 12;
 
 // Up to kStates hidden states, eight entries of each in turn. Zeros pad the entries, and the

@@ -11,8 +11,8 @@
 namespace LMHEAD_ISA {
 namespace {
 
-// found(token) for each token of the band, in order. Eight vectors are passed over at a time where
-// none of them has such a token.
+// Calls found(token) for each token with lo <= z <= hi, in order. Eight vectors are skipped at a
+// time where none of them has such a token.
 template <class Found>
 void scan(const float* z, int64_t vocab, float lo, float hi, const Found& found) {
   const auto inside = [&](vf v) { return (v >= lo) & (v <= hi) & (v > -kInf); };
@@ -57,14 +57,14 @@ void in_range(const float* z, int64_t rows, int64_t vocab, const float* lo, cons
   });
 }
 
-// A token that may be among the nearest: how far off it is, and what it weighs.
+// A token that may be among the nearest: its distance and its mass.
 struct Near {
   double distance, mass;
   int64_t id;
 };
 
-// In units of β z: the tokens that are looked at. Those further off weigh little in a distribution
-// with a peak.
+// Tokens up to this distance are considered, in units of β z: those further off have little mass in
+// a distribution with a peak.
 constexpr double kNear = 6.0;
 
 // The tokens of the row around `centre`, nearest first, until they have `limit`, and at least
@@ -89,7 +89,7 @@ std::vector<int64_t> nearest(const float* z, int64_t vocab, double beta, double 
   size_t n = 0;
   while (n < tokens.size() && (before < limit || static_cast<int64_t>(n) < least))
     before += tokens[n++].mass;
-  // `limit` is where the tokens end; short of it by more than rounding, there are others.
+  // Where these tokens do not reach `limit`, tokens further off are needed.
   const bool enough = before >= limit && static_cast<int64_t>(n) >= least;
   if (!enough || n == 0 || tokens[n - 1].distance > near) return {};
   ids.resize(n);

@@ -1,5 +1,5 @@
-// As many rows at once as a vector has doubles, one row per lane: every step is then a plain loop
-// over entries, whatever the sizes.
+// Quantization of as many rows at once as a vector has doubles, one row per lane: every step is
+// then a plain loop over entries, whatever the sizes.
 #include "quantize.hpp"
 
 #include <algorithm>

@@ -59,8 +59,8 @@ inline constexpr int64_t kHashKeys = 2 * kHashBlock / 4;
 inline constexpr int kHashLanes = 8;
 
 // A hash of bytes for finding equal ones again. Two inputs of equal size that differ agree with a
-// probability below 2^-40 over the choice of the keys, which are fixed: no protection from someone
-// who wants them to agree.
+// probability below 2^-40 over the choice of the keys. The keys are fixed, so it is no
+// cryptographic hash: inputs that agree can be constructed.
 void hash_bytes(const QuantizeKernels& kernels, const uint8_t* bytes, size_t size,
                 uint64_t (&lanes)[kHashLanes], int threads);
 

@@ -1,7 +1,7 @@
 // Certified decode: products of a quantized copy of the weight with quantized hidden states, and
-// the rows that the bound leaves. Pure functions on pointers, as in kernels.hpp. docs/certified.md
-// has the proof; integer products are exact here because the states are scaled so that every
-// partial sum fits into 32 bits.
+// the tokens that the bounds do not exclude. Pure functions on pointers, as in kernels.hpp.
+// docs/certified.md has the proof; integer products are exact here because the states are scaled so
+// that every partial sum fits into 32 bits.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lmhead {
 
-// Tokens per block: the unit of work, and of the maxima by which whole blocks are passed over.
+// Tokens per block: the unit of work, and of the maxima by which whole blocks are skipped.
 inline constexpr int64_t kScreenBlock = 256;
 
 inline int64_t screen_blocks(int64_t vocab) { return (vocab + kScreenBlock - 1) / kScreenBlock; }

@@ -1,7 +1,8 @@
 // Vectors of floats, as wide as the instruction set this file is compiled for.
 //
 // GCC's vector extensions (Clang has them too): arithmetic, comparison and selection are operators,
-// and the compiler picks the instructions. The same source serves AVX-512, AVX2, SSE2 and NEON.
+// and the compiler picks the instructions. The same source is compiled for AVX-512, AVX2, SSE2 and
+// NEON.
 #pragma once
 
 #if defined(__AVX2__)

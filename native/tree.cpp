@@ -126,7 +126,7 @@ class Search {
       if (!expand(fork)) return false;
     }
     std::sort_heap(best_.begin(), best_.end(), before);
-    if (!full()) opened_ = -1;  // some tokens were not to be found
+    if (!full()) opened_ = -1;  // the tree has fewer tokens than it must
     return full();
   }
 
@@ -174,7 +174,7 @@ class Search {
     double most = 0.0, total = 0.0;
     for (int64_t e = begin; e < end; ++e) {
       const double z = e + 1 < end ? score(row + e - begin) : 0.0;
-      if (!(z < std::numeric_limits<double>::infinity())) return false;  // inf - inf is no number
+      if (!(z < std::numeric_limits<double>::infinity())) return false;  // inf - inf is NaN
       scores_.push_back(z);
       most = std::max(most, z);
     }

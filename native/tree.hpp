@@ -46,8 +46,8 @@ struct TreeKernels {
   // The k tokens of largest log-probability of each row, largest first, lowest id first among
   // equals: forks are opened in the order of their mass, until none can hold a better token. All
   // three tensors are of one type; `bias` may be null. `opened` (rows,) receives how many forks
-  // that took; -1 where the tree is not one: it is checked as far as it is walked, since to look at
-  // all of it would take longer than to search. Where a score that was looked at is a NaN, the
+  // that took; -1 for an invalid tree: only the nodes that the search visits are checked, since a
+  // check of all of them would take longer than the search. Where a visited score is a NaN, the
   // row's ids are -1 and its values NaN.
   void (*best)(const Floats& hidden, const Floats& weight, const void* bias, int64_t rows,
                int64_t d, const TokenTree& tree, int64_t k, double* values, int64_t* ids,

@@ -10,6 +10,8 @@ Out: answers, each computed a few rows at a time; the tensor where nothing else 
     replay           evaluation of programs, forward and backward, in bounded memory
     routing          how answers join the autograd graph
     torch_function   the table from torch's functions to what they do here
+    handlers         of functions that need a few lines
+    dense_calls      functions without a handler, and calls from C++: on the tensor
     recording        pointwise operations
     views, indexing  shapes, selections, assignments
     reductions, row_functions, torch_losses, written_divergences, bitmask

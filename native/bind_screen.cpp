@@ -276,7 +276,7 @@ std::tuple<int64_t, bool, bool> decide(
 }
 
 // Returns whether every x[i] lies within base[rows[i]] + values[0, i] ± values[1, i] and roundings
-// of the sum: values as from `refine`. An infinite x[i] is within equal infinite bounds.
+// of the sum: values as from `refine`. An infinite x[i] must equal values[0, i].
 bool within(Array<const double, 2> values, Array<const double, 1> base,
             Array<const int64_t, 1> rows, Array<const double, 1> x) {
   const size_t n = x.size();

@@ -8,6 +8,8 @@ Out: the token, or the top k, of the float64 logits: the same as full precision,
     copy_cache       make it once per weight, and keep it in the cache folder
     states           hidden states as integers, and their error
     screen_kernels   products, bounds and selection, in the compiled core or as torch operations
+    memory_reading   how the core reads the copy, measured once per machine
+    huge_pages       memory of large copies
     candidates       approximate logits with bounds, and the k best tokens from them
     screened_head    `ScreenedHead`: argmax and top-k, with a certificate
     screened_scores  `ScreenedScores`: what a screened head gives to lazy logits

@@ -8,9 +8,9 @@ the float64 dot products that decide.
 what cannot reach it, by its upper bound, is not among the best k. What is left is scored exactly
 too, and the k best of that are the answer.
 
-Tokens are compared by z = map(x) in float64, and skipped by a bound on x. The map grows with x, but
-float64 may make two different x into one z: far out tanh is 1, and then the lowest id wins. So a
-token may be skipped only if its x is below the limit by more than such roundings.
+Tokens are compared by z = map(x) in float64, and skipped by a bound on x. The map increases with x,
+but two different x may round to the same z in float64 (tanh is 1 for large x), and then the lowest
+id wins. So a token may be skipped only if its x is below the limit by more than such roundings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmhead.sweep import Pointwise, Source, kernels
 _U = 2.0**-53
 
 
-def grows(p: Pointwise) -> bool:
+def is_increasing(p: Pointwise) -> bool:
     """Return whether the map increases with x, by a slope that float64 can represent."""
     factors = [p.scale, p.outer] if p.bounded else [p.scale]
     shifts = [p.shift, p.outer_shift]
@@ -41,7 +41,7 @@ def grows(p: Pointwise) -> bool:
 def lowest_linear(p: Pointwise, z: Tensor) -> Tensor:
     """Return a limit t, (...): a token with a linear value below t has a logit below z, (...).
 
-    The map must grow: `grows(p)`.
+    The map must be increasing: `is_increasing(p)`.
     """
     if p.is_identity:
         return z
@@ -52,7 +52,7 @@ def lowest_linear(p: Pointwise, z: Tensor) -> Tensor:
     # tanh is taken to be right to 8 units in the last place; its argument is rounded twice.
     y = (z - p.outer_shift) / p.outer
     y = y - 64 * _U * (1 + abs(p.shift) + abs(p.outer_shift) / p.outer)
-    argument = y.clamp(max=1 - 4 * _U).atanh()  # NaN below -1: nothing may be passed over
+    argument = y.clamp(max=1 - 4 * _U).atanh()  # NaN below -1: no token may be skipped
     t = (argument - p.shift) / p.scale
     t = t - 2.0**-40 * (t.abs() + (1 + abs(p.shift)) / p.scale)
     return torch.where(t.isnan(), -math.inf, t)
@@ -270,7 +270,7 @@ def decide(found: Candidates, k: int) -> Found:
     first = pivots
     if found.copy.low is not None and len(pairs.ids) > len(pivots.ids):
         pairs, limit, pivots, x, z = _second_pass(found, pairs, limit, k)
-    # Where masked tokens come among the best k, nothing can be passed over.
+    # Where masked tokens are among the best k, no token can be skipped.
     few = pairs.counts <= most
     decided = few & (pairs.counts >= k) & (least > -math.inf)
     if not bool(decided.all()):

@@ -43,7 +43,7 @@ CANDIDATES = (
     *(Setting(2, 0), Setting(1, 0), Setting(4, 0)),
     *(Setting(1, 1024), Setting(2, 1024), Setting(1, 4096)),
 )
-"""What is tried; the first is kept unless another is faster."""
+"""The settings that are measured; the first is kept unless another is faster."""
 LARGE = min(cache_bytes(3), 64 << 20)
 """Bytes of a copy from which on it is not in a processor's cache between two passes."""
 _SECONDS = 0.04  # of passes over each kind of copy; each setting is tried at least once

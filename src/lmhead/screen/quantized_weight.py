@@ -1,12 +1,12 @@
 """The quantized copy of a weight, and how far each of its rows is off.
 
-A row w becomes   μ + Pᵀ c + Rᵀ (s q)   plus what is lost:
+A row w is stored as   μ + Pᵀ c + Rᵀ (s q), with an error:
 
     μ  a row of means, float64          P  a few leading directions (K, D), float64
     c  K entries of 16 bits, one scale  R  a rotation
     q  D entries of 8 bits, one scale   s  that scale, float32
 
-Two numbers per row bound what is lost, both rounded up: `e` = ‖R r - s q‖ with r = w - μ - Pᵀ c,
+Two numbers per row bound the error, both rounded up: `e` = ‖R r - s q‖ with r = w - μ - Pᵀ c,
 the error of the eight bits; and `n`, an upper bound of everything that the small errors are
 multiplied with (docs/certified.md).
 
@@ -41,9 +41,9 @@ class Rotation:
 
     x is padded with zeros to a multiple of 64, its signs are flipped at random, and it is
     multiplied by a Kronecker product of small orthogonal matrices: Hadamard's for powers of two,
-    Hartley's for the odd rest. All entries of the product are of the size 1/√D, so a row with one
-    huge column becomes a row of even ones, which eight bits hold well. The map need not be
-    orthogonal to the last bit: `DEFECT` is part of the proof.
+    Hartley's for the odd rest. All entries of the product have the size 1/√D, so a row with one
+    huge entry becomes a row of entries of similar size, which eight bits represent well. The map
+    need not be orthogonal to the last bit: `DEFECT` is part of the proof.
 
     R: (size,) to (padded,), up to the order of coordinates the same in both directions.
 

@@ -1,7 +1,7 @@
 """The steps over all tokens: in the compiled core where there is one, else as torch operations.
 
-Integer products are the same either way, bit for bit: in the core because every
-partial sum fits into 32 bits, here because float64 holds them all.
+Integer products are the same either way, bit for bit: in the core because every partial sum fits
+into 32 bits, here because float64 represents them exactly.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ class ScreenedHead:
         head: an `LMHead` on the CPU, without a low-rank delta.
         bits: 8; or "4+4", which reads the high nibbles of all tokens first and the low ones of
             those that are left: fewer bytes, more tokens rescored.
-        calibration: hidden states (..., D), a few hundred of the kind to come: the copy is then
-            more precise where they point.
+        calibration: hidden states (..., D), a few hundred that are typical of later ones: the copy
+            is then more precise in their directions.
         progress: called with the number of rows done and of all rows while the copy is made.
         cache: read the copy from the cache folder, or keep it there: the next process does not
             make it again. Not with calibration.
@@ -203,7 +203,7 @@ class ScreenedHead:
         self._pickled_hash: str | None = None
         self.report = ScreenReport()
 
-    # After pickle or deepcopy the weight is another tensor: compare its hash.
+    # After pickle or deepcopy the weight is another tensor: its hash is compared.
 
     def __getstate__(self) -> dict[str, Any]:
         digest = store.tensor_hash(self._weight) if self.fresh() else None
@@ -215,8 +215,8 @@ class ScreenedHead:
         self._weight, self._version, self._bias = torch.empty(0), None, None
         self._pickled_hash = state["weight_hash"]
 
-    def _adopt(self) -> None:
-        """Take the weight of a copied head, if it holds the numbers that this copy is made of."""
+    def _attach_to_copied_weight(self) -> None:
+        """Refer to the weight of a copied head, if its hash is that of this copy's weight."""
         digest, self._pickled_hash = self._pickled_hash, None
         weight = self.head.weight
         if checks.is_plain(weight) and store.tensor_hash(weight) == digest:
@@ -265,11 +265,11 @@ class ScreenedHead:
 
     def fresh(self) -> bool:
         """Return whether the weight is unchanged since the copy was made."""
-        return self._is_mine(self.head.weight)
+        return self._is_own_weight(self.head.weight)
 
-    def _is_mine(self, weight: Tensor) -> bool:
+    def _is_own_weight(self, weight: Tensor) -> bool:
         if self._pickled_hash is not None:
-            self._adopt()
+            self._attach_to_copied_weight()
         return _changes(weight) == self._version and _memory(weight) == _memory(self._weight)
 
     def _check_fresh(self) -> None:
@@ -400,8 +400,8 @@ class ScreenedHead:
         return values, ids
 
     def compatible_source(self, source: Source) -> Source | None:
-        """Return the source as this copy reads it; None if it is not of this weight, unchanged."""
-        if len(source.weights) != 1 or not self._is_mine(source.weights[0]):
+        """Return the source as this copy reads it; None if its weight is not the copied one."""
+        if len(source.weights) != 1 or not self._is_own_weight(source.weights[0]):
             return None
         if not self.fits(source):
             return None
@@ -427,7 +427,7 @@ class ScreenedHead:
     def fits(self, source: Source) -> bool:
         """Return whether the bounds hold for this map and this bias."""
         biased = source.bias is not None
-        return candidates.grows(source.pointwise) and (
+        return candidates.is_increasing(source.pointwise) and (
             not biased or self.bias64(source.bias) is not None
         )
 

@@ -1,7 +1,7 @@
-"""Hidden states as integers, for products with the copy, and how far those are off.
+"""Hidden states as integers, for products with the copy, and their rounding errors.
 
     h = Pᵀ g + h⊥        g = lead_scale · lead, 16 bits along the leading directions
-    R h⊥ = scale · main + δ       16 bits each, of a batch the higher 8; ‖δ‖ is known
+    R h⊥ = scale · main + δ       16 bits each (8 in a batch: multiples of 256); ‖δ‖ is known
 
 Scales are such that every partial sum of a product with the copy fits into 32 bits: by
 Cauchy-Schwarz it is at most ‖q‖ ‖main‖, and the largest ‖q‖ is known. So integer products are
@@ -20,8 +20,8 @@ from lmhead.screen.quantized_weight import DEFECT, KAPPA, SHARE, QuantizedWeight
 from lmhead.sweep import kernels
 
 STATES_PER_PASS = 64  # hidden states multiplied in one pass over the copy
-# Of a batch the high bytes alone: half the products, and an error about that of the copy. One
-# state waits for memory, so its products cost nothing.
+# In a batch `main` has its high bytes only: half the products, and an error of the size of the
+# copy's. With one state memory is the limit, so the other half costs nothing.
 _UNIT_OF_BATCH = 256
 _UP = 1 + 2.0**-30
 _INT32 = 2.0**31 - 1
@@ -68,15 +68,15 @@ class States:
         rest = h - g @ copy.basis
         y = copy.rotation(rest)
         whole, scales = _round(y, room, unit)
-        delta, along = sizes(y - whole * scales[:, None]), sizes(rest @ copy.basis.T)
+        delta, along = _norms(y - whole * scales[:, None]), _norms(rest @ copy.basis.T)
         return cls(
             main=whole.to(torch.int16),
             lead=codes.to(torch.int16),
             scales=scales,
             lead_scales=lead_scales,
             base=h @ copy.mean,
-            e=(sizes(y) + _SMALL_E * sizes(h)) * _UP,
-            n=(sizes(g) / KAPPA + along + delta + small_n * sizes(h)) * _UP,
+            e=(_norms(y) + _SMALL_E * _norms(h)) * _UP,
+            n=(_norms(g) / KAPPA + along + delta + small_n * _norms(h)) * _UP,
         )
 
     def row(self, index: int) -> States:
@@ -84,7 +84,7 @@ class States:
         return States(*(getattr(self, f.name)[index : index + 1] for f in fields(self)))
 
 
-def sizes(x: Tensor) -> Tensor:
+def _norms(x: Tensor) -> Tensor:
     """Return ‖x‖ of each row (B, D): (B,) in float64."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
     return norms
@@ -92,7 +92,7 @@ def sizes(x: Tensor) -> Tensor:
 
 def usable(copy: QuantizedWeight, hidden: Tensor) -> Tensor:
     """Return which hidden states (B, D) are finite and cannot overflow: (B,)."""
-    return sizes(hidden) * max(copy.n_max, 1.0) < 1e30
+    return _norms(hidden) * max(copy.n_max, 1.0) < 1e30
 
 
 def _round(x: Tensor, room: float, unit: int) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ def _round(x: Tensor, room: float, unit: int) -> tuple[Tensor, Tensor]:
     if x.shape[1] == 0:
         return x, x.new_zeros(len(x))
     most = 32767 // unit
-    scales = torch.maximum(x.abs().amax(1) / (most * unit), sizes(x) / room * _UP)
+    scales = torch.maximum(x.abs().amax(1) / (most * unit), _norms(x) / room * _UP)
     step = scales[:, None] * unit
     codes = torch.where(step > 0, x / step, 0.0).round_().clamp_(-most, most)
     return codes * unit, scales

@@ -31,7 +31,7 @@ def save(path: str | os.PathLike[str], copy: QuantizedWeight, weight: Tensor) ->
 
 
 def load(path: str | os.PathLike[str], weight: Tensor) -> QuantizedWeight:
-    """Read a copy of this weight; a ValueError if it is anything else."""
+    """Read a copy of this weight; raise ValueError if the file is anything else."""
     name = os.fspath(path)
     try:
         opened: Any = safe_open(name, framework="pt")

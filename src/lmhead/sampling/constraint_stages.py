@@ -56,7 +56,7 @@ class Guidance(Edit):
 
 @dataclass(repr=False, eq=False)
 class LogitBias(_EditOfTokens):
-    """z + bias for given tokens."""
+    """Add a bias to the logits of given tokens."""
 
     name = "logit_bias"
     bias: Mapping[int, float]

@@ -267,9 +267,9 @@ def choose_tokens(
 ) -> Choice:
     """Choose the next token of every row from hidden states (B, D), with the k most probable ones.
 
-    No `sampler` takes the most probable token; `given` are its further arguments: context, position
-    and so on. Tokens whose bit in `allowed` (B, W) int32 is 0 are forbidden. With `kept`, the
-    choice has the tokens that the sampler kept.
+    Without a `sampler`, take the most probable token; `given` are further arguments of the sampler,
+    such as context and position. Tokens whose bit in `allowed` (B, W) int32 is 0 are forbidden.
+    With `kept`, the choice has the tokens that the sampler kept.
     """
     logits = head(hidden)
     if k > logits.shape[-1]:

@@ -22,7 +22,7 @@ from lmhead.sampling.model import Model
 
 __all__ = ["Grammar", "GrammarMatcher"]
 
-# At most one space between the parts of a JSON text: a model might generate white space for ever.
+# At most one space between the parts of a JSON text: a model might never stop generating spaces.
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 

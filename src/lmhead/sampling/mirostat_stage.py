@@ -1,7 +1,7 @@
-"""Mirostat: truncation with a target surprise per token and feedback from sampled tokens.
+"""Mirostat: truncation with a target surprisal per token and feedback from sampled tokens.
 
-It keeps tokens by a bound mu on their surprise -log2 p, and after each token moves mu by
-eta · (tau - surprise of the token). mu is carried from call to call as `Sampled.state`; it starts
+It keeps tokens by a bound mu on their surprisal -log2 p, and after each token moves mu by
+eta · (tau - surprisal of the token). mu is carried from call to call as `Sampled.state`; it starts
 at 2 · tau.
 """
 
@@ -19,7 +19,7 @@ from lmhead.sampling.stage import Call, Cut, PerRow, per_row
 
 @dataclass(repr=False, eq=False)
 class Mirostat2(Cut):
-    """Version 2: the tokens with a surprise of at most mu."""
+    """Version 2: keep the tokens with a surprisal of at most mu."""
 
     name = "mirostat"
     must_be_last = True
@@ -45,15 +45,15 @@ class Mirostat2(Cut):
         return full.above(torch.minimum(lo - 1e-9 * (1 + lo.abs()), full.largest))
 
     def keep_mask(self, candidates: TopCandidates, before: Distribution, call: Call) -> Tensor:
-        """Return the tokens with a surprise of at most mu, and always the best one."""
-        surprise = (before.lse[:, None] - candidates.z) / math.log(2)
-        kept = surprise <= self._mu(call)[:, None]
+        """Return the tokens with a surprisal of at most mu, and always the best one."""
+        surprisal = (before.lse[:, None] - candidates.z) / math.log(2)
+        kept = surprisal <= self._mu(call)[:, None]
         kept[:, :1] = True
         return kept
 
 
 class Mirostat1(Mirostat2):
-    """Version 1: the k best tokens, k being estimated as if the tokens followed Zipf's law.
+    """Version 1: keep the k best tokens, with k estimated as if the tokens followed Zipf's law.
 
     The law's exponent is fitted to the 100 best tokens.
     """
@@ -76,7 +76,7 @@ class Mirostat1(Mirostat2):
         )
 
     def _k(self, candidates: TopCandidates, call: Call) -> Tensor:
-        """Return the k for a surprise of mu, (B,): ⌊((s - 1) 2^mu / (1 - V^(1 - s)))^(1/s)⌋.
+        """Return the k for a surprisal of mu, (B,): ⌊((s - 1) 2^mu / (1 - V^(1 - s)))^(1/s)⌋.
 
         Computed in logarithms, since 2^mu and the power 1/s may overflow.
         """

@@ -55,7 +55,7 @@ class RepetitionPenalty(_ContextEdit):
 
 @dataclass(repr=False, eq=False)
 class CountPenalty(_ContextEdit):
-    """Z - count · frequency_penalty - (count > 0) · presence_penalty."""
+    """Subtract count · frequency_penalty + (count > 0) · presence_penalty."""
 
     name = "frequency_penalty"
     frequency: PerRow = 0.0
@@ -96,8 +96,8 @@ class NoRepeatNGram(_ContextEdit):
 
 @dataclass(repr=False, eq=False)
 class DRY(_ContextEdit):
-    """Don't repeat yourself: a token that would extend a repetition of L >= allowed_length ids
-    is lowered by multiplier · base^(L - allowed_length).
+    """Don't repeat yourself: lower a token that would extend a repetition of L ids by
+    multiplier · base^(L - allowed_length), if L >= allowed_length.
 
     A repetition does not extend across a sequence breaker: an id, or a tuple of ids. A token that
     is a breaker by itself is not lowered.

@@ -178,18 +178,20 @@ def run_stages(
     Greedy and sampled rows are processed separately.
     """
     if not bool(greedy.any()) and isinstance(logits, Tensor):
-        return _Job(list(stages), call, greedy=False).dense(logits)
+        return _RowGroup(list(stages), call, greedy=False).dense(logits)
     parts: list[tuple[Tensor, Sampled]] = []
     for take_best in (True, False):
         rows = (greedy == take_best).nonzero()[:, 0]
         if len(rows) == 0 and (take_best or parts):
             continue
         full = len(rows) == len(greedy)
-        job = _Job(active(stages, greedy=take_best), call if full else call.select(rows), take_best)
+        group = _RowGroup(
+            active(stages, greedy=take_best), call if full else call.select(rows), take_best
+        )
         if isinstance(logits, Tensor):
-            sampled = job.dense(logits if full else logits[rows])
+            sampled = group.dense(logits if full else logits[rows])
         else:
-            sampled = job.lazy(logits, rows)
+            sampled = group.lazy(logits, rows)
         parts.append((rows, sampled))
     return _join(parts)
 
@@ -251,7 +253,7 @@ class _Raw:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _RowGroup:
     """Rows that are all greedy or all sampled."""
 
     stages: list[Stage]
@@ -281,8 +283,8 @@ class _Job:
             return self._from_top(scores, rows, min(k, self.call.vocab))
         parts = []
         for block in torch.arange(len(rows)).split(_BLOCK):  # type: ignore[no-untyped-call]
-            job = _Job(self.stages, self.call.select(block), self.greedy)
-            parts.append((block, job.dense(scores.select(block).row_logits())))
+            group = _RowGroup(self.stages, self.call.select(block), self.greedy)
+            parts.append((block, group.dense(scores.select(block).row_logits())))
         return _join(parts)
 
     def _top(self) -> int | None:

@@ -136,7 +136,7 @@ class Call:
     vocab: int  # V
     context: Context  # the ids so far
     unconditional: Tensor | None = None  # (B, V), the logits without the prompt, for guidance
-    surprise: Tensor | None = None  # (B,), mirostat's running target
+    surprise: Tensor | None = None  # (B,), mirostat's bound mu on the surprisal
 
     def select(self, which: Tensor) -> Call:
         """Return the call of some of its rows."""
@@ -248,7 +248,7 @@ def any_row(value: PerRow | None, neutral: float) -> TypeGuard[PerRow]:
 
 @dataclass(repr=False, eq=False)
 class Temperature(Stage):
-    """z / T. For temperature 0 the sampler takes the best token and skips this stage."""
+    """Divide by T. For temperature 0 the sampler takes the best token and skips this stage."""
 
     name = "temperature"
     keeps_argmax = True
@@ -261,7 +261,7 @@ class Temperature(Stage):
 
 @dataclass(repr=False, eq=False)
 class DynamicTemperature(Stage):
-    """z / T', where T' goes from T - range to T + range with the entropy of the distribution.
+    """Divide by T', which goes from T - range to T + range with the entropy of the distribution.
 
     T' = low + (high - low) · (entropy / log(number of tokens))^exponent
     """

@@ -36,8 +36,8 @@ def _slack(lo: Tensor) -> Tensor:
 
 @dataclass(repr=False, eq=False)
 class TopK(Cut):
-    """The k best tokens. Of ties for the last place the lowest ids are kept; `ties="keep"` keeps
-    all of them, as Hugging Face and vLLM do.
+    """Keep the k best tokens. Of ties for the last place the lowest ids are kept; `ties="keep"`
+    keeps all of them, as Hugging Face and vLLM do.
     """
 
     name = "top_k"
@@ -110,8 +110,8 @@ class _NearestMass(_WithMinimum):
 
 @dataclass(repr=False, eq=False)
 class TopP(_NearestMass):
-    """Nucleus: the best tokens until their probabilities reach p. A token is kept if those before
-    it have less than p together.
+    """Nucleus: keep the best tokens until their probabilities reach p. A token is kept if those
+    before it have less than p together.
     """
 
     name = "top_p"
@@ -134,7 +134,7 @@ class TopP(_NearestMass):
 
 @dataclass(repr=False, eq=False)
 class MinP(_WithMinimum):
-    """The tokens with p >= min_p · (largest p)."""
+    """Keep the tokens with p >= min_p · (largest p)."""
 
     name = "min_p"
     min_p: PerRow
@@ -152,7 +152,7 @@ class MinP(_WithMinimum):
 
 @dataclass(repr=False, eq=False)
 class Typical(_NearestMass):
-    """The tokens whose surprise -log p is nearest to the entropy, until they reach `mass`."""
+    """Keep the tokens whose surprisal -log p is nearest to the entropy, until they reach `mass`."""
 
     name = "typical_p"
     keeps_argmax = False
@@ -179,7 +179,7 @@ class Typical(_NearestMass):
 
 @dataclass(repr=False, eq=False)
 class Epsilon(_WithMinimum):
-    """The tokens with p >= epsilon."""
+    """Keep the tokens with p >= epsilon."""
 
     name = "epsilon_cutoff"
     epsilon: PerRow
@@ -199,7 +199,7 @@ class Epsilon(_WithMinimum):
 
 
 class Eta(Epsilon):
-    """The tokens with p >= min(epsilon, sqrt(epsilon) · exp(-entropy))."""
+    """Keep the tokens with p >= min(epsilon, sqrt(epsilon) · exp(-entropy))."""
 
     name = "eta_cutoff"
 
@@ -210,7 +210,7 @@ class Eta(Epsilon):
 
 @dataclass(repr=False, eq=False)
 class TopNSigma(Cut):
-    """The tokens with z >= max z - n · (standard deviation of z); all if n <= 0."""
+    """Keep the tokens with z >= max z - n · (standard deviation of z); all if n <= 0."""
 
     name = "top_n_sigma"
     n: PerRow
@@ -230,8 +230,8 @@ class TopNSigma(Cut):
 
 @dataclass(repr=False, eq=False)
 class TopH(Cut):
-    """Of the 100 best tokens: the first ones whose entropies -p log p add up to at most top_h of
-    the entropy of the 100.
+    """Of the 100 best tokens, keep the first ones whose entropies -p log p add up to at most top_h
+    of the entropy of the 100.
     """
 
     name = "top_h"

@@ -7,6 +7,7 @@ Out: dataclasses with `.to_json()`.
     next_tokens      the next-token distribution, before and after a sampler
     score            log-probability, rank and entropy of every token of a text
     score_file       the same for many texts, into a file
+    score_workers    the same on several processes
     lens             logit lens: the head applied after each layer
     comparison       two models, or two samplers, along a text
     same_vocabulary  check that two models have the same tokens

@@ -6,6 +6,7 @@ torch.
     bundled             models that have a name
     open                detect the format of a path and open it
     language_model      `LanguageModel`: body, head, tokenizer
+    model_files         read files that may be damaged or hostile
     folder              validate the files of a Hugging Face folder
     huggingface         Hugging Face folders
     huggingface_body    hidden states, cache and layers of a transformers model
@@ -13,14 +14,17 @@ torch.
     rotary              rope_scaling of Llama configurations
     json_tokenizer      tokenizer.json
     chat                chat templates
+    chat_worker         render them in a process with limits
     gguf                GGUF files, converted once to a folder in the user's cache
     gguf_file           the GGUF format
     gguf_llama          Llama models in GGUF files
     gguf_tokenizer      tokenizers in GGUF files
+    llama_cpp           llama.cpp as the engine of a body
     llama2c             llama2.c checkpoints
     llama2c_tokenizer   llama2.c vocabularies
     checkpoint          checkpoints of `lmhead train`
-    translator          checkpoints of `lmhead train --task translate`
+    translator          checkpoints of `lmhead train --task translate`; encoder-decoder folders of
+                        transformers (huggingface_translator)
 """
 
 from typing import TYPE_CHECKING

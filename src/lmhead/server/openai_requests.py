@@ -123,7 +123,7 @@ def _parse(
         prompts=prompts,
         chat=chat,
         n=n,
-        last=_last(fields),
+        last=_kept_prompt_tokens(fields),
         max_tokens=max_tokens,
         sampler=make_sampler(fields, model, n, len(prompts)),
         stop=_stop(fields.get("stop")),
@@ -157,7 +157,7 @@ def _stop(stop: object) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _last(fields: Mapping[str, Any]) -> int | None:
+def _kept_prompt_tokens(fields: Mapping[str, Any]) -> int | None:
     name = "truncate_prompt_tokens"
     value = fields.get(name)
     if value is not None and (type(value) is not int or not (value == -1 or value > 0)):

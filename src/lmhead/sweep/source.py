@@ -202,7 +202,7 @@ class Source:
         return replace(self, hiddens=tuple(h[rows] for h in self.hiddens), row_scale=scale)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """Return hidden states, weights and bias, in the order of `on`."""
+        """Return hidden states, weights and bias, in the order of `with_tensors`."""
         return (*self.hiddens, *self.weights, self.bias)
 
     def without_tensors(self) -> Source:

@@ -20,7 +20,7 @@ _TILE = 8192  # tokens
 
 @dataclass(frozen=True)
 class StoredLogits(Source):
-    """A source whose weight is the logits themselves, (V, N), and whose hidden states number them.
+    """A source whose weight is the logits themselves, (V, N); its hidden states are row numbers.
 
     Its tiles are copies of the logits. It serves as `Questions.other`, without gradients.
     """

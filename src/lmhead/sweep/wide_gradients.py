@@ -3,7 +3,7 @@
 Autograd converts the gradient of a bfloat16 tensor to bfloat16 at every step, so several gradients
 of one weight are rounded before they are added: if two large ones cancel, the sum is mostly
 rounding error. Within `summed_in_float32`, the sweeps return a `WideGradient`, which autograd takes
-for a bfloat16 tensor and which holds float32 numbers. `numbers` takes them out at the end.
+for a bfloat16 tensor and which holds float32 numbers. `unwrap` returns these in the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STATE = _State()
 
 @contextmanager
 def summed_in_float32() -> Iterator[None]:
-    """Let the sweeps return wide gradients; `numbers` must be applied to the results."""
+    """Let the sweeps return wide gradients; `unwrap` must be applied to the results."""
     before, _STATE.on = _STATE.on, True
     try:
         yield

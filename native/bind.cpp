@@ -106,26 +106,6 @@ void gradient(Array<float, 2> z, Array<const float, 1> high, Array<const float, 
                    picks, pointer(token_sums), pointer(row_sums), threads);
 }
 
-double loss(Array<float, 2> z, Maybe<const float, 1> bias, const MapTuple& map,
-            Array<const int64_t, 1> targets, Array<const double, 1> lse,
-            Array<const double, 1> picked, Maybe<const double, 1> mixed,
-            Maybe<const double, 1> squared, Maybe<const float, 1> mix, int threads) {
-  const size_t tokens = z.shape(0), rows = z.shape(1);
-  require_threads(threads);
-  require(targets.size() == rows && lse.size() == rows && picked.size() == rows,
-          "targets, lse and picked must have one entry per row");
-  require_below(targets, tokens, "targets must be tokens of the tile");
-  require_size(bias, tokens, "bias must have one entry per token");
-  require_size(mix, tokens, "mix must have one entry per token");
-  require_size(mixed, rows, "mixed must have one entry per row");
-  require_size(squared, rows, "squared must have one entry per row");
-  require(mix.has_value() == mixed.has_value(), "mix and mixed go together");
-  const LossWeights weights{lse.data(), picked.data(), pointer(mixed), pointer(squared)};
-  const nb::gil_scoped_release release;
-  return chosen->loss(z.data(), static_cast<int64_t>(tokens), static_cast<int64_t>(rows),
-                      pointer(bias), to_map(map), targets.data(), weights, pointer(mix), threads);
-}
-
 void pairs(FloatArray<2> hidden, FloatArray<2> weight, Array<const int64_t, 1> rows,
            Array<const int64_t, 1> ids, Array<double, 1> out, int threads) {
   const char* what = "hidden and weight must be float32, bfloat16 or float16";
@@ -229,8 +209,6 @@ NB_MODULE(_native, m) {
   m.def("gradient", &gradient, tensor("z"), tensor("high"), tensor("low"), tensor("a"), maybe("b"),
         maybe("mix"), maybe("mixed"), arg("map"), maybe("pick_tokens"), maybe("pick_rows"),
         maybe("pick_values"), maybe("token_sums"), maybe("row_sums"), arg("threads"));
-  m.def("loss", &loss, tensor("z"), maybe("bias"), arg("map"), tensor("targets"), tensor("lse"),
-        tensor("picked"), maybe("mixed"), maybe("squared"), maybe("mix"), arg("threads"));
   m.def("pairs", &pairs, tensor("hidden"), tensor("weight"), tensor("rows"), tensor("ids"),
         tensor("out"), arg("threads"));
   m.def("row_logits", &row_logits, tensor("hidden"), tensor("weight"), tensor("out"),

@@ -1,4 +1,4 @@
-// What the files that bind kernels to Python share: how tensors cross, and how they are checked.
+// Shared by the files that bind kernels to Python: views of tensors, and checks of arguments.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -114,7 +114,7 @@ inline void require_factors(const std::vector<int64_t>& sizes, size_t entries, s
 
 }  // namespace lmhead
 
-// An argument without memory does not fit, as one of another type does not.
+// Rejects an argument without memory, as one of another type is rejected.
 template <class... Args>
 struct nanobind::detail::type_caster<lmhead::Checked<Args...>> {
   using View = lmhead::Checked<Args...>;

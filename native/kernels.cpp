@@ -31,7 +31,6 @@ namespace {
 
 using lmhead::Floats;
 using lmhead::Heaps;
-using lmhead::LossWeights;
 using lmhead::Map;
 using lmhead::Pair;
 using lmhead::parallel_for;
@@ -279,77 +278,6 @@ void gradient(float* z, int64_t tokens, int64_t rows, const float* high, const f
     z[picks[i].token * rows + picks[i].row] += picks[i].value * steep[i];
 }
 
-// The state of `loss` for a vector of rows, one row per lane.
-struct Losses {
-  double s[kLanes] = {}, mixed[kLanes] = {};
-  float picked[kLanes] = {};
-};
-
-double loss(float* z, int64_t tokens, int64_t rows, const float* bias, const Map& map,
-            const int64_t* targets, const LossWeights& weights, const float* mix, int threads) {
-  const bool maps = map.bounded || map.scale != 1.0f || map.shift != 0.0f;
-  const int64_t share = std::clamp<int64_t>(round_up(ceil_div(rows, threads), 16), 16, kMaxRows);
-  std::vector<double> losses(static_cast<size_t>(rows));
-  parallel_for(ceil_div(rows, share), threads, [&](int64_t part) {
-    each_lanes(part * share, std::min(rows, (part + 1) * share), [&](int64_t j, Lanes lanes) {
-      const auto at = [&](int64_t w) { return z + w * rows + j; };
-      vf largest = splat(-kInf);
-      for (int64_t w = 0; w < tokens; ++w) {
-        vf v = lanes.get(at(w));
-        if (bias) v += bias[w];
-        if (maps) v = apply(map, v);
-        if (bias || maps) lanes.put(at(w), v);
-        largest = max(largest, v);
-      }
-      const vf origin = largest == -kInf ? splat(0.0f) : largest;
-      Losses mine;
-      for (int i = 0; i < lanes.n; ++i) mine.picked[i] = at(targets[j + i])[i];
-      for (int64_t w0 = 0; w0 < tokens; w0 += kTokens) {
-        vf sum_s{}, sum_mixed{};
-        for (int64_t w = w0; w < std::min(tokens, w0 + kTokens); ++w) {
-          const vf v = lanes.get(at(w)), e = exp(v - origin);
-          sum_s += e;
-          if (mix) sum_mixed += max(v, splat(kFloor)) * mix[w];
-          if (!map.bounded) lanes.put(at(w), e);  // else the slope will ask for z
-        }
-        for (int i = 0; i < lanes.n; ++i) {
-          mine.s[i] += sum_s[i];
-          mine.mixed[i] += sum_mixed[i];
-        }
-      }
-      vf factor{}, spread{};  // of exp(z - origin), and of mix
-      for (int i = 0; i < lanes.n; ++i) {
-        const double lse = largest[i] + std::log(mine.s[i]);
-        double total = weights.lse[j + i] * lse, a = weights.lse[j + i];
-        // A weight of 0 is 0, also where the target is masked.
-        if (weights.picked[j + i] != 0.0) total -= weights.picked[j + i] * mine.picked[i];
-        if (weights.mixed) {
-          total -= weights.mixed[j + i] * mine.mixed[i];
-          spread[i] = static_cast<float>(-weights.mixed[j + i]);
-        }
-        if (weights.squared) {
-          total += weights.squared[j + i] * lse * lse;
-          a += 2.0 * weights.squared[j + i] * lse;
-        }
-        factor[i] = static_cast<float>(a / mine.s[i]);
-        losses[static_cast<size_t>(j + i)] = total;
-      }
-      for (int64_t w = 0; w < tokens; ++w) {
-        const vf v = lanes.get(at(w)), e = map.bounded ? exp(v - origin) : v;
-        vf g = e * factor;
-        if (mix) g += spread * mix[w];
-        lanes.put(at(w), g * slope(map, v));
-      }
-      for (int i = 0; i < lanes.n; ++i)
-        at(targets[j + i])[i] -=
-            static_cast<float>(weights.picked[j + i]) * slope(map, splat(mine.picked[i]))[0];
-    });
-  });
-  double total = 0.0;  // in the order of rows, so that threads do not change it
-  for (double each : losses) total += each;
-  return total;
-}
-
 void pairs(const Floats& hidden, const Floats& weight, int64_t d, const int64_t* rows,
            const int64_t* ids, int64_t n, double* out, int threads) {
   constexpr int64_t kBlock = 64;
@@ -398,7 +326,6 @@ const Kernels LMHEAD_TABLE = {
     &LMHEAD_SCREEN,
     LMHEAD_ISA::softmax,
     LMHEAD_ISA::gradient,
-    LMHEAD_ISA::loss,
     LMHEAD_ISA::pairs,
     LMHEAD_ISA::row_logits,
     LMHEAD_ISA::float_logits,

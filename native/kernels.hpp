@@ -50,12 +50,6 @@ struct Pick {
   float value;
 };
 
-// A loss as a weighted sum of each row's answers, as in scores/row_loss.py: (rows,) each.
-struct LossWeights {
-  const double *lse, *picked;
-  const double *mixed, *squared;  // may be null
-};
-
 struct ScreenKernels;  // see screen.hpp
 struct SampleScreen;   // see screen_sample.hpp
 struct SampleSource;
@@ -85,13 +79,6 @@ struct Kernels {
                    const float* a, const float* b, const float* mix, const float* mixed,
                    const Map& map, const std::vector<Pick>& picks, float* token_sums,
                    float* row_sums, int threads);
-
-  // The loss of a tile that holds all tokens of its rows: after bias and map, with L = log Σ exp z,
-  // the sum over rows of lse · L - picked · z[target] - mixed · Σ_w mix_w z_w + squared · L², which
-  // is returned; and its gradient with respect to the linear layer, in place of z. `bias` may be
-  // null, and `mix`, together with `weights.mixed`.
-  double (*loss)(float* z, int64_t tokens, int64_t rows, const float* bias, const Map& map,
-                 const int64_t* targets, const LossWeights& weights, const float* mix, int threads);
 
   // out[i] = Σ_d weight[ids[i], d] · hidden[rows[i], d] in float64, always in the same order: see
   // dot.hpp. The two are of one type, or `hidden` is float32.

@@ -16,7 +16,6 @@
 #include "function_tests.hpp"
 #include "gradient_tests.hpp"
 #include "logits_tests.hpp"
-#include "loss_tests.hpp"
 #include "parallel.hpp"
 #include "product_tests.hpp"
 #include "rows_tests.hpp"
@@ -153,7 +152,6 @@ void run_all(const std::vector<const Kernels*>& all, Tally& tally) {
     if (!fuzz_random()) std::printf("%s ...\n", k.name);
     if (is_new(k.softmax)) softmax_tests::run(k, tally);
     if (is_new(k.gradient)) gradient_tests::run(k, tally);
-    if (is_new(k.loss)) loss_tests::run(k, tally);
     if (is_new(k.screen)) {
       screen_tests::run(k, tally);
       sample_tests::run(k, tally);

@@ -40,18 +40,6 @@ def gradient(
     row_sums: Tensor | None,
     threads: int,
 ) -> None: ...
-def loss(
-    z: Tensor,
-    bias: Tensor | None,
-    map: Map,
-    targets: Tensor,
-    lse: Tensor,
-    picked: Tensor,
-    mixed: Tensor | None,
-    squared: Tensor | None,
-    mix: Tensor | None,
-    threads: int,
-) -> float: ...
 def pairs(
     hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, out: Tensor, threads: int
 ) -> None: ...

@@ -50,21 +50,6 @@ def gradient_arguments() -> dict[str, Any]:
     }
 
 
-def loss_arguments() -> dict[str, Any]:
-    return {
-        "z": torch.randn(TOKENS, ROWS),
-        "bias": torch.zeros(TOKENS),
-        "map": IDENTITY,
-        "targets": torch.zeros(ROWS, dtype=torch.int64),
-        "lse": torch.ones(ROWS, dtype=torch.float64),
-        "picked": torch.ones(ROWS, dtype=torch.float64),
-        "mixed": torch.ones(ROWS, dtype=torch.float64),
-        "squared": torch.ones(ROWS, dtype=torch.float64),
-        "mix": torch.ones(TOKENS),
-        "threads": 1,
-    }
-
-
 def pairs_arguments() -> dict[str, Any]:
     return {
         "hidden": torch.randn(ROWS, 5),
@@ -108,7 +93,6 @@ def scatter_arguments() -> dict[str, Any]:
 ARGUMENTS = {
     "softmax": softmax_arguments,
     "gradient": gradient_arguments,
-    "loss": loss_arguments,
     "pairs": pairs_arguments,
     "row_logits": row_logits_arguments,
     "product": product_arguments,
@@ -205,7 +189,6 @@ def test_there_is_at_least_one_thread(core: ModuleType, function: str, threads: 
     [
         ("gradient", "pick_tokens", TOKENS),
         ("gradient", "pick_rows", ROWS),
-        ("loss", "targets", TOKENS),
         ("pairs", "rows", ROWS),
         ("pairs", "ids", TOKENS),
         ("scatter_add", "ids", TOKENS),

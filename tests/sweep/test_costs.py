@@ -163,9 +163,9 @@ def test_queries_allocate_no_logits(questions: dict[str, Any], trained: bool) ->
             assert weight.grad is not None
 
 
-@pytest.mark.parametrize("grad_filter", [None, 0.02])
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"grad_filter": 0.02}])
 def test_gradients_are_handed_over_without_a_copy(
-    grad_filter: float | None, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Autograd copies a tensor into `.grad` where something else still holds it."""
     made: list[int] = []
@@ -178,7 +178,7 @@ def test_gradients_are_handed_over_without_a_copy(
     answer_and_differentiate = run_sweep.answer_and_differentiate
     monkeypatch.setattr(run_sweep, "answer_and_differentiate", watched)
     hidden, weight = leaves()
-    backward(linear_cross_entropy(hidden, weight, TARGETS, grad_filter=grad_filter))
+    backward(linear_cross_entropy(hidden, weight, TARGETS, **options))
     assert hidden.grad is not None
     assert weight.grad is not None
     assert made == [hidden.grad.data_ptr(), weight.grad.data_ptr()]

@@ -1,4 +1,4 @@
-"""Few logits go a shorter way through the sweep: same numbers and promises, few operations."""
+"""A plain loss of few logits is computed without a sweep: same numbers, few operations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +13,9 @@ from lazy_and_dense import backward
 from torch_watch import Allocations, no_tensor_of
 
 from lmhead import LMHead, linear_cross_entropy
-from lmhead.sweep import kernels, run_sweep
-from lmhead.sweep.questions import make_small_plan
+from lmhead.sweep.small_batch import small_loss
 
-pytestmark = pytest.mark.skipif(
-    kernels.core is None, reason="the short way needs the compiled core"
-)
-
+USED_BY = "lmhead.sweep.swept_scores.small_loss"
 ROWS, VOCAB = 67, 41
 OURS = Functional("", None)
 OPTIONS: dict[str, Options] = {
@@ -45,23 +41,25 @@ def case() -> Inputs:
 
 
 @contextmanager
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Whether each loss in the block went the short way."""
-    ways: list[bool] = []
-    small_plan = run_sweep.small_plan
+def without_sweep(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether each loss in the block was computed without a sweep."""
+    found: list[bool] = []
 
-    def watched(questions: Any) -> Any:
-        ways.append((plan := small_plan(questions)) is not None)
-        return plan
+    def watched(*arguments: Any) -> Any:
+        found.append((made := small_loss(*arguments)) is not None)
+        return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_sweep, "small_plan", watched)
-        yield ways
+        patch.setattr(USED_BY, watched)
+        yield found
+
+
+PLAIN = ("plain", "sum", "num_items")
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_agrees_with_the_reference_and_the_general_way(
+def test_agrees_with_the_reference_and_the_sweep(
     options: str, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden, weight, bias, targets = case()
@@ -69,12 +67,12 @@ def test_agrees_with_the_reference_and_the_general_way(
     targets[(targets >= 5) & (targets < 8)] = 0
     given = OPTIONS[options] | ({"bias": bias} if biased else {})
     upstream = torch.tensor(1.7)
-    with taken(monkeypatch) as ways:
+    with without_sweep(monkeypatch) as found:
         short = run(OURS, hidden, weight, targets, upstream=upstream, **given)
-    assert ways == [True]
+    assert found == [options in PLAIN]
     atol = 1e-4 if options == "sum" else 1e-6
     assert_true(short, hidden, weight, targets, upstream=upstream, rtol=1e-5, atol=atol, **given)
-    monkeypatch.setattr(run_sweep, "small_plan", lambda _: None)
+    monkeypatch.setattr(USED_BY, lambda *_: None)
     general = run(OURS, hidden, weight, targets, upstream=upstream, **given)
     assert_close(short.loss, general.loss, rtol=2e-7)
     for ours, theirs in zip(short.grads, general.grads, strict=True):
@@ -108,7 +106,7 @@ CHANGES = ["ignored token", "float64", "filter", "low rank", "probabilities", "l
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_all_else_goes_the_general_way(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_else_is_swept(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, _, targets = case()
     options: Options = {}
     ours = Functional("", ROWS * VOCAB * 2) if change == "little memory" else OURS
@@ -121,14 +119,14 @@ def test_all_else_goes_the_general_way(change: str, monkeypatch: pytest.MonkeyPa
         options["grad_filter"] = 0.01
     elif change == "probabilities":
         targets = torch.rand(ROWS, VOCAB).softmax(-1)
-    with taken(monkeypatch) as ways:
+    with without_sweep(monkeypatch) as found:
         if change == "low rank":
             head = LMHead(9, VOCAB).add_low_rank(2)
             backward(torch.nn.functional.cross_entropy(head(hidden), targets))
         else:
             outcome = run(ours, hidden, weight, targets, **options)
             assert outcome.loss.isfinite()
-    assert ways == [False]
+    assert not any(found)
 
 
 def test_second_derivatives() -> None:
@@ -147,18 +145,7 @@ def test_no_tile_is_as_large_as_the_logits_and_operations_are_few() -> None:
     hidden, weight, bias, targets = inputs(768, vocab=65, dim=16, dtype=torch.float32)
     leaves = [t.requires_grad_() for t in (hidden, weight, bias)]
     with no_tensor_of(768, 65):
-        backward(linear_cross_entropy(leaves[0], leaves[1], targets, bias=leaves[2], z_loss=0.1))
+        backward(linear_cross_entropy(leaves[0], leaves[1], targets, bias=leaves[2]))
     with Allocations() as watch:
         backward(linear_cross_entropy(leaves[0], leaves[1], targets, num_items=768))
     assert len(watch.operations) < 60
-
-
-def test_the_plan_keeps_to_the_bound() -> None:
-    for rows, vocab, width in ((16, 65, 8), (768, 65, 128), (128, 2048, 16), (32, 8192, 64)):
-        plan = make_small_plan(rows, vocab, width, 4, None)
-        assert plan is not None
-        assert make_small_plan(rows, vocab, width, 4, plan.bytes) == plan
-        assert make_small_plan(rows, vocab, width, 4, plan.bytes - 1) is None
-        assert plan.bytes >= 4 * rows * vocab
-    assert make_small_plan(129, 2048, 16, 4, None) is None
-    assert make_small_plan(16, 8193, 16, 4, None) is None

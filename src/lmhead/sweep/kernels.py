@@ -18,16 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from lmhead.checks import check_memory, is_plain
 from lmhead.sweep.cache_size import cache_bytes
-
-if TYPE_CHECKING:
-    from lmhead.scores.row_loss import RowLoss
 
 
 def readable(*tensors: Tensor | None) -> bool:
@@ -401,34 +398,6 @@ def update_answers_(
     if close and rank is not None:
         which, token, row = torch.tensor(close).unbind(1)
         rank.compare_exact(which, token + lo, row)
-
-
-def loss_(
-    z: Tensor,
-    bias: Tensor | None,
-    pointwise: Pointwise,
-    targets: Tensor,
-    weights: RowLoss,
-    mix: Tensor | None,
-) -> float:
-    """Return the loss of a tile with all tokens of its rows; replace the tile by the gradient.
-
-    The gradient is with respect to the linear layer. Needs the compiled core.
-    """
-    assert weights.softened is None
-    loss: float = compiled().loss(
-        z,
-        None if bias is None else bias.detach().contiguous(),
-        map_tuple(pointwise),
-        targets,
-        weights.lse,
-        weights.picked,
-        weights.mixed,
-        weights.squared,
-        None if mix is None else mix.contiguous(),
-        threads(),
-    )
-    return loss
 
 
 def pair_products(

@@ -34,9 +34,6 @@ _FILTERED_ROWS = 256
 # With fewer rows in a chunk, reading and writing the weight gradient per chunk costs more
 # than a fourth product, and more than the filter saves.
 _MIN_RETAINED = 32
-# Up to this number of logits (1 MiB), the overhead of a sweep's tiles dominates: see `small_plan`.
-# Larger tiles no longer fit in the cache.
-_SMALL = 2**18
 # Tiles of scratch space that a step on a tile may use beside the tile.
 _SCRATCH = 3
 
@@ -168,27 +165,6 @@ def make_plan(
     chunk_rows = balanced(rows_or_one, chunk_rows)
     used = cost(chunk_rows, tile_tokens, tile_tokens) * itemsize
     return Plan(rows, vocab, chunk_rows, tile_tokens, retained=False, bytes=used)
-
-
-def make_small_plan(
-    rows: int, vocab: int, hidden_size: int, itemsize: int, max_bytes: int | None
-) -> Plan | None:
-    """Return two chunks of rows, each with all tokens as one tile: for `small_plan`.
-
-    None if there are too many logits, or they do not fit `max_bytes`. A tile has at most half of
-    the logits.
-
-    >>> make_small_plan(768, 65, 128, 4, None).n_chunks
-    2
-    >>> make_small_plan(2048, 49152, 576, 4, None) is None
-    True
-    """
-    chunk_rows = -(-rows // 2)
-    used = (2 * chunk_rows * vocab + rows * (hidden_size + 32)) * itemsize
-    fits = used <= (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
-    if not fits or chunk_rows < 1 or rows * vocab > _SMALL or vocab > _TILE_TOKENS:
-        return None
-    return Plan(rows, vocab, chunk_rows, vocab, retained=True, bytes=used)
 
 
 def balanced(rows: int, chunk_rows: int) -> int:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from lmhead.scores import Rows
 from lmhead.scores.row_loss import RowLoss, RowSums
-from lmhead.sweep import exact_decisions, filter, kernels, wide_gradients
+from lmhead.sweep import exact_decisions, filter, wide_gradients
 from lmhead.sweep.chunk import Buffers, Chunk, Gradients, Needs
 from lmhead.sweep.equal_rows import GradientsAhead, upstream_ahead
 from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.few_rows import answer_few_rows
-from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Plan, Questions, make_small_plan
+from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Questions
 from lmhead.sweep.second_order import dense_answers, second_order
 from lmhead.sweep.wide_gradients import to_dtype_of
 
@@ -351,9 +351,6 @@ def answer_and_differentiate(
     questions: Questions, loss: RowLoss, flags: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return the loss over all rows, and its gradients for the flagged tensors, in one sweep."""
-    small = small_plan(questions)
-    if small is not None and questions.ids is not None:
-        return _small_loss(questions, questions.ids[:, 0], small, loss, flags)
     into, other_into = _gradients(questions, flags)
     total = torch.zeros((), dtype=torch.float64, device=questions.source.device)
     for rows, chunk in chunks(questions, retain=True, filtered=True):
@@ -501,58 +498,3 @@ def _empty_decisions(q: Questions) -> Decisions:
         top_ids=torch.zeros(n, q.top_k, dtype=torch.int64, device=device) if q.top_k else None,
         ranks=None if q.rank_ids is None else torch.zeros_like(q.rank_ids),
     )
-
-
-# With 65 tokens instead of 50,000 the three products take a fraction of a millisecond, and the
-# bookkeeping of the sweep (tiles, inactive rows, all kinds of questions) takes longer. Here a
-# chunk of rows has the whole vocabulary as one tile, and one kernel runs between the products.
-
-
-def small_plan(questions: Questions) -> Plan | None:
-    """Return the plan of a loss over few logits; None if the general sweep is needed.
-
-    It is needed for inactive rows, a low-rank delta, soft targets, a filter, or
-    tensors that the compiled core does not take.
-    """
-    q, source = questions, questions.source
-    if q.ids is None or q.other is not None or q.soft is not None or q.grad_filter is not None:
-        return None
-    if q.shard is not None:
-        return None
-    tensors = source.tensors()
-    if kernels.core is None or source.row_scale is not None:
-        return None
-    if source.rows < 2 * kernels.MIN_ROWS:
-        return None
-    if (
-        not kernels.readable(*tensors, q.ids, q.mix)
-        or len(tensors) != 3
-        or any(t is not None and t.dtype != torch.float32 for t in tensors)
-    ):
-        return None
-    plan = make_small_plan(source.rows, source.vocab, source.hidden_size, 4, q.max_bytes)
-    return None if plan is None or q.rows < plan.rows else plan
-
-
-def _small_loss(
-    questions: Questions, ids: Tensor, plan: Plan, loss: RowLoss, flags: tuple[bool, ...]
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return the loss over all rows with targets `ids` (N,), and the flagged gradients."""
-    source = questions.source
-    (hidden,), (weight,), bias = source.hiddens, source.weights, source.bias
-    to_hidden = hidden.new_empty(hidden.shape) if flags[0] else None
-    to_weight = to_bias = None
-    total = 0.0
-    for start, stop in plan.chunks():
-        rows = slice(start, stop)
-        h = hidden[rows]
-        g = torch.mm(weight, h.T)
-        total += kernels.loss_(g, bias, source.pointwise, ids[rows], loss.at(rows), questions.mix)
-        if to_hidden is not None:
-            torch.mm(g.T, weight, out=to_hidden[rows])
-        if flags[1]:
-            to_weight = g @ h if to_weight is None else to_weight.addmm_(g, h)
-        if flags[2] and bias is not None:
-            to_bias = g.sum(1) if to_bias is None else to_bias.add_(g.sum(1))
-    value = torch.tensor(total, dtype=torch.float64, device=source.device)
-    return value, (to_hidden, to_weight, to_bias)

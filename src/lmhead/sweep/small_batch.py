@@ -1,4 +1,4 @@
-"""Losses and sums of fewer than 64 rows, by plain torch operations on (rows, tokens).
+"""Losses of few rows or few logits, and sums of few rows, by plain torch operations.
 
 For few rows the product hidden @ weight.T is up to three times as fast as a sweep's, which has the
 vocabulary first, and with few logits the bookkeeping of a sweep takes longer than the arithmetic.
@@ -31,7 +31,7 @@ from lmhead.sweep.questions import DEFAULT_MAX_BYTES
 from lmhead.sweep.source import Source
 
 MAX_ROWS = 63
-_BLOCK = 2**18  # logits: one megabyte
+_BLOCK = 2**18  # logits: one megabyte; a loss of so many may have any number of rows
 # Up to this number of logits the weight is read once for each half of the rows; sums in float64
 # are made of fewer.
 _FEW, _FEW_FOR_SUMS = 2**15, 2**12
@@ -39,12 +39,13 @@ _MAX_IDS = 1024
 
 
 def supports(source: Source, max_bytes: int | None) -> bool:
-    """Return whether the source has few rows, of plain CPU tensors without a map."""
+    """Return whether the source has few rows or logits, of plain CPU tensors without a map."""
     if len(source.hiddens) != 1 or source.row_scale is not None:
         return False
     hidden, weight, bias = source.hiddens[0], source.weights[0], source.bias
     n, vocab = hidden.shape[0], weight.shape[0]
-    if not 0 < n <= MAX_ROWS or vocab < 2 or not source.pointwise.is_identity:
+    few = 0 < n <= MAX_ROWS or 0 < n * vocab <= _BLOCK
+    if not few or vocab < 2 or not source.pointwise.is_identity:
         return False
     if hidden.dtype is not torch.float32 or weight.dtype is not torch.float32:
         return False
@@ -303,7 +304,7 @@ def _loss(
     """Return factor · Σ (lse - z[id]), and its gradients for the wanted tensors."""
     hidden, weight = hidden.detach(), weight.detach()
     bias = None if bias is None else bias.detach()
-    if len(ids) * weight.shape[0] <= _FEW:
+    if len(ids) * weight.shape[0] <= _FEW or len(ids) > MAX_ROWS:
         return _loss_by_rows(hidden, weight, bias, ids, factor, wanted)
     (n, width), vocab, keep = hidden.shape, weight.shape[0], any(wanted)
     step = _block_tokens(n, vocab)

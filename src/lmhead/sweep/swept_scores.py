@@ -201,7 +201,7 @@ class SweptScores(Scores):
 
     def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:
         """Return the loss; with gradients and a reduction, three matrix products in all."""
-        if keep_gradients and self.n_rows <= MAX_ROWS and self.grad_filter is None:
+        if keep_gradients and self.grad_filter is None:
             made = small_loss(self.source, loss, self.max_bytes)
             if made is not None:
                 return made

@@ -4,9 +4,11 @@ In:  `Scores` of a head, then whatever torch is asked to do with its logits.
 Out: answers, each computed a few rows at a time; the tensor where nothing else will do.
 
     logits           the object: a view of a program, in-place changes
+    assignment       writes: another program for all views
     dense_logits     logits that become a tensor, and the memory that views of it share
     building, memory how all rows are computed, where they are kept
     program          what has been done so far, as a tree of nodes
+    row_nodes        nodes that join, choose or replace rows
     replay           evaluation of programs, forward and backward, in bounded memory
     routing          how answers join the autograd graph
     torch_function   the table from torch's functions to what they do here

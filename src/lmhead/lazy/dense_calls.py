@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from lmhead.lazy import in_place, routing
 from lmhead.lazy import logits as lazy_logits
+from lmhead.lazy.assignment import unknown_to_autograd
 from lmhead.lazy.dense_logits import become_dense, note_sharing
-from lmhead.lazy.logits import LazyLogits, unknown_to_autograd
+from lmhead.lazy.logits import LazyLogits
 from lmhead.lazy.memory import share_memory
 from lmhead.lazy.recording import sign
 

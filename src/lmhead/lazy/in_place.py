@@ -15,11 +15,12 @@ from torch.utils._mode_utils import no_dispatch
 
 from lmhead.checks import check_dim
 from lmhead.lazy import indexing, recording, routing, views
-from lmhead.lazy import logits as lazy_logits
+from lmhead.lazy.assignment import assign, become_view
 from lmhead.lazy.dense_logits import become_dense
-from lmhead.lazy.logits import LazyLogits, assign, derived
-from lmhead.lazy.program import Dense, Node, Operand, Replaced
+from lmhead.lazy.logits import LazyLogits, derived
+from lmhead.lazy.program import Dense, Node, Operand
 from lmhead.lazy.recording import NotRecorded, call
+from lmhead.lazy.row_nodes import Replaced
 
 _OPERATORS = {
     "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div",
@@ -191,7 +192,7 @@ def shape_in_place(change: Callable[..., Any]) -> Callable[..., Any]:
         # The tensor itself, below all that is recorded, takes the new shape and strides.
         with no_dispatch(), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             torch.as_strided_(logits, made.shape, made.stride())
-        lazy_logits.become_view(logits, made)
+        become_view(logits, made)
         return logits
 
     return in_place

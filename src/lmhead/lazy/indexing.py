@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmhead.lazy.assignment import assign
 from lmhead.lazy.column import Column
-from lmhead.lazy.logits import LazyLogits, View, assign, derived, put_rows, token_range
+from lmhead.lazy.logits import LazyLogits, View, derived, put_rows, token_range
 from lmhead.lazy.program import Node, Operand
 from lmhead.lazy.recording import NotRecorded, call, record
 from lmhead.lazy.reductions import columns, gather

@@ -28,15 +28,14 @@ from lmhead.lazy.program import (
     Leaf,
     Node,
     Operand,
-    Overlay,
     Root,
     check_unchanged,
     current,
     index_of,
-    stamped,
     version,
 )
 from lmhead.lazy.replay import replay
+from lmhead.lazy.row_nodes import Overlay, stamped
 from lmhead.scores import DenseScores, Rows, Scores
 from lmhead.scores.answers import Answers
 
@@ -89,10 +88,10 @@ class Detached(View):
 
     def put(self, node: Node, part: Node) -> Node:
         """Return the program with the values of `part` and its own gradients."""
-        return _with_values(node, part)
+        return with_values(node, part)
 
 
-def _with_values(node: Node, part: Node) -> Node:
+def with_values(node: Node, part: Node) -> Node:
     """Return a program after a change of its values of which autograd does not know."""
     return Call(values_of, (part.frozen(), node), {}, node.n_rows, node.width)
 
@@ -437,7 +436,7 @@ def wrap(
     made._live = None
     made._built = made._through = made._own = None
     made._level = _transform_level(node)
-    _place(made, node)
+    note_position(made, node)
     return made
 
 
@@ -536,74 +535,7 @@ def like_strided(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
         return tuple(made.stride())
 
 
-def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits:
-    """Make `node` the value of these logits, and of all that share their memory.
-
-    `built`: its values are those they have already.
-    """
-    base = logits._shared
-    before = [base.node]
-    for view in logits._chain:
-        before.append(view.of(before[-1]))
-    silent = not built and unknown_to_autograd(logits)
-    live: Node | None = None
-    if silent and plain(logits, "requires_grad"):
-        node = _with_values(logits.node, node)
-    elif not built and not plain(logits, "requires_grad") and not torch.is_grad_enabled():
-        live, node = node, node.frozen()
-    elif silent and routing.differentiable([node]):
-        raise RuntimeError(
-            "an in-place operation cannot give a gradient to detached lazy logits, which share "
-            "memory with logits that have one; clone() them first"
-        )
-    whole = node
-    for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
-        whole = view.put(outer, whole)
-    if base.exposed and not built:
-        _write(logits, whole)
-    elif not built:
-        base.memory = None  # no one else has it
-    base.program, base.version = whole, base.version + 1
-    base.writes += not built
-    logits._seen, logits._live = (-1 if base.exposed else base.version, node), None
-    if live is not None and not base.exposed:
-        logits._live = (base.version, live)
-    if not built and not silent:
-        routing.record(node, lambda: logits, itself=logits)
-        _place(logits, node)
-    return logits
-
-
-def unknown_to_autograd(logits: LazyLogits) -> bool:
-    """Whether a write to these logits changes values and no gradients."""
-    if plain(logits, "requires_grad"):
-        return not torch.is_grad_enabled()
-    detached = any(isinstance(view, Detached) for view in logits._chain)
-    return detached and not logits._shared.constant
-
-
-def _write(logits: LazyLogits, whole: Node) -> None:
-    """Write rows of a new program to the memory that others share."""
-    base = logits._shared
-    memory, rows = base.memory, seen_rows(logits)
-    assert memory is not None
-    rows = torch.arange(whole.n_rows) if rows is None else rows.unique()  # type: ignore[no-untyped-call]
-    rows = rows[memory.filled[rows]]
-    if len(rows):
-        memory.fill(rows, values(whole.take(rows), memory.rows.dtype, logits.max_bytes))
-
-
-def become_view(logits: LazyLogits, view: LazyLogits) -> None:
-    """Let an object take the place of a view of it, whose shape it has already."""
-    logits._shared, logits._chain, logits._vdim = view._shared, view._chain, view._vdim
-    logits._seen, logits._live = view._seen, view._live
-    logits._built = logits._through = None
-    routing.record(view.node, lambda: logits, itself=logits)
-    _place(logits, view.node)
-    logits._own = None
-
-
-def _place(logits: LazyLogits, node: Node) -> None:
+def note_position(logits: LazyLogits, node: Node) -> None:
     """Note the program that an object represents in the autograd graph."""
     logits._position, logits._writes, logits._passed = node, logits._shared.writes, False
 
@@ -692,7 +624,7 @@ def build_foreign(logits: LazyLogits) -> None:
     base.built.append((tensor, version(tensor)))
     logits._chain, logits._live, logits._own = (), None, base.program
     logits._seen = (base.version, base.program)
-    _place(logits, base.program)
+    note_position(logits, base.program)
 
 
 def _recorded(node: Node) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lmhead.lazy.program import Call, Dense, Node, Overlay
+from lmhead.lazy.program import Call, Dense, Node
+from lmhead.lazy.row_nodes import Overlay
 
 
 class Memory:

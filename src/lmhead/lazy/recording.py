@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmhead.lazy.logits import LazyLogits, assign, derived, like_strided
+from lmhead.lazy.assignment import assign
+from lmhead.lazy.logits import LazyLogits, derived, like_strided
 from lmhead.lazy.program import Call, Dense, Env, Leaf, Node, Operand
 from lmhead.parallel.sharded_scores import ShardedScores
 from lmhead.sweep import SweptScores, accumulation_dtype

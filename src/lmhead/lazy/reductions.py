@@ -18,18 +18,10 @@ from lmhead import checks
 from lmhead.lazy import routing, written_divergences
 from lmhead.lazy.logits import LazyLogits, derived
 from lmhead.lazy.memory import values_of
-from lmhead.lazy.program import (
-    Call,
-    Env,
-    LeadingReduction,
-    Leaf,
-    Node,
-    Operand,
-    check_unchanged,
-    current,
-)
+from lmhead.lazy.program import Call, Env, Leaf, Node, Operand, check_unchanged, current
 from lmhead.lazy.recording import NotRecorded, record
 from lmhead.lazy.replay import replay
+from lmhead.lazy.row_nodes import LeadingReduction
 from lmhead.scores import Scores
 
 # Probabilities of up to this many bytes are drawn from by one call, with torch's own numbers.

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from lmhead.checks import check_dim
 from lmhead.lazy.logits import LazyLogits, View, derived, lead_layout, like_strided
-from lmhead.lazy.program import Concat, Dense, Leaf, Node, stamped
+from lmhead.lazy.program import Dense, Leaf, Node
 from lmhead.lazy.recording import NotRecorded, call
+from lmhead.lazy.row_nodes import Concat, stamped
 
 
 def lead_view(

@@ -19,16 +19,8 @@ import torch
 from torch import Tensor
 
 from lmhead.lazy import routing
-from lmhead.lazy.program import (
-    Call,
-    Concat,
-    Env,
-    LeadingReduction,
-    Leaf,
-    Node,
-    Operand,
-    check_unchanged,
-)
+from lmhead.lazy.program import Call, Env, Leaf, Node, Operand, check_unchanged
+from lmhead.lazy.row_nodes import Concat, LeadingReduction
 from lmhead.sweep import SweptScores
 
 if TYPE_CHECKING:

@@ -13,28 +13,28 @@ from lmhead.cli._command_group import LazyGroup
 
 # Name -> one line of help. NAME runs `benchmarks.NAME:command`, with "_" for "-".
 COMMANDS = {
-    "loss": "Cross-entropy and both gradients: lmhead, and every other way to get them.",
-    "query": "Log-probability, entropy, rank, argmax and top 20 at once.",
-    "small-calls": "Losses and log-probabilities of few rows: time per call beside torch.",
-    "accuracy": "Errors of the gradient filter, work of certified decode, bounds of stored states.",
-    "divergence": "Jensen-Shannon divergence of two heads, beside dense torch.",
-    "sample": "Time one token from logits, beside Hugging Face's processors.",
-    "sample-batch": "Time a token per row of lazy logits: a batch beside one row.",
-    "decode": "One token from a hidden state: certified decode beside full products.",
-    "memory": "Temporary memory against max_bytes, at every shape.",
-    "scaling": "Time against the vocabulary and against the number of rows.",
-    "train-speed": "Training steps per second, beside a plain torch loop.",
-    "trl-steps": "SFT and GRPO steps of TRL, stock and patched: time and memory.",
-    "prompt-to-token": "From a prompt to tokens, beside transformers: generate, score, command.",
-    "score-text": "Perplexity of a long text: memory, and the dense result.",
+    "loss": "Time cross-entropy and both gradients: lmhead, and every other way to get them.",
+    "query": "Time log-probability, entropy, rank, argmax and top 20 at once.",
+    "small-calls": "Time losses and log-probabilities of few rows, compared with torch.",
+    "accuracy": "Measure errors of the gradient filter and work of certified decode.",
+    "divergence": "Time the Jensen-Shannon divergence of two heads, compared with dense torch.",
+    "sample": "Time one token from logits, compared with Hugging Face's processors.",
+    "sample-batch": "Time a token per row of lazy logits: a batch compared with one row.",
+    "decode": "Time one token from a hidden state: certified decode, and full products.",
+    "memory": "Measure temporary memory against max_bytes, at every shape.",
+    "scaling": "Measure how time grows with the vocabulary and the number of rows.",
+    "train-speed": "Measure training steps per second, compared with a plain torch loop.",
+    "trl-steps": "Measure SFT and GRPO steps of TRL, stock and patched: time and memory.",
+    "prompt-to-token": "Time generate, score and the command, compared with transformers.",
+    "score-text": "Score a long text: memory, and the dense result for comparison.",
     "shakespeare": "Train on characters of Shakespeare with three losses.",
     "wikitext-filter": "Train on WikiText-2 with and without the gradient filter.",
-    "vocab-training": "Heads for huge vocabularies: perplexity, time, memory on WikiText-2.",
-    "vocab-parallel": "A loss with the vocabulary split over ranks, beside loss_parallel.",
-    "vocab-scaling": "Heads for huge vocabularies: cost for 10,000 to 1,000,000 tokens.",
+    "vocab-training": "Train heads for huge vocabularies on WikiText-2: perplexity, time, memory.",
+    "vocab-parallel": "Time a loss with the vocabulary split over ranks, and loss_parallel.",
+    "vocab-scaling": "Time heads for huge vocabularies of 10,000 to 1,000,000 tokens.",
     "explorer-speed": "Time the web page in a browser: slider to frame, address to first chart.",
-    "eval-harness": "Log-likelihoods of lm-evaluation-harness: time and memory beside hf.",
-    "serve-throughput": "Requests to the server at once, beside a loop of generate.",
+    "eval-harness": "Measure lm-evaluation-harness with lmhead and with hf: time and memory.",
+    "serve-throughput": "Time simultaneous requests to the server, and a loop of generate.",
     "standard": "Run the standard set and compare it with its goals.",
     "goals": "Compare the result files with their goals.",
 }
@@ -59,7 +59,7 @@ class _Benchmarks(LazyGroup):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Measure speed, memory and errors of lmhead beside its alternatives.
+    """Measure speed, memory and errors of lmhead, compared with its alternatives.
 
     Every result is compared with float64 before it is timed. Rounds are interleaved, so that a
     ratio is taken between calls that were made one after the other.

@@ -1,4 +1,4 @@
-"""One token from a hidden state: certified decode beside full products.
+"""One token from a hidden state: certified decode compared with full products.
 
 All methods have the same head and the same hidden states, in one process, one call after the other.
 Before anything is timed, tokens are compared: lmhead's must be those of float64; the errors of the
@@ -195,7 +195,7 @@ def _huggingface(weight: Tensor) -> list[Method]:
 
 
 def lines(document: Document, width: int) -> list[str]:
-    """Return a report.table per setting."""
+    """Return a table per setting."""
     out = [f"memory is read at {document.get('read_gb_per_s', math.nan):.1f} GB/s", ""]
     for result in (*document["results"], *document["growth"]):
         out += [*_block(result, width), ""]
@@ -260,7 +260,7 @@ def draw(document: Document) -> Figure:
 @benchmark("decode", "a token from a hidden state", lines, draw=draw, quick=True)
 @rounds(7)
 def command(run: Run, rounds: int) -> None:
-    """One token from a hidden state: certified decode beside full products.
+    """Time one token from a hidden state: certified decode compared with full products.
 
     \b
     Examples:

@@ -58,7 +58,7 @@ def _lines(document: Document, width: int) -> list[str]:
 @integer("--rows", 512, "Number of rows N.")
 @rounds(5)
 def command(run: Run, shape: Shape, rows: int, **options: Any) -> None:
-    """Time the JSD of two heads beside dense torch, as a ratio to the two products alone.
+    """Time the JSD of two heads, and dense torch's, as ratios to the two products alone.
 
     \b
     Examples:

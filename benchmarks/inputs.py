@@ -17,7 +17,7 @@ has a 1. `s`, an inverse temperature, is found by bisection so that the mean ent
 that of SmolLM2-135M on WikiText-2. The targets are drawn from the distributions themselves, since
 a trained model is calibrated: its loss is near its entropy.
 
-The result, beside the model that it imitates (V = 49152, D = 576):
+The result, compared with the model that it imitates (V = 49152, D = 576):
 
                           entropy in nats: mean, quartiles     p of the argmax   tokens kept*
     SmolLM2-135M          2.95      1.0   2.9   4.7            0.47              14 %

@@ -158,7 +158,7 @@ TASK = Task(
 @benchmark(TASK.name, TASK.title, lines, draw=draw, quick=True)
 @task_options(TASK)
 def command(run: Run, **options: Any) -> None:
-    """Cross-entropy and both gradients: lmhead, and every other way to get them.
+    """Time cross-entropy and both gradients: lmhead, and every other way to get them.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "Apple": "apple"}
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """Return what is reported beside every figure; `threads` are torch's.
+    """Return what is reported with every figure; `threads` are torch's.
 
     >>> sorted(describe(2))
     ['commit', 'date', 'machine', 'threads', 'versions']

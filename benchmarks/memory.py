@@ -24,7 +24,7 @@ from benchmarks.task import Task, UnavailableError
 from lmhead.sweep import DEFAULT_MAX_BYTES
 
 ALL_SHAPES = (*SHAPES.values(), MANY_LOGITS)
-# Memory of a call beside its tiles: Python objects, a few pages per thread, vectors of length N.
+# Memory of a call besides its tiles: Python objects, a few pages per thread, vectors of length N.
 SLACK = 4 * MIB
 
 
@@ -95,7 +95,7 @@ def command(
     dtype: str,
     max_bytes: int | None,
 ) -> None:
-    """Temporary memory against max_bytes, at every shape.
+    """Measure temporary memory against max_bytes, at every shape.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""From a prompt to tokens: `generate`, the command, and `score`, beside transformers and llama.cpp.
+"""`generate`, the command and `score`, compared with transformers and llama.cpp.
 
 CPU-seconds, since the machine may have other work; every item once per round, one after the other.
 Each part takes a few minutes and has a file of its own. A round of `score` is one section of the
@@ -120,12 +120,12 @@ class Decode:
         model.head.screened = None
 
     def ours(self) -> list[int]:
-        """`generate`."""
+        """Run `generate`."""
         generation = generate(self.model, self.ids, max_new_tokens=self.tokens, eos_token_ids=())
         return list(generation.tokens)
 
     def screen(self) -> list[int]:
-        """`generate` with a screened head."""
+        """Run `generate` with a screened head."""
         self.model.head.screened = self.screened
         sampler = Sampler(do_sample=False)
         generation = generate(
@@ -143,7 +143,7 @@ class Decode:
             hidden, cache = self.model.hidden(torch.tensor([[5]]), cache)
 
     def theirs(self) -> list[int]:
-        """`transformers.generate`."""
+        """Run `transformers.generate`."""
         prompt = torch.tensor([self.ids])
         ids = self.plain.generate(
             prompt,
@@ -209,7 +209,7 @@ def measure(run: Run, items: dict[str, Callable[[], float]], rounds: int) -> Non
 
 
 def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
-    """Return the ratios beside their goals, and the times."""
+    """Return the ratios, each with its goal, and the times."""
     shown = [f"{'ratio of speeds':<40}{'measured':>10}{'goal':>10}"]
     for name, entry in document["ratios"].items():
         shown.append(f"{name:<40}{entry['ratio']:>10.2f}{entry['goal']:>10.2f}")
@@ -303,7 +303,7 @@ class LlamaCpp:
 
 
 def engine(run: Run, file: Path, tokens: int, rounds: int) -> None:
-    """Measure `generate` on the body of llama.cpp beside llama.cpp itself."""
+    """Measure `generate` on the body of llama.cpp, and llama.cpp itself."""
     model = open_model("smollm2", engine="llama.cpp")
     ids = prompt_ids(PROMPT, model.tokenizer)
     ours = Decode(model, None, ids, tokens)
@@ -383,13 +383,15 @@ def text_score(run: Run, file: Path, sections: list[str], append: bool, rounds: 
 def command(
     run: Run, part: str, tokens: int, text: Path | None, section: int, append: bool, rounds: int
 ) -> None:
-    """From a prompt to tokens, beside transformers and llama.cpp. PART is what to measure.
+    """Time `generate`, `score` and the command, compared with transformers and llama.cpp.
+
+    PART is what to measure.
 
     \b
     generate  `generate` with smollm2
     command   `lmhead generate smollm2`, with and without --screen
     large     `generate` with a model of 262144 tokens
-    engine    `generate` on llama.cpp's body, beside llama.cpp
+    engine    `generate` on llama.cpp's body, and llama.cpp itself
     score     `score` with smollm2, one section of a text per round
 
     Needs transformers and `lmhead models add smollm2`. Ends with 1 if the tokens differ.

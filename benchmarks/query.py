@@ -99,7 +99,7 @@ TASK = Task(
 @benchmark(TASK.name, TASK.title, lines, draw=draw, quick=True)
 @task_options(TASK)
 def command(run: Run, **options: Any) -> None:
-    """Log-probability, entropy, rank, argmax and top 20 at once.
+    """Time log-probability, entropy, rank, argmax and top 20 at once.
 
     \b
     Examples:

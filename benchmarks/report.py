@@ -52,7 +52,7 @@ def _rounded(value: Any) -> Any:
 
 
 def conditions(document: Document) -> list[str]:
-    """Return the lines that are shown beside every figure: inputs, machine, versions, commit."""
+    """Return the lines that are shown with every figure: inputs, machine, versions, commit."""
     lines = []
     if "shape" in document:
         shape, data = document["shape"], document.get("data")

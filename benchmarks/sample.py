@@ -1,4 +1,4 @@
-"""From logits to a token: lmhead beside Hugging Face's processors and `torch.multinomial`.
+"""From logits to a token: lmhead, and Hugging Face's processors with `torch.multinomial`.
 
 Both get the same logits, of generated peaked distributions, in one process, one call after the
 other. Before anything is timed, the tokens that both keep are compared: they must be the same, with
@@ -33,7 +33,7 @@ _TOLERANCE = 1e-5  # of a probability: the peer sums in float32
 
 @dataclass(frozen=True)
 class Case:
-    """Options of `Sampler` beside a temperature of 0.8, and the same as a processor of the peer.
+    """Options of `Sampler` besides a temperature of 0.8, and the same as a processor of the peer.
 
     Attributes:
         at_most: goal for our time over the peer's; None for no goal.
@@ -120,8 +120,8 @@ def lines(document: Document, width: int) -> list[str]:
     ]
     return [
         f"V {document['vocab']:,}, float32, generated distributions, mean entropy "
-        f"{document.get('entropy', math.nan):.2f}; beside transformers {document['transformers']} "
-        "and torch.multinomial",
+        f"{document.get('entropy', math.nan):.2f}; compared with transformers "
+        f"{document['transformers']} and torch.multinomial",
         "",
         *report.table(columns, width),
         "",
@@ -166,7 +166,7 @@ def draw(document: Document) -> Figure:
 @click.option("--vocab", type=click.IntRange(2), help="V.  [default: 262144]")
 @rounds(15)
 def command(run: Run, vocab: int | None, rounds: int) -> None:
-    """Time one token from logits, beside Hugging Face's processors and torch.multinomial.
+    """Time one token from logits: lmhead, and Hugging Face's processors with torch.multinomial.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""A token for every row of a batch of lazy logits, beside one row, and beside a screened head.
+"""A token for every row of a batch of lazy logits, for one row, and with a screened head.
 
 Before anything is timed the tokens are compared: those of the batch must be those of each row
 alone, of the batch in another order, and of the screened head.
@@ -113,7 +113,7 @@ def draw(document: Document) -> Figure:
 @click.option("--vocab", type=click.IntRange(2), help=f"V.  [default: {VOCAB}]")
 @rounds(15)
 def command(run: Run, vocab: int | None, rounds: int) -> None:
-    """Time a token for every row of a batch of lazy logits, beside one row and a screened head.
+    """Time a token for every row of a batch of lazy logits, for one row, and with a screened head.
 
     \b
     Examples:

@@ -61,7 +61,7 @@ def _series(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lines(document: Document, width: int) -> list[str]:
-    """Return a report.table per axis."""
+    """Return a table per axis."""
     out = []
     for axis in ("vocab", "tokens"):
         series = [s for s in document["series"] if s["axis"] == axis]
@@ -105,7 +105,7 @@ def draw(document: Document) -> Figure:
 )
 @rounds(3)
 def command(run: Run, rounds: int) -> None:
-    """Time against the vocabulary, up to a million tokens, and against the number of rows.
+    """Measure how time grows with the vocabulary, up to a million tokens, and the number of rows.
 
     \b
     Examples:

@@ -75,7 +75,7 @@ def lines(document: Document, width: int) -> list[str]:  # noqa: ARG001
 @click.option("--model", default="smollm2", help="Model to score with.", show_default=True)
 @torch.no_grad()
 def command(run: Run, text: Path, model: str) -> None:
-    """Perplexity of a long TEXT: memory, and the dense result.
+    """Score a long TEXT: perplexity and memory, and the dense result for comparison.
 
     Ends with 1 if a goal is missed.
     """

@@ -1,4 +1,4 @@
-"""Throughput of `lmhead serve`: 1, 4 and 16 requests at once, beside two other ways.
+"""Throughput of `lmhead serve` at 1, 4 and 16 requests at once, compared with two other ways.
 
 SmolLM2-135M in float32, sampled with seeds. `lmhead serve` and `transformers serve` run in their
 own processes and are asked by OpenAI's client over HTTP; the loop of `generate` runs here, one text

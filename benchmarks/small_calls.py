@@ -1,4 +1,4 @@
-"""Losses and log-probabilities of few rows: time per call beside torch's own operations.
+"""Losses and log-probabilities of few rows: time per call, compared with torch's operations.
 
 What a call costs beyond the arithmetic: a time is the fastest of many single calls, in turns.
 """
@@ -122,7 +122,7 @@ def _lines(document: Document, width: int) -> list[str]:
 @benchmark("small-calls", _TITLE, _lines, quick=True)
 @rounds(10)
 def command(run: Run, **options: Any) -> None:
-    """Time losses and log-probabilities of up to 63 rows beside torch's own operations.
+    """Time losses and log-probabilities of up to 63 rows, compared with torch's own operations.
 
     \b
     Examples:

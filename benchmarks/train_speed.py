@@ -197,7 +197,7 @@ def lines(document: Document, width: int) -> list[str]:
 def command(
     run: Run, data: Path | None, some: tuple[str, ...], vocab: int, rounds: int, steps: int
 ) -> None:
-    """Training steps per second, beside a plain torch loop."""
+    """Measure training steps per second, compared with a plain torch loop."""
     loops = [name for name in LOOPS if name == "plain" or not some or name in some]
     small = make_config({"steps": 10**6}, preset="shakespeare-char")
     large = small.replace(width=256, block=128, batch=8)

@@ -248,7 +248,7 @@ def lines(document: Document, width: int) -> list[str]:
 def command(
     run: Run, trainers: tuple[str, ...], hidden: int, layers: int, grad_filter: bool
 ) -> None:
-    """SFT and GRPO steps of TRL, stock and patched: time and memory.
+    """Measure SFT and GRPO steps of TRL, stock and patched: time and memory.
 
     Ends with 1 if a loss or gradient differs or, without --quick, a goal is missed.
 

@@ -183,7 +183,7 @@ def lines(document: Document, width: int) -> list[str]:
 @integer("--tokens", 512, "N.")
 @rounds(5)
 def command(run: Run, ranks: int, vocab: int, width: int, tokens: int, rounds: int) -> None:
-    """Time a vocabulary-parallel loss beside gathering logits and beside `loss_parallel`."""
+    """Time a vocabulary-parallel loss, gathered logits, and torch's `loss_parallel`."""
     settings = {"ranks": ranks, "vocab": vocab, "width": width, "tokens": tokens, "rounds": rounds}
     if run.quick:
         settings |= {"ranks": 2, "vocab": 1000, "width": 32, "tokens": 64, "rounds": 2}

@@ -31,7 +31,7 @@ KINDS = tuple(kind for kind in heads.HEADS if kind != "tied")  # tied takes the 
 
 
 def time_size(vocab: int, settings: dict[str, Any], progress: Progress) -> dict[str, heads.Timing]:
-    """Time all heads.questions to all heads at one size."""
+    """Time all questions to all heads at one size."""
     torch.manual_seed(0)
     frequencies = zipf(vocab)
     width, tokens, samples = (settings[name] for name in ("width", "tokens", "samples"))
@@ -81,7 +81,7 @@ def draw(document: Document) -> Figure:
 @integer("--samples", 1024, "K of the sampled loss.")
 @click.option("--seconds", type=float, default=45.0, help="Time per size.", show_default=True)
 def command(run: Run, fresh: bool, sizes: tuple[int, ...], **settings: Any) -> None:
-    """Heads for huge vocabularies: cost for 10,000 to 1,000,000 tokens."""
+    """Time heads for huge vocabularies of 10,000 to 1,000,000 tokens."""
     settings["threads"] = run.document["threads"]
     resumed = run.path.is_file() and not fresh
     old = json.loads(run.path.read_text(encoding="utf-8")) if resumed else {}

@@ -217,7 +217,7 @@ def command(
     data: Path,
     **given: Any,
 ) -> None:
-    """Heads for huge vocabularies: perplexity, time, memory on WikiText-2."""
+    """Train heads for huge vocabularies on WikiText-2: perplexity, time, memory."""
     s, text = HeadSettings(**given), wikitext.read_text(data)
     results: list[dict[str, Any]] = []
     settings = {**asdict(s), "last_rate": LAST_RATE}

@@ -50,7 +50,7 @@ def build_wheel(
 
 
 def page_is_missing() -> bool:
-    """Whether the page is to be built: its source is here, the result is not."""
+    """Return whether the page is to be built: its source is here, the result is not."""
     if os.environ.get("LMHEAD_PAGE") == "off":
         return False
     built = ROOT / "src" / "lmhead" / "explorer" / "dist" / "index.html"

@@ -33,7 +33,7 @@ TOOLS = ["pytest", "pytest-timeout", "hypothesis", "accelerate", "httpx"]
 
 
 def _is_older(python: str) -> bool:
-    """Whether an interpreter is older than those that constraints.txt has versions for."""
+    """Return whether an interpreter is older than those that constraints.txt has versions for."""
     code = "import sys; sys.exit(sys.version_info < (3, 11))"
     return subprocess.run([python, "-c", code], check=False).returncode == 1
 

@@ -50,7 +50,7 @@ TEXT = {
         "reductions": "每次计算若干行",
         "losses": "损失",
         "other": "不涉及 logits",
-        "builds": "构造张量",
+        "builds": "生成张量",
         "pointwise text": "可与数、能广播到 (..., V) 的张量以及其他惰性 logits 一起使用。"
         "也可以原地进行（`add_`、`masked_fill_` 等）。",
         "rows text": "不作任何计算；对词表的 softmax 和 log-softmax 也只是记录。",
@@ -64,7 +64,7 @@ TEXT = {
     },
 }
 # Functions that people use on logits and that need the whole tensor.
-_WHOLE = ("sort", "argsort", "cumsum", "cumprod", "matmul", "kthvalue", "median", "unique", "histc")
+_WHOLE = ("sort", "argsort", "cumsum", "cumprod", "matmul", "unique", "histc")
 
 
 def _name(function: Any) -> str:

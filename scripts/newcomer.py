@@ -95,7 +95,7 @@ def _processor_seconds() -> float:
 
 
 def main() -> int:
-    """Walk, and print the table."""
+    """Run all steps, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", type=Path, help="folder for the clone [default: temporary]")
     options = parser.parse_args()

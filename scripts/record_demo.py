@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _format() -> str:
-    """Rich's picture of a terminal, without fonts from elsewhere."""
+    """Return Rich's SVG template of a terminal, without fonts from other hosts."""
     from rich._export_format import CONSOLE_SVG_FORMAT
 
     begin, end = CONSOLE_SVG_FORMAT.index("@font-face"), CONSOLE_SVG_FORMAT.rindex("@font-face")

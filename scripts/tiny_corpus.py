@@ -69,7 +69,7 @@ def chapters(archive: Path) -> list[str]:
 
 
 def songs(archive: Path) -> list[str]:
-    """Songs without gaps or rare characters: the name of the tune, then the lyric in one line."""
+    """Return songs without gaps or rare characters: the name of the tune, then the lyric."""
     found = [song for text in members(archive, "package/dist/songci/ci.", ".json") for song in
              map(_song, json.loads(text)) if "□" not in song]  # fmt: skip
     found = list(dict.fromkeys(found))

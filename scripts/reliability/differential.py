@@ -182,7 +182,7 @@ def _cross_entropy(
 
 
 def query_case(p: Problem) -> tuple[Results, Callable[[Dtype], Results]]:
-    """Log-probability, entropy and log-sum-exp with gradients; argmax, top-k and rank."""
+    """Compute log-probability, entropy and log-sum-exp with gradients; argmax, top-k and rank."""
     k = p.draw.randint(
         1, min(4, int((p.logits(p.hidden, p.weight, torch.float64)[0] > -torch.inf).sum()))
     )

@@ -29,7 +29,7 @@ def array(x: Any) -> Array:
 
 
 def available() -> bool:
-    """Whether long doubles of this machine are more precise than float64."""
+    """Return whether long doubles of this machine are more precise than float64."""
     return bool(np.finfo(np.longdouble).eps < 2**-60)
 
 

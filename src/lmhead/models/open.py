@@ -145,7 +145,7 @@ def _open(path: Path, name: str | None = None) -> LanguageModel:
 
 
 def _is_text(begin: bytes) -> bool:
-    """Whether a file begins as a text in UTF-8 does; no checkpoint of llama2.c does."""
+    """Return whether a file begins as UTF-8 text does; no checkpoint of llama2.c does."""
     try:
         text = getincrementaldecoder("utf-8")().decode(begin)  # the last character may be cut
     except UnicodeDecodeError:

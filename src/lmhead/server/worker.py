@@ -222,7 +222,7 @@ def layers_of(models: Iterable[LanguageModel]) -> list[nn.Module]:
 
 @contextmanager
 def call_before(layers: Iterable[nn.Module], call: Callable[[], object]) -> Iterator[None]:
-    """Within this block, call a function before each of these layers; it may raise.
+    """Call a function before each of these layers, within this block; it may raise.
 
     The layers must not be in use elsewhere meanwhile.
 

@@ -525,7 +525,7 @@ def _sides(
 
 
 def _of_weights(source: Source, flags: tuple[bool, ...]) -> bool:
-    """Whether a weight or the bias needs a gradient."""
+    """Return whether a weight or the bias needs a gradient."""
     return any(flags[len(source.hiddens) :])
 
 

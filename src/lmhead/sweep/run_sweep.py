@@ -26,7 +26,7 @@ from lmhead.sweep.equal_rows import GradientsAhead, upstream_ahead
 from lmhead.sweep.exact_decisions import Rank, TopK
 from lmhead.sweep.few_rows import answer_few_rows
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Decisions, Questions
-from lmhead.sweep.second_order import dense_answers, second_order
+from lmhead.sweep.second_order import dense_answers, differentiated, second_order
 from lmhead.sweep.wide_gradients import to_dtype_of
 
 Tensors = tuple[Tensor | None, ...]
@@ -66,9 +66,8 @@ def total_loss(questions: Questions, loss: RowLoss) -> Tensor:
     flags = tuple(t is not None and t.requires_grad for t in tensors[: questions.n_differentiable])
     if not (torch.is_grad_enabled() and any(flags)) or _transformed():
         return loss.rows(row_answers(questions)[0]).sum()
-    computed = _ForwardGradients()
     form = questions.without_tensors()
-    total: Tensor = _Total.apply(form, flags, computed, *loss, *tensors)  # type: ignore[no-untyped-call]
+    total: Tensor = _Total.apply(form, flags, *loss, *tensors)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -156,89 +155,34 @@ class _AnswerBackward(torch.autograd.Function):
         return _one_by_one(_AnswerBackward.apply, info, in_dims, args)
 
 
-class _ForwardGradients:
-    """Gradients computed in the forward pass, for the first backward pass."""
-
-    gradients: Tensors | None = None
-
-
 class _Total(torch.autograd.Function):
-    """A loss and its gradients in three products."""
+    """A loss and its gradients in three products; the gradients are for the first backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        form: Questions,
-        flags: tuple[bool, ...],
-        computed: _ForwardGradients,
-        *args: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, form: Questions, flags: tuple[bool, ...], *args: Tensor | None) -> Tensor:
         loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
-        value, grads = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
-        computed.gradients = grads
-        ctx.form, ctx.flags, ctx.computed = form, flags, computed
+        value, ctx.gradients = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
+        ctx.form, ctx.flags = form, flags
         ctx.save_for_backward(*args)
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensors:
-        args = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward
-            apply: Any = _TotalBackward.apply
-            out = apply(ctx.form, ctx.flags, ctx.computed, grad, *args)
-        else:
-            out = _scaled_gradients(ctx.form, ctx.flags, ctx.computed, grad, args)
-        rest = len(args) - 5 - len(ctx.flags)
-        return (None, None, None, *(None,) * 5, *_fill(ctx.flags, out), *(None,) * rest)
-
-
-class _TotalBackward(torch.autograd.Function):
-    """The gradients that `_Total` made, times the gradient of the loss."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        form: Questions,
-        flags: tuple[bool, ...],
-        computed: _ForwardGradients,
-        grad: Tensor,
-        *args: Tensor | None,
-    ) -> Tensors:
-        ctx.form, ctx.flags = form, flags
-        ctx.save_for_backward(grad, *args)
-        ctx.set_materialize_grads(False)
-        return _scaled_gradients(form, flags, computed, grad, args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
-        upstream, *args = ctx.saved_tensors
+        form, flags, args = ctx.form, ctx.flags, ctx.saved_tensors
         loss, tensors = RowLoss(*args[:5]), tuple(args[5:])
-
-        def total(tensors: Tensors) -> tuple[Tensor, ...]:
-            return (loss.rows(dense_answers(ctx.form.with_tensors(tensors))).sum(),)
-
-        (by_grad,), by_tensors = second_order(total, (upstream,), tensors, ctx.flags, grads)
-        rest = len(tensors) - len(ctx.flags)
-        return (None, None, None, by_grad, *(None,) * 5, *by_tensors, *(None,) * rest)
-
-
-def _scaled_gradients(
-    form: Questions,
-    flags: tuple[bool, ...],
-    computed: _ForwardGradients,
-    grad: Tensor,
-    args: Tensors,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of the forward pass (or new ones) times the gradient of the loss."""
-    loss, tensors = RowLoss(*args[:5]), args[5:]  # type: ignore[arg-type]
-    gradients, computed.gradients = computed.gradients, None
-    if gradients is None:
-        _, gradients = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
-    if float(grad) != 1.0:
-        for g in gradients:
-            if g is not None:
-                g.mul_(grad.to(g.dtype))
-    return _typed(gradients, tensors)
+        if torch.is_grad_enabled():  # double backward: by the definition
+            total = loss.rows(dense_answers(form.with_tensors(tensors))).sum()
+            made = differentiated([total], [grad], tensors[: len(flags)])
+        else:
+            gradients, ctx.gradients = ctx.gradients, None
+            if gradients is None:  # a second pass through the same graph
+                _, gradients = answer_and_differentiate(form.with_tensors(tensors), loss, flags)
+            if float(grad) != 1.0:
+                for g in gradients:
+                    if g is not None:
+                        g.mul_(grad.to(g.dtype))
+            made = _fill(flags, _typed(gradients, tensors))
+        return (None, None, *(None,) * 5, *made, *(None,) * (len(tensors) - len(flags)))
 
 
 def _one_by_one(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +97,18 @@ def second_order(
     by_upstream, *by_tensors = pull(cotangents)
     remaining = iter(by_tensors)
     return by_upstream, tuple(next(remaining) if p else None for p in present)
+
+
+def differentiated(
+    outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the inputs, as part of the graph; None for those that need none."""
+    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    made = iter(
+        torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True)
+    )
+    return tuple(next(made) if t is not None and t.requires_grad else None for t in inputs)
 
 
 def _column(active: Tensor, like: Tensor) -> Tensor:

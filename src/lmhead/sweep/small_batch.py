@@ -28,6 +28,7 @@ from lmhead.scores.row_loss import CrossEntropy, RowSums
 from lmhead.sweep import gradient_sums
 from lmhead.sweep.kernels import FLOOR, readable
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES
+from lmhead.sweep.second_order import differentiated
 from lmhead.sweep.source import Source
 
 MAX_ROWS = 63
@@ -424,7 +425,7 @@ class _Loss(torch.autograd.Function):
             targets = torch.tensor(ids)[:, None]
             lse, picked = _dense_sums(hidden, weight, bias, targets)
             value = (factor * (lse.sum() - picked.sum())).to(dtype)
-            return (None, *_differentiated([value], [grad], (hidden, weight, bias)))
+            return (None, *differentiated([value], [grad], (hidden, weight, bias)))
         if not gradients:  # a second pass through the same graph
             _, gradients = _loss(hidden, weight, bias, ids, factor, ctx.needs_input_grad[1:])
         made = gradients.pop()
@@ -518,7 +519,7 @@ class _Sums(torch.autograd.Function):
         kept: _Kept = ctx.kept
         if torch.is_grad_enabled():  # double backward
             sums = _dense_sums(hidden, weight, bias, ids, entropy=kept.entropy)
-            made: Any = _differentiated(sums, grads, (hidden, weight, bias))
+            made: Any = differentiated(sums, grads, (hidden, weight, bias))
         else:
             made = _sums_gradients(kept, grads, hidden, weight, ids, ctx.wanted)
         return (None, None, *made, None)
@@ -584,15 +585,3 @@ def _dense_sums(
     if ids is not None:
         made.append(z.gather(1, ids))
     return made
-
-
-def _differentiated(
-    outputs: list[Tensor], grads: Any, inputs: tuple[Tensor | None, ...]
-) -> list[Tensor | None]:
-    """Return the gradients of the inputs, as part of the graph; None for the others."""
-    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
-    made = iter(
-        torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True)
-    )
-    return [next(made) if t is not None and t.requires_grad else None for t in inputs]

@@ -12,10 +12,10 @@ from torch import Tensor
 from lmhead import reference as ref
 from lmhead.vocab.row_pairs import pair_products, row_sums
 from lmhead.vocab.tree import Tree
+from lmhead.vocab.tree_factors import TreeFactors
 from lmhead.vocab.tree_files import read_tree
 from lmhead.vocab.tree_makers import balanced, huffman
 from lmhead.vocab.tree_paths import Forks
-from lmhead.vocab.tree_search import best_tokens
 from vocab.trees import branches, chain, rows
 
 TREES: dict[str, Tree] = {
@@ -50,6 +50,10 @@ def textbook(tree: Tree) -> ref.DecisionTree:
 def pairs(tree: Tree) -> tuple[Tensor, Tensor]:
     """Every token for every hidden state."""
     return torch.arange(4).repeat_interleave(tree.vocab), torch.arange(tree.vocab).repeat(4)
+
+
+def best_tokens(forks: Forks, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return TreeFactors(forks, lambda: 0.0).top(hidden, k)
 
 
 @EVERY

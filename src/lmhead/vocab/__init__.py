@@ -10,7 +10,7 @@ Names are imported on first use.
     adaptive_head       `AdaptiveHead`: `clusters`, `cluster_loss`, `cluster_top`, `cutoffs`,
                         `adaptive_embedding`
     hierarchical_head   `HierarchicalHead`: `tree` (`tree_makers`, `tree_files`), `tree_paths`,
-                        `row_pairs`, `tree_factors`, `tree_search`
+                        `row_pairs`, `tree_factors`
     sampled_loss        `SampledLoss`: a full head trained on a few sampled tokens; `proposals`
     advice              recommends one of them, by their costs on this machine
 """

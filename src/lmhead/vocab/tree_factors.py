@@ -14,10 +14,9 @@ from torch import Tensor
 
 from lmhead.scores.protocol import recomputed
 from lmhead.scores.row_loss import CrossEntropy, RowSums, WeightedLoss
-from lmhead.sweep import accumulation_dtype
+from lmhead.sweep import accumulation_dtype, kernels
 from lmhead.vocab.factors import Factors, Uniform, vmapped
 from lmhead.vocab.tree_paths import Forks
-from lmhead.vocab.tree_search import best_tokens
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,28 @@ class TreeFactors(Factors):
         # 0 · log 0 is 0: a token with target probability 0 may be masked.
         return torch.where(targets == 0, 0.0, targets * log_p).double().sum(1)
 
+    @torch.no_grad()
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best tokens by best-first search: see `tree_search`."""
-        return best_tokens(self.forks, hidden, k)
+        """Return the k best tokens by best-first search in the core; see `Factors`.
+
+        A subtree's probability bounds that of each of its tokens. A heap per row opens forks in the
+        order of their probability, and once k tokens are found, none below the k-th: in a trained
+        distribution tens of tens of thousands. If a decision that was read is NaN, the ids of that
+        row are -1 and its values NaN.
+        """
+        forks, hidden = self.forks.detach(), hidden.detach().contiguous()
+        weight, bias, tree, _ = forks
+        core = kernels.for_pairs(hidden, weight)
+        plain = bias is None or (bias.dtype == weight.dtype and kernels.readable(bias))
+        if core is None or not plain or not tree.forks:
+            return super().top(hidden, k)
+        values = torch.empty(len(hidden), k, dtype=torch.float64)
+        ids = torch.empty(len(hidden), k, dtype=torch.int64)
+        opened = torch.empty(len(hidden), dtype=torch.int64)
+        arrays = (hidden, weight, None if bias is None else bias.contiguous())
+        tables = (tree.tables.start, tree.tables.child, tree.vocab)
+        core.tree_best(*arrays, *tables, values, ids, opened, kernels.threads())
+        return values, ids
 
     def draw(self, hidden: Tensor, uniform: Uniform) -> Tensor:
         """Walk from the root: the i-th decision takes the i-th random number. (N,)."""

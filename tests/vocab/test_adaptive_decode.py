@@ -1,13 +1,13 @@
 """Decoding with an `AdaptiveHead`: the best tokens, in order, and draws."""
 
-from typing import Any
-
 import pytest
 import torch
 from compare import assert_close
 from torch import Tensor
 
+from lmhead.sweep import Source
 from lmhead.vocab import AdaptiveHead
+from lmhead.vocab.clusters import Clusters, Part, exact_source
 from vocab.adaptive_heads import DIM, VOCAB, make, shuffled
 
 
@@ -50,15 +50,15 @@ def test_clusters_that_cannot_win_are_not_read(monkeypatch: pytest.MonkeyPatch) 
         assert head.head_bias is not None
         head.head_bias[0] = 50.0
     read = []
-    product = cluster_top._product
 
-    def watched(source: Any, dtype: torch.dtype) -> Tensor:
-        read.append(source.vocab)
-        return product(source, dtype)
+    def watched(clusters: Clusters, part: Part, hidden: Tensor) -> Source:
+        read.append((part.number, len(hidden)))
+        return exact_source(clusters, part, hidden)
 
-    monkeypatch.setattr(cluster_top, "_product", watched)
+    monkeypatch.setattr(cluster_top, "exact_source", watched)
     assert head(torch.ones(1, DIM)).argmax(-1).tolist() == [0]
-    assert read == [8]
+    assert head(torch.ones(3, DIM)).argmax(-1).tolist() == [0] * 3
+    assert read == [(0, 1), (0, 3)]
 
 
 def test_draws_pass_chi_square() -> None:

@@ -38,13 +38,13 @@ class Needs:
 
     @classmethod
     def of(cls, source: Source, flags: tuple[bool, ...]) -> Needs:
-        """Make it from one flag per tensor, in the order hiddens, weights, bias."""
+        """Return the needs, given a flag per tensor in the order hiddens, weights, bias."""
         n = len(source.hiddens)
         return cls(flags[:n], flags[n : 2 * n], flags[2 * n] and source.bias is not None)
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether any of the tensors needs a gradient."""
         return any(self.hiddens) or any(self.weights) or self.bias
 
 
@@ -65,14 +65,14 @@ class Gradients:
             for w, n in zip(source.weights, needs.weights, strict=True)
         ]
         self._weights = [total for total, _ in made]
-        self._written = any(held for _, held in made)  # whether these sums hold anything yet
+        self._written = any(held for _, held in made)  # whether these sums hold numbers
         for total, held in made:
             if self._written and total is not None and not held:
                 total.zero_()
         self._bias = _zeros((source.bias,), (needs.bias,), source.dtype)[0]
 
     def start(self, rows: Rows, hiddens: tuple[Tensor, ...], *, whole: bool = True) -> None:
-        """Begin a chunk of rows; `whole` promises that `add` will see every token of it once."""
+        """Begin a chunk of rows; with `whole`, `add` must then be called once for every token."""
         if not whole:
             self._clear()
         self._rows, self._inputs = rows, hiddens
@@ -94,7 +94,7 @@ class Gradients:
             self._bias[lo:hi] += grad.sum(1)
 
     def add_tokens(self, tokens: Tensor, grad: Tensor) -> None:
-        """Add G for some tokens only: their ids (K,), and G for all of them, (V, rows)."""
+        """Add only the given tokens (K,) of G, (V, rows)."""
         self._clear()
         for term, hidden in enumerate(self._inputs):
             into_hidden, into_weight = self._sums[term], self._weights[term]
@@ -155,7 +155,7 @@ class Gradients:
         return back
 
     def finish(self) -> None:
-        """End the chunk, which has been over all tokens or has cleared the sums before."""
+        """End the chunk, after `add` for all tokens, or after a `start` that cleared the sums."""
         self._written = True
         for total, chunk in zip(self._hiddens, self._sums, strict=True):
             if total is not None and chunk is not None:

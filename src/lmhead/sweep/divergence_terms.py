@@ -46,7 +46,7 @@ _TILE_TOKENS = 8192
 _CHUNK_ROWS = 512
 # With fewer rows, reading and writing the weight gradient for each chunk costs more than products.
 _MIN_RETAINED = 32
-# Tiles of scratch memory that a step may use beside the tiles of both sides.
+# Tiles of scratch memory that a step may use besides the tiles of both sides.
 _SCRATCH = 6
 
 Tensors = tuple[Tensor | None, ...]
@@ -114,10 +114,10 @@ class _ForwardResults:
     used = False
 
     def reserve(self, p: Source, q: Source) -> bool:
-        """Return whether there may be such results: not if others of the same weights wait.
+        """Return whether to keep results: not if another divergence of these weights still does.
 
         A loss may be a sum over many parts of the logits; if each part kept its gradients, they
-        would take as much memory as the logits. Those of the first part are given up as well.
+        would take as much memory as the logits. The results of the first part are dropped as well.
         """
         key = frozenset((_storage(p), _storage(q)))
         other, _LATEST[key] = _LATEST.get(key), self

@@ -214,9 +214,8 @@ def recompute_infinite_rows(q: Questions, rows: Tensor, sums: RowSums) -> RowSum
         if sums.entropy is not None:
             sums.entropy[index] = _entropy(z, sums.lse[index])
         if sums.picked is not None and q.ids is not None:
-            ids = q.ids[
-                rows[index]
-            ]  # with a shard, ids of other slices are outside [0, V): their logit is 0
+            ids = q.ids[rows[index]]
+            # With a shard, ids of other slices are outside [0, V): their logit is 0.
             inside = (ids >= 0) & (ids < source.vocab)
             sums.picked[index] = torch.where(inside, z[ids.clamp(0, source.vocab - 1)], 0.0)
     return sums

@@ -73,7 +73,7 @@ class Adding:
 
     Args:
         sums: the sums.
-        tensors: with respect to which the pass differentiates, for each of the sums.
+        tensors: for each of the sums, the tensors whose gradients it holds.
     """
 
     def __init__(self, sums: Sequence[GradientSums], tensors: Sequence[Sequence[Tensor]]) -> None:

@@ -10,20 +10,17 @@ from lmhead.lazy.logits import Detached, LazyLogits, note_position, plain, seen_
 from lmhead.lazy.program import Node
 
 
-def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits:
-    """Make `node` the value of these logits, and of all that share their memory.
-
-    `built`: its values are those they have already.
-    """
+def assign(logits: LazyLogits, node: Node) -> LazyLogits:
+    """Make `node` the value of these logits, and of all that share their memory."""
     base = logits._shared
     before = [base.node]
     for view in logits._chain:
         before.append(view.of(before[-1]))
-    silent = not built and unknown_to_autograd(logits)
+    silent = unknown_to_autograd(logits)
     live: Node | None = None
     if silent and plain(logits, "requires_grad"):
         node = with_values(logits.node, node)
-    elif not built and not plain(logits, "requires_grad") and not torch.is_grad_enabled():
+    elif not plain(logits, "requires_grad") and not torch.is_grad_enabled():
         live, node = node, node.frozen()
     elif silent and routing.differentiable([node]):
         raise RuntimeError(
@@ -33,16 +30,15 @@ def assign(logits: LazyLogits, node: Node, *, built: bool = False) -> LazyLogits
     whole = node
     for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
         whole = view.put(outer, whole)
-    if base.exposed and not built:
+    if base.exposed:
         _write(logits, whole)
-    elif not built:
+    else:
         base.memory = None  # no one else has it
-    base.program, base.version = whole, base.version + 1
-    base.writes += not built
+    base.program, base.version, base.writes = whole, base.version + 1, base.writes + 1
     logits._seen, logits._live = (-1 if base.exposed else base.version, node), None
     if live is not None and not base.exposed:
         logits._live = (base.version, live)
-    if not built and not silent:
+    if not silent:
         routing.record(node, lambda: logits, itself=logits)
         note_position(logits, node)
     return logits

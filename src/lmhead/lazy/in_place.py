@@ -117,7 +117,7 @@ def scatter_add(logits: Any, dim: int, index: Tensor, src: Tensor) -> Any:
 def _scattered(
     name: str, logits: Any, dim: int, index: Tensor, src: Any, reduce: Any
 ) -> tuple[Node, Any]:
-    if not isinstance(logits, LazyLogits) or isinstance(src, LazyLogits):
+    if isinstance(src, LazyLogits):
         raise NotRecorded
     if check_dim(dim, logits.dim()) != logits._vdim or index.dim() != logits.dim():
         raise NotRecorded
@@ -160,8 +160,6 @@ def by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the in-place form of a function that returns new lazy logits."""
 
     def in_place(logits: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(logits, LazyLogits):
-            raise NotRecorded
         _check_recordable(logits)
         return assign(logits, function(logits, *args, **kwargs).part)
 
@@ -170,8 +168,6 @@ def by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def masked_fill_in_place(logits: Any, mask: Any, value: Any) -> Any:
     """Set the entries that a mask chooses."""
-    if not isinstance(logits, LazyLogits):
-        raise NotRecorded
     _check_recordable(logits)
     return assign(logits, recording.record(torch.masked_fill, (logits, mask, value), {}).part)
 
@@ -204,9 +200,7 @@ REFUSED = ("resize_", "resize_as_", "set_", "as_strided_")
 def refused(name: str) -> Callable[..., Any]:
     """Return the handler of a function that lazy logits cannot support."""
 
-    def refuse(logits: Any, *_: Any, **__: Any) -> Any:
-        if not isinstance(logits, LazyLogits):
-            raise NotRecorded
+    def refuse(logits: Any, *_: Any, **__: Any) -> Any:  # noqa: ARG001
         raise RuntimeError(
             f"{name}() is not supported on lazy logits: they have no memory of their own. "
             f"Use logits.materialize().{name}()"
@@ -230,7 +224,5 @@ def set_data(logits: Any, value: Any) -> None:
 
 def setitem(logits: Any, index: Any, value: Any) -> None:
     """Set logits[index] = value."""
-    if not isinstance(logits, LazyLogits):
-        raise NotRecorded
     _check_recordable(logits)
     indexing.setitem(logits, index, value)

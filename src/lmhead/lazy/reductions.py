@@ -33,7 +33,6 @@ def over_rows(
     function: Callable[..., tuple[Tensor, ...]],
     *,
     operands: Sequence[Operand] = (),
-    sums: bool = False,
 ) -> tuple[Tensor, ...]:
     """Return `function(env, tiles, first, last)` of a few rows at a time."""
     nodes, max_bytes = [z.part for z in logits], logits[0].max_bytes
@@ -46,7 +45,7 @@ def over_rows(
         def rows(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
             return function(env, tiles, first, last)
 
-        return replay(nodes, rows, env, max_bytes=max_bytes, sums=sums, extra=operands)
+        return replay(nodes, rows, env, max_bytes=max_bytes, extra=operands)
 
     return routing.answer(run, carriers)
 

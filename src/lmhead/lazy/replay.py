@@ -36,7 +36,6 @@ def replay(
     env: Env,
     *,
     max_bytes: int | None = None,
-    sums: bool = False,
     extra: Sequence[Operand] = (),
 ) -> tuple[Tensor, ...]:
     """Return `function` of the rows of programs, differentiable in all tensors behind them.
@@ -46,10 +45,9 @@ def replay(
         function: applied to a few rows at a time.
         env: the tensors to use.
         max_bytes: bound on temporary memory.
-        sums: add up the results over the rows, instead of concatenating them.
         extra: operands that `function` reads through `env`, for their gradients.
     """
-    job = _Job(nodes, function, env, max_bytes, sums, extra)
+    job = _Job(nodes, function, env, max_bytes, extra)
     tensors = [*job.leaf_tensors, *job.tensors]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     if torch._C._are_functorch_transforms_active():
@@ -70,10 +68,9 @@ class _Job:
         function: RowFunction,
         env: Env,
         max_bytes: int | None,
-        sums: bool,
         extra: Sequence[Operand],
     ) -> None:
-        self.nodes, self.function, self.env, self.sums = nodes, function, env, sums
+        self.nodes, self.function, self.env = nodes, function, env
         self.max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
         self.leaves: dict[Any, tuple[Leaf, Env, Scores]] = {}
         self.tensors: list[Tensor] = []
@@ -127,10 +124,7 @@ class _Job:
             tiles = [node.dense(self.env, first, last) for node in self.nodes]
             made = self.function(tiles, first, last)
             inputs.end_block()
-            if self.sums and parts:
-                parts = [tuple(a + b for a, b in zip(parts[0], made, strict=True))]
-            else:
-                parts.append(made)
+            parts.append(made)
         self.env.start()
         if len(parts) == 1:
             return parts[0]
@@ -163,7 +157,7 @@ class _Job:
             tiles = [node.dense(self.env, first, last) for node in self.nodes]
             outputs = self.function(tiles, first, last)
             pairs = [
-                (o, g if self.sums else g[first:last])
+                (o, g[first:last])
                 for o, g in zip(outputs, grads, strict=True)
                 if g is not None and o.requires_grad
             ]

@@ -76,8 +76,6 @@ def quantile(name: str) -> Callable[..., Any]:
 
 def aminmax(logits: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
     """Return the smallest and the largest entries."""
-    if not isinstance(logits, LazyLogits):
-        raise NotRecorded
     return Extremes(
         reduce("amin", logits, dim, keepdim=keepdim), reduce("amax", logits, dim, keepdim=keepdim)
     )
@@ -87,7 +85,7 @@ def with_mean(name: str) -> Callable[..., Any]:
     """Return torch.std_mean or torch.var_mean."""
 
     def handler(logits: Any, dim: Any = None, *given: Any, keepdim: bool = False, **kw: Any) -> Any:
-        if given or isinstance(dim, bool) or not isinstance(logits, LazyLogits):
+        if given or isinstance(dim, bool):
             raise NotRecorded  # the older form, with `unbiased` by position
         spread = reduce(name, logits, dim, keepdim=keepdim, **kw)
         return spread, reduce("mean", logits, dim, keepdim=keepdim)
@@ -114,7 +112,7 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Return the logits themselves where nothing is dropped."""
-    if not isinstance(input, LazyLogits) or (training and p > 0):
+    if training and p > 0:
         raise NotRecorded
     return input if inplace or not training else views.copied(input)
 

@@ -294,8 +294,17 @@ FIRST_LAZY = {
     handler
     for handler in HANDLERS.values()
     if getattr(handler, "__module__", None)
-    in (views.__name__, reductions.__name__, indexing.__name__)
-    and handler not in (views.cat, views.stack)
+    in {m.__name__ for m in (views, reductions, indexing, row_functions, in_place)}
+    and handler
+    not in (
+        views.cat,
+        views.stack,
+        row_functions.vstack,
+        row_functions.hstack,
+        row_functions.cosine_similarity,
+        in_place.copy,
+        in_place.set_data,
+    )
 }
 
 # Functions of the object itself, not of its values.

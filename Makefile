@@ -59,8 +59,11 @@ types: $(READY)
 	$(BIN)/mypy
 
 # Modules are compiled once, not in each process that a test starts. Threads that wait for others do not spin.
+# torch.compile compiles in its own process, and does not first try what the C++ compiler can do.
 tests: $(READY) $(PAGE)
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
+	  TORCHINDUCTOR_COMPILE_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 \
+	  $(BIN)/pytest -n 2 --dist worksteal
 
 # The page is built by the machine's Node if it is 20 or newer, else by the one that PyPI has.
 explorer: $(PAGE)

@@ -1,5 +1,5 @@
-// The kernels as Python sees them, with bind_rows, bind_screen and bind_tree: no other file knows
-// Python. Tensors cross as views, checked for type and shape, never copied.
+// Python bindings of kernels.hpp, and the module; the other kernels are bound in bind_*.cpp.
+// Tensors are passed as views, checked for type and shape, never copied.
 #include "bind.hpp"
 
 #include <nanobind/stl/string.h>

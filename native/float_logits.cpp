@@ -146,7 +146,7 @@ constexpr int tokens_with(int) { return 1; }
 // Tokens per task of a thread, and per group that several blocks of states are multiplied with
 // while it stays in the nearest caches: multiples of the numbers of tokens above.
 constexpr int64_t kPiece = 240, kGroup = 12;
-// The hardware does not prefetch the weight while states are loaded beside it. Measured on
+// The hardware does not prefetch the weight while states are loaded in between. Measured on
 // Zen 4: prefetching to the second-level cache, at least 8 KiB ahead, hides all latency; to the
 // first-level cache, or of the next tile, hides almost none.
 constexpr int64_t kAhead = 16384;

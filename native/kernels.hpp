@@ -21,7 +21,7 @@ struct Map {
   float outer = 1.0f, outer_shift = 0.0f;
 };
 
-// The k largest logits of each row: a heap per row, smallest first. A NaN is passed over (it
+// The k largest logits of each row: a heap per row, smallest first. A NaN is skipped (it
 // shows in s).
 struct Heaps {
   float* values;   // (rows, kept)

@@ -14,7 +14,7 @@ namespace lmhead {
 namespace {
 
 // OpenMP's entry point in libgomp, which LLVM's and Intel's runtimes export too. Torch has loaded
-// one of them; a second pool of threads beside it would compete for the cores, since OpenMP's idle
+// one of them; a second pool of threads would compete for the cores, since OpenMP's idle
 // threads spin.
 using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 

@@ -5,9 +5,9 @@
 // x = x0 + x1 + x2. Six of the nine products of their parts are added; the three left out are
 // below 2^-25 of x · y, less than one rounding of float32. Numbers the unit cannot take (NaN,
 // infinity, next to the largest number, or so small that their parts would be subnormal, which it
-// reads as 0) are found while the parts are copied; those rows and columns take vectors instead.
-// Where all numbers of a or of b are bfloat16 numbers, as converted weights are, the products with
-// their other parts, which are 0, are left out: three products, or one.
+// reads as 0) are found while the parts are copied; those rows and columns are multiplied with
+// vectors. Where all numbers of a or of b are bfloat16 numbers, as converted weights are, the
+// products with their other parts, which are 0, are left out: three products, or one.
 //
 // An entry adds its products in the order of the inner index, kStep at a time, in equal parts of at
 // most kDepth, and then these parts: it is the same to the last bit on any number of threads.
@@ -275,8 +275,8 @@ inline void multiply_tiles() {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// What runs beside the products of a square: in each step `units` of the next rows of a are copied
-// and `rows` of those after them are fetched, and the next square of the result.
+// Work that is done during the products of a square: in each step `units` of the next rows of a are
+// copied and `rows` of those after them are fetched, and the next square of the result.
 struct Beside {
   PanelCopier& copier;
   PanelFetcher& fetcher;
@@ -364,8 +364,8 @@ void multiply_by_vectors(const Problem& p, const Part& part, int64_t first, int6
 }
 
 // The sums of kSide rows and a block of columns: straight into the result where nothing is added to
-// it, its rows follow each other and the part is whole, else by way of `square`. Copies the next
-// rows meanwhile.
+// it, its rows follow each other and the part is whole, else via `square`. Copies the next rows
+// meanwhile.
 void multiply_panel(const Problem& p, const Part& part, const char* a, bool a_parts, const char* b,
                     bool b_parts, int64_t depth, bool add, float* square, PanelCopier& copier,
                     PanelFetcher& fetcher) {
@@ -419,7 +419,7 @@ class TileConfiguration {
 };
 
 void multiply(const Problem& p, const Part& part) {
-  // Blocks of b that fit the second-level cache, beside the rows of a and of the result: few blocks
+  // Blocks of b that fit the second-level cache with the rows of a and of the result: few blocks
   // of columns, each of which copies all of a, where that costs most. The depth, which decides the
   // roundings, is the same for every part.
   const int64_t bytes = parts::second_level_cache() * 5 / 8;

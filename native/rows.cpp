@@ -120,7 +120,7 @@ void moments(const float* z, int64_t rows, int64_t vocab, const double* max, dou
   by_pieces(rows, vocab, threads, shift_out, square_out, {0.0, 0.0}, body, add);
 }
 
-// The k largest of a row in a heap, smallest first; a vector of tokens is passed over with one
+// The k largest of a row in a heap, smallest first; a vector of tokens is skipped with one
 // comparison where none of them is above that.
 float kth_of(const float* z, int64_t vocab, int64_t k) {
   std::vector<float> heap;

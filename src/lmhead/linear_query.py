@@ -155,7 +155,7 @@ def _query(
     dtype = accumulation_dtype(hidden.dtype)
     if isinstance(kl_to, LazyLogits):
         if row_weight is not None or kept is not None:
-            raise ValueError("kl_to must be a pair (hidden, weight) beside row_weight or kept")
+            raise ValueError("kl_to must be a pair (hidden, weight) if row_weight or kept is given")
         _check_shape((*lead, scores.vocab_size), tuple(kl_to.shape))
         logits: Any = LazyLogits.of(scores, lead, dtype)
         other_logits: Any = kl_to

@@ -29,7 +29,7 @@ _STEPS: tuple[type[Stage], ...] = (Temperature, TopK, TopP, MinP, Epsilon, TopH)
 
 Integers = NDArray[np.int64]
 Numbers = NDArray[np.float64]
-"""The core's arguments: of NumPy, which makes small arrays several times as fast as torch."""
+"""NumPy arrays as arguments of the core: small ones are made several times as fast as tensors."""
 
 Dense = Callable[[Tensor], Sampled]
 """Sample some rows, (K,) numbers, from the logits of all tokens."""

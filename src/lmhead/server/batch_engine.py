@@ -6,8 +6,8 @@ Out: their `TokenEvent`s.
 Each request pulls its own events. If none is waiting, it runs one step for the rows of all
 requests, so requests that take turns (see `Worker`) share the steps. A long prompt is processed in
 parts, with steps of the others in between. A row's numbers do not depend on the other
-rows: see `lmhead.nn.batch_decode`. Bodies that transformers runs have no such arithmetic; their
-requests take turns without sharing steps.
+rows: see `lmhead.nn.batch_decode`. With bodies that transformers runs they would; requests to these
+take turns without sharing steps.
 """
 
 from __future__ import annotations

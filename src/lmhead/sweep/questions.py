@@ -34,7 +34,7 @@ _FILTERED_ROWS = 256
 # With fewer rows in a chunk, reading and writing the weight gradient per chunk costs more
 # than a fourth product, and more than the filter saves.
 _MIN_RETAINED = 32
-# Tiles of scratch space that a step on a tile may use beside the tile.
+# Tiles of scratch space that a step on a tile may use besides the tile.
 _SCRATCH = 3
 
 
@@ -108,7 +108,7 @@ def make_plan(
     budget = (DEFAULT_MAX_BYTES if max_bytes is None else max_bytes) // itemsize
     # A tile has at most half of the logits, even of a small vocabulary.
     most_tokens = max(1, min(_TILE_TOKENS, -(-vocab // 2)))
-    # Numbers per token beside the logits: the converted rows of the weight, for every source.
+    # Numbers per token besides the logits: the converted rows of the weight, for every source.
     token_cost = hidden_size * sources if converts else 0
     # Numbers per row: its hidden state, gathered and converted, and its gradient.
     row_cost = 3 * hidden_size * sources + 16
@@ -386,7 +386,7 @@ class Questions:
         )
 
     def without_tensors(self) -> Questions:
-        """Return the questions without tensors, to keep beside saved tensors."""
+        """Return the questions without tensors, which autograd saves separately."""
         return self.with_tensors((None,) * len(self.tensors()))
 
     @property

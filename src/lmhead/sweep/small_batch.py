@@ -4,7 +4,7 @@ For few rows the product hidden @ weight.T is up to three times as fast as a swe
 vocabulary first, and with few logits the bookkeeping of a sweep takes longer than the arithmetic.
 No tensor is as large as the logits (of several rows), and a gradient takes three products.
 
-Very few logits are computed in two halves of the rows: the overhead of operations dominates.
+For very few logits the overhead of operations dominates: the rows are computed in two halves.
 Otherwise the vocabulary is cut into blocks, which are kept for a gradient, within `max_bytes`. A
 block i holds e = exp(z - m_i), with m_i the largest logit of each row in it; then,
 with m = max_i m_i,
@@ -33,8 +33,8 @@ from lmhead.sweep.source import Source
 
 MAX_ROWS = 63
 _BLOCK = 2**18  # logits: one megabyte; a loss of so many may have any number of rows
-# Up to this number of logits the weight is read once for each half of the rows; sums in float64
-# are made of fewer.
+# Up to these numbers of logits, of a loss and of sums (in float64), the rows are computed in two
+# halves, each with all tokens at once.
 _FEW, _FEW_FOR_SUMS = 2**15, 2**12
 _MAX_IDS = 1024
 

@@ -40,8 +40,8 @@ class StoredLogits(Source):
 def stored(scores: Scores) -> Scores:
     """Return scores whose logits are computed now, and once; the same if they do not fit.
 
-    They must fit half of `max_bytes`: a sweep beside them needs the rest. Only for `kl_to`: they
-    are float32 for float32 inputs: not exact enough for argmax or ranks.
+    They must fit half of `max_bytes`: the sweeps that use them need the rest. Only for `kl_to`:
+    for float32 inputs they are float32, not exact enough for argmax or ranks.
     """
     if not isinstance(scores, SweptScores) or torch._C._are_functorch_transforms_active():
         return scores

@@ -149,7 +149,11 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 def _sample(t: Tensor) -> bytes | None:
     """Return some entries; None if the tensor cannot be read."""
-    if not t.is_cpu or not has_memory(t):
+    if not t.is_cpu:
+        return None
+    # Asked of the weight for every answer: the usual case must be fast.
+    held = t.untyped_storage().nbytes() - t.storage_offset() * t.element_size()
+    if not (t.is_contiguous() and 0 < t.nbytes <= held and t.data_ptr()) and not has_memory(t):
         return None
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         with torch._C._DisableFuncTorch(), _disable_current_modes():
@@ -642,9 +646,14 @@ def sources(nodes: Sequence[Node]) -> tuple[list[Root], list[Tensor]]:
 
 def current(nodes: Sequence[Node]) -> Env:
     """Return the tensors to use now: weights that FSDP2 has freed are gathered again."""
+    return current_roots(sources(nodes)[0])
+
+
+def current_roots(roots: Sequence[Root]) -> Env:
+    """Return the tensors to use now of some roots."""
     by_root: dict[Root, tuple[Tensor, ...]] = {}
     scopes: dict[Root, Env] = {}
-    for root in sources(nodes)[0]:
+    for root in roots:
         if root.node is not None:
             scopes[root] = current([root.node])
         elif (tensors := root.gathered()) is not None:

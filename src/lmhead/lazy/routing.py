@@ -30,7 +30,7 @@ from lmhead.lazy.program import (
     Operand,
     Root,
     check_unchanged,
-    current,
+    current_roots,
     gradients,
     sources,
 )
@@ -53,12 +53,12 @@ def answer(function: Function, nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     if torch._C._are_functorch_transforms_active():
         return function(Env())  # the transform follows the tensors themselves
     if not torch.is_grad_enabled():
-        return function(current(nodes))
+        return function(current_roots(roots))
     if not _differentiable(roots, tensors):
         with torch.no_grad():
-            return function(current(nodes))
+            return function(current_roots(roots))
     if all(root.handle is None for root in roots):
-        return function(current(nodes))
+        return function(current_roots(roots))
     handles = [root.handle for root in roots]
     made: tuple[Tensor, ...] = _Answer.apply(function, roots, tensors, *handles, *tensors)  # type: ignore[no-untyped-call]
     return made

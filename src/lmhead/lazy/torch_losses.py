@@ -110,7 +110,8 @@ def _few_logits(logits: LazyLogits, targets: Tensor) -> Leaf | None:
 def _small_cross_entropy(leaf: Leaf, targets: Tensor, ignore_index: int, reduction: str) -> Tensor:
     """Return the loss of logits (N, V) by `quick_loss`, or by a sweep where that is refused."""
     root, own = leaf.root, leaf.root.own.tensors()
-    targets = targets.clone()  # for a second derivative, even if the caller reuses their tensor
+    if torch.is_grad_enabled():
+        targets = targets.clone()  # for a second derivative, even if the caller reuses them
 
     def of(env: Env) -> tuple[Tensor, ...]:
         loss = None

@@ -66,6 +66,12 @@ TEXT = {
 # Functions that people use on logits and that need the whole tensor.
 _WHOLE = ("sort", "argsort", "cumsum", "cumprod", "matmul", "unique", "histc")
 
+# Names in lazy/handlers.py of what handles reductions, and shapes and dtypes.
+_REDUCE = ("reduction", "std", "argmax", "norm", "vector_norm", "linalg_norm", "gather", "equal",
+           "allclose")  # fmt: skip
+_CHANGE_FORM = ("cast_to", "type_", "type_as", "view_as", "reshape_as", "broadcast_tensors",
+                "unchanged", "<lambda>")  # fmt: skip
+
 
 def _name(function: Any) -> str:
     name = getattr(function, "__name__", "")
@@ -88,23 +94,17 @@ def _group(function: Any, handler: Callable[..., Any]) -> str:
     if module == row_functions.__name__:
         recorded = ("tile", "vstack", "row_stack", "hstack", "normalize", "dropout")
         return "rows" if name in recorded else "reductions"
-    reduced = ("_reduction", "_std", "_argmax", "_norm", "_vector_norm", "_gather")
-    reduced += ("_equal", "_allclose")
-    if module == reductions.__name__ or qualified.split(".")[0] in reduced:
+    made_by = qualified.split(".")[0]
+    if module == reductions.__name__ or made_by in _REDUCE:
         return "reductions"
-    in_place = name.endswith("_") and not name.endswith("__")
-    if in_place or "scatter" in name or name == "__setitem__":
+    if made_by == "refused":
+        return "refused"
+    in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    if in_place or "scatter" in name or name == "__setitem__" or made_by == "set_data":
         return "written"
     if module in (views.__name__, indexing.__name__) or "softm" in name or "index" in name:
         return "rows"
-    if qualified.split(".")[0] in (
-        "_cast_to",
-        "_type_as",
-        "_view_as",
-        "_same_lazy",
-        "_type",
-        "<lambda>",
-    ):
+    if made_by in _CHANGE_FORM:
         return "rows"
     return "other"
 

@@ -32,7 +32,7 @@ from lmhead.sweep.second_order import differentiated
 from lmhead.sweep.source import Source
 
 MAX_ROWS = 63
-_BLOCK = 2**18  # logits: one megabyte; a loss of so many may have any number of rows
+_BLOCK = 2**18  # logits: one megabyte; a loss over at most this number may have any number of rows
 # Up to these numbers of logits, of a loss and of sums (in float64), the rows are computed in two
 # halves, each with all tokens at once.
 _FEW, _FEW_FOR_SUMS = 2**15, 2**12

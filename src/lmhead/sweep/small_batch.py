@@ -32,7 +32,7 @@ from lmhead.sweep.second_order import differentiated
 from lmhead.sweep.source import Source
 
 MAX_ROWS = 63
-_BLOCK = 2**18  # logits: one megabyte; a loss over at most this number may have any number of rows
+FEW_LOGITS = 2**18  # one megabyte: of a loss with any number of rows, and of a block of tokens
 # Up to these numbers of logits, of a loss and of sums (in float64), the rows are computed in two
 # halves, each with all tokens at once.
 _FEW, _FEW_FOR_SUMS = 2**15, 2**12
@@ -45,7 +45,7 @@ def supports(source: Source, max_bytes: int | None) -> bool:
         return False
     hidden, weight, bias = source.hiddens[0], source.weights[0], source.bias
     n, vocab = hidden.shape[0], weight.shape[0]
-    few = 0 < n <= MAX_ROWS or 0 < n * vocab <= _BLOCK
+    few = 0 < n <= MAX_ROWS or 0 < n * vocab <= FEW_LOGITS
     if not few or vocab < 2 or not source.pointwise.is_identity:
         return False
     if hidden.dtype is not torch.float32 or weight.dtype is not torch.float32:
@@ -57,7 +57,7 @@ def supports(source: Source, max_bytes: int | None) -> bool:
     if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
         return False
     budget = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
-    return 4 * (n * vocab + 2 * min(_BLOCK, n * vocab) + n * hidden.shape[1]) <= budget
+    return 4 * (n * vocab + 2 * min(FEW_LOGITS, n * vocab) + n * hidden.shape[1]) <= budget
 
 
 def quick_loss(
@@ -285,7 +285,7 @@ def _wanted(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Flags:
 
 def _block_tokens(rows: int, vocab: int) -> int:
     """Return the number of tokens of a block: at most half of them."""
-    return -(-vocab // max(2, -(-rows * vocab // _BLOCK)))
+    return -(-vocab // max(2, -(-rows * vocab // FEW_LOGITS)))
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, lo: int, hi: int) -> Tensor:

@@ -20,7 +20,7 @@ from lmhead.sweep.divergence_terms import Kind, swept_divergence, swept_jsd_part
 from lmhead.sweep.equal_rows import EqualRows
 from lmhead.sweep.kernels import Pointwise
 from lmhead.sweep.questions import GradFilter, Plan, Questions
-from lmhead.sweep.small_batch import MAX_ROWS, small_loss, small_sums
+from lmhead.sweep.small_batch import FEW_LOGITS, MAX_ROWS, small_loss, small_sums
 from lmhead.sweep.source import Source, without_autocast
 
 
@@ -201,7 +201,8 @@ class SweptScores(Scores):
 
     def cross_entropy(self, loss: CrossEntropy, *, keep_gradients: bool = True) -> Tensor:
         """Return the loss; with gradients and a reduction, three matrix products in all."""
-        if keep_gradients and self.grad_filter is None:
+        few = self.n_rows <= MAX_ROWS or self.n_rows * self.vocab_size <= FEW_LOGITS
+        if keep_gradients and few and self.grad_filter is None:
             made = small_loss(self.source, loss, self.max_bytes)
             if made is not None:
                 return made

@@ -272,7 +272,7 @@ def choose_tokens(
     With `kept`, the choice has the tokens that the sampler kept.
     """
     logits = head(hidden)
-    if k > logits.shape[-1]:
+    if k and k > logits.shape[-1]:
         raise ValueError(
             f"logprobs must be at most {logits.shape[-1]}, the vocabulary size; got {k}"
         )

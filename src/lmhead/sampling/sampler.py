@@ -337,8 +337,10 @@ class Sampler:
                     f"got {tuple(unconditional.shape)}"
                 )
             unconditional_rows = _dense_rows(unconditional)
+        # Greedy decoding draws nothing, and no seed either.
+        seed = self.seed if self.options.do_sample else self.seed or 0
         call = Call(
-            row_keys(self.seed, positions, n), torch.arange(n), n, vocab, tokens, unconditional_rows
+            row_keys(seed, positions, n), torch.arange(n), n, vocab, tokens, unconditional_rows
         )
         mirostat = next((s for s in self.stages if isinstance(s, Mirostat2)), None)
         if mirostat is None:

@@ -68,16 +68,16 @@ def sample_rows(
             if edits is None:
                 break
             drawn = _sample(found, chain if full else chain.select(some), edits, mask)
-            read += found.bytes_read + int(drawn[0][1].sum()) * source.weights[0][0].nbytes
+            read += found.bytes_read
             if full:
                 whole, numbers = drawn
             else:
                 whole[:, some], numbers[:, some] = drawn
     token, rescored, state = whole
-    states = state.tolist()
+    _, scored, states = whole.tolist()
     check_sound(_UNSOUND not in states)
-    z, log_prob, raw = numbers[0], numbers[1:3], numbers[3:5]
-    raw = (z - raw.flip(0)).clamp_(max=0.0)
+    read += sum(scored) * source.weights[0].nbytes // source.vocab
+    log_prob, raw = numbers[1:3], (numbers[0] - numbers[3:5].flip(0)).clamp_(max=0.0)
     fell = state != _DECIDED
     if undecided := [row for row in range(n) if exact or states[row] != _DECIDED]:
         again = torch.tensor(undecided)

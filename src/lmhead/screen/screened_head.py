@@ -125,13 +125,13 @@ class ScreenReport:
         rows = certificate.fell_back.numel()
         if rows == 0:
             return
-        rescored = int(certificate.rows_rescored.sum())
+        rescored = sum(certificate.rows_rescored.flatten().tolist())
         total = self.rows_rescored * self.choices + rescored
         self.choices += rows
         self.rows_rescored = total / self.choices
         self.bytes_read += certificate.bytes_read
         self.bytes_full += weight_bytes
-        self.fell_back += int(certificate.fell_back.sum())
+        self.fell_back += sum(certificate.fell_back.flatten().tolist())
 
     @property
     def share_read(self) -> float:

@@ -80,7 +80,8 @@ def _check_export(name: str, logits: LazyLogits, kwargs: dict[str, Any]) -> None
 
 def _check_write(name: str, logits: LazyLogits) -> None:
     base = logits._shared
-    if base.memory is not None and not base.constant and torch.is_grad_enabled():
+    attached = torch.is_grad_enabled() and logits.requires_grad
+    if base.memory is not None and not base.constant and attached:
         raise RuntimeError(
             f"{name} is not supported on lazy logits that require a gradient and were exported "
             "(data_ptr, numpy, .data); clone() them first"

@@ -79,13 +79,17 @@ def truth(logits: LazyLogits) -> bool:
 
 
 def requires_grad_(logits: LazyLogits, requires_grad: bool = True) -> Any:
-    """Refuse a change: lazy logits require a gradient if what is behind them does."""
+    """Make constants a leaf of the graph: what is computed from them is built."""
     if requires_grad == logits.requires_grad:
         return logits
-    raise RuntimeError(
-        "lazy logits have no gradient of their own; call requires_grad_() on the hidden states or "
-        "the weight, or use .materialize().requires_grad_()"
-    )
+    if not requires_grad or routing.differentiable([logits.node]):
+        raise RuntimeError(
+            "lazy logits require a gradient if what is behind them does; call requires_grad_() on "
+            "the hidden states or the weight, or use .materialize().requires_grad_()"
+        )
+    logits._live = None
+    with torch._C.DisableTorchFunctionSubclass():
+        return logits.requires_grad_()
 
 
 def attached(name: str) -> Callable[..., Any]:

@@ -109,7 +109,8 @@ class Base:
         self.built: list[tuple[Tensor, int | None]] = []  # tensors with a graph, their versions
         self.recorded = False  # whether programs read what was built
         self.shared = False  # whether tensors outside share memory with a tensor of `built`
-        self.foreign = False  # whether it was built from the output of another autograd function
+        # The output of another autograd function that this was built from.
+        self.foreign: weakref.ref[LazyLogits] | None = None
 
     @property
     def node(self) -> Node:
@@ -257,8 +258,12 @@ class LazyLogits(Tensor):
 
     def _is_bypassed(self) -> bool:
         """Whether results join the graph at what is behind this object."""
-        foreign = self._shared.foreign and not routing.has_own_node(self)
-        return foreign or routing.can_bypass(self)
+        return self._is_foreign() or routing.can_bypass(self)
+
+    def _is_foreign(self) -> bool:
+        """Whether this is the output of another autograd function, and was built."""
+        foreign = self._shared.foreign
+        return foreign is not None and foreign() is self and not routing.has_own_node(self)
 
     def check_position(self) -> None:
         """Raise if autograd has these logits in its graph as they were before a write."""
@@ -483,7 +488,8 @@ def derived(
     base: Base | None = None
     chain: tuple[View, ...] = ()
     live: Node | None = None
-    if not dtype.is_floating_point:
+    smooth = dtype.is_floating_point or dtype.is_complex
+    if not smooth:
         node = node.frozen()
     if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
         live, node = node, node.frozen()
@@ -507,7 +513,7 @@ def derived(
             chain=chain,
         )
 
-    made = routing.record(node, make) if dtype.is_floating_point else make()
+    made = routing.record(node, make) if smooth else make()
     assert isinstance(made, LazyLogits)
     if live is not None and not made._shared.exposed:
         made._live, made._position = (made._shared.version, live), live
@@ -602,16 +608,17 @@ def build_rows(node: Node, logits: LazyLogits, what: str, lead: torch.Size) -> T
 
 
 def build_foreign(logits: LazyLogits) -> None:
-    """Build logits that another autograd function made from constants, and returned as its output.
+    """Build logits that another autograd function made, and returned as its output.
 
-    A reentrant checkpoint does: it calls the head without gradients, and its node of the graph
-    expects the gradient of every entry.
+    Its node of the graph expects the gradient of every entry: the gradients of the tensors behind
+    the logits are already differentiated by what the function did to them. A function that
+    returns the logits as they were given (of DDP, of a module hook) takes either.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        if not logits.requires_grad or logits._shared.foreign or routing.has_own_node(logits):
+        if not logits.requires_grad or logits._is_foreign() or routing.has_own_node(logits):
             return
     node = logits._live_node()
-    if routing.differentiable([node]):
+    if routing.differentiable([node]) and routing.is_passed_on(logits, node):
         return  # answers know how to reach the tensors behind it
     shape = (*logits.lead, node.width)
     dtype, max_bytes = plain(logits, "dtype"), logits.max_bytes
@@ -620,7 +627,7 @@ def build_foreign(logits: LazyLogits) -> None:
         rows = routing.join(logits, logits._vdim, lambda: values(node, dtype, max_bytes))
         tensor = rows.view(shape)
     base = logits._shared = Base(Dense.of(tensor), logits.lead)
-    base.foreign = True
+    base.foreign = weakref.ref(logits)
     base.built.append((tensor, version(tensor)))
     logits._chain, logits._live, logits._own = (), None, base.program
     logits._seen = (base.version, base.program)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, final
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 def _sample(t: Tensor) -> bytes | None:
     """Return some entries; None if the tensor cannot be read."""
-    if not t.is_cpu:
+    if not t.is_cpu or t.is_quantized:
         return None
     # Asked of the weight for every answer: the usual case must be fast.
     held = t.untyped_storage().nbytes() - t.storage_offset() * t.element_size()
@@ -162,8 +162,10 @@ def _sample(t: Tensor) -> bytes | None:
 
 
 def _few_entries(t: Tensor) -> bytes:
-    numbers = t.detach().view(_INTEGERS[t.element_size()]).numpy()
-    return numbers[tuple([slice(None, None, n // 8 or 1) for n in numbers.shape])].tobytes()
+    numbers = t.detach().view(_INTEGERS[t.element_size()])
+    some = numbers[tuple([slice(None, None, n // 8 or 1) for n in t.shape])]
+    # A copy: NumPy's view of a tensor forbids for ever that its storage is resized, as FSDP does.
+    return some.clone().numpy().tobytes()
 
 
 class Env:
@@ -322,12 +324,28 @@ class Node(ABC):
     def compute(self, env: Env, first: int, last: int) -> Tensor:
         """Compute rows [first, last): (B, width)."""
 
+    # A part may be used many times: without these memories each use would be another copy of it,
+    # and of all below it.
+    @final
     def take(self, rows: Rows) -> Node:
-        """Return some of the rows: of parts that have as many."""
+        """Return some of the rows; the same node if asked again for the same rows."""
+        known: tuple[Rows, Node] | None = self.__dict__.get("_taken")
+        if known is None or not (known[0] is rows or _equal_slices(known[0], rows)):
+            known = self.__dict__["_taken"] = (rows, self._take(rows))
+        return known[1]
+
+    @final
+    def frozen(self) -> Node:
+        """Return the same values as constants; the same node if asked again."""
+        if "_frozen" not in self.__dict__:
+            self.__dict__["_frozen"] = self._freeze()
+        return self.__dict__["_frozen"]  # type: ignore[no-any-return]
+
+    def _take(self, rows: Rows) -> Node:
+        """Take the rows of parts that have as many."""
         return self.map(lambda part: part.take(rows), n_rows=count(rows, self.n_rows))
 
-    def frozen(self) -> Node:
-        """Return the same values as constants."""
+    def _freeze(self) -> Node:
         return self.map(lambda part: part.frozen())
 
     live: float = 1.0
@@ -384,6 +402,10 @@ class Node(ABC):
             yield part
             if isinstance(part, Node):
                 waiting.extend(reversed(list(part.parts())))
+
+
+def _equal_slices(a: Rows, b: Rows) -> bool:
+    return isinstance(a, slice) and isinstance(b, slice) and a == b
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -534,12 +556,10 @@ class Leaf(Node):
             return env.watch.tile(self, env, first, last).to(self.dtype)
         return self.bound(env).select(slice(first, last)).dense().to(self.dtype)
 
-    def take(self, rows: Rows) -> Leaf:
-        """Return some of the rows."""
+    def _take(self, rows: Rows) -> Leaf:
         return Leaf(self.root, self.dtype, (*self.steps, ("select", rows)))
 
-    def frozen(self) -> Leaf:
-        """Return the same scores as constants."""
+    def _freeze(self) -> Leaf:
         steps = tuple((n, a.detach() if isinstance(a, Tensor) else a) for n, a in self.steps)
         return Leaf(self.root.detached(), self.dtype, steps)
 
@@ -640,7 +660,8 @@ def sources(nodes: Sequence[Node]) -> tuple[list[Root], list[Tensor]]:
     for node in nodes:
         own_roots, operands = node.sources
         roots.update(dict.fromkeys(own_roots))
-        tensors.update((id(o.tensor), o.tensor) for o in operands if o.tensor.is_floating_point())
+        smooth = (t for o in operands if (t := o.tensor).is_floating_point() or t.is_complex())
+        tensors.update((id(t), t) for t in smooth)
     return list(roots), list(tensors.values())
 
 

@@ -138,7 +138,8 @@ def record(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         )
     if not isinstance(probe, Tensor):
         raise NotRecorded
-    with torch.set_grad_enabled(torch.is_grad_enabled() and probe.dtype.is_floating_point):
+    smooth = probe.dtype.is_floating_point or probe.dtype.is_complex
+    with torch.set_grad_enabled(torch.is_grad_enabled() and smooth):
         node = _node(frame, func, args, kwargs, probe.dtype)
     if inplace:
         return assign(args[0], node)

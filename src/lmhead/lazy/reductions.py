@@ -190,9 +190,9 @@ def _shared_extreme(
             best = function(values, dim=dims, keepdim=True)
             equal = values == best
             count = (equal * counts).sum(dims, keepdim=True)
-            part = equal * counts / (count if nan else count.clamp(min=1))
+            part = (equal * counts).to(values.dtype) / (count if nan else count.clamp(min=1))
         held = values if nan else torch.where(equal, values, 0.0)
-        return values_of(best, (held * part.to(values.dtype)).sum(dims, keepdim=True)), count
+        return values_of(best, (held * part).sum(dims, keepdim=True)), count
 
     dims, found = dims_of(logits, dim), over_tiles(logits, lambda tile: share(tile, 1, [1]))
     rows, counts = (shaped(logits, t, keepdim=True) for t in found)

@@ -74,6 +74,7 @@ class _Job:
         self.max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
         self.leaves: dict[Any, tuple[Leaf, Env, Scores]] = {}
         self.tensors: list[Tensor] = []
+        self.integers: list[Tensor] = []  # masks and ids, without a gradient
         for node in nodes:
             self._find(node, env)
         for operand in extra:
@@ -93,8 +94,10 @@ class _Job:
                 self._keep(env.tensor(part.tensor))
 
     def _keep(self, t: Tensor) -> None:
-        if t.is_floating_point() and not any(t is other for other in self.tensors):
-            self.tensors.append(t)
+        smooth = t.is_floating_point() or t.is_complex()
+        kept = self.tensors if smooth else self.integers
+        if not any(t is other for other in kept):
+            kept.append(t)
 
     def sizes(self, *, grad: bool) -> tuple[int, int]:
         """Return the rows of a block and of a window; neither has all of many rows."""
@@ -116,19 +119,23 @@ class _Job:
 
     def forward(self) -> tuple[Tensor, ...]:
         """Evaluate all rows."""
-        parts: list[tuple[Tensor, ...]] = []
         block, window = self.sizes(grad=False)
         inputs = _Inputs(self, window, grad=False)
-        for first, last in self.blocks(block):
+        ranges = self.blocks(block)
+        results: tuple[Tensor, ...] = ()
+        for first, last in ranges:
             self.env.start(inputs)
             tiles = [node.dense(self.env, first, last) for node in self.nodes]
             made = self.function(tiles, first, last)
             inputs.end_block()
-            parts.append(made)
+            # Small results that lie between freed tiles would keep their memory from the system.
+            if len(ranges) > 1 and not results:
+                results = tuple(part.new_empty(ranges[-1][1], *part.shape[1:]) for part in made)
+            for whole, part in zip(results, made, strict=False):
+                whole[first:last] = part
+            del tiles
         self.env.start()
-        if len(parts) == 1:
-            return parts[0]
-        return tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        return results or made
 
     def densely(self, env: Env) -> tuple[Tensor, ...]:
         """Evaluate all rows at once, by plain differentiable operations."""
@@ -355,17 +362,19 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: _Job, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.job = job
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors, *job.integers)
         ctx.set_materialize_grads(False)
         with torch.no_grad():
             outputs = job.forward()
-        ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
+        constant = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
+        ctx.mark_non_differentiable(*constant)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        tensors = ctx.saved_tensors  # raises if one was modified in place
         job: _Job = ctx.job
+        saved = ctx.saved_tensors  # raises if one was modified in place
+        tensors = saved[: len(saved) - len(job.integers)]
         if torch.is_grad_enabled():  # double backward: by plain operations on all rows
             pairs = [
                 (o, g)

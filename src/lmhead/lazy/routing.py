@@ -668,6 +668,24 @@ def has_own_node(logits: Tensor) -> bool:
         return isinstance(logits.grad_fn, (_Head._backward_cls, _Record._backward_cls))
 
 
+def is_passed_on(logits: Tensor, node: Node) -> bool:
+    """Whether other autograd functions returned logits with the program that they were given."""
+    with torch._C.DisableTorchFunctionSubclass():
+        waiting: list[Any] = [logits.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if isinstance(function, _Record._backward_cls):
+            if function.node is node:  # type: ignore[attr-defined]
+                return True
+        elif isinstance(function, _Head._backward_cls):
+            plain = isinstance(node, Leaf) and not node.steps
+            if plain and node.root.scores is function.scores:  # type: ignore[attr-defined]
+                return True
+        elif function is not None:
+            waiting.extend(before for before, _ in function.next_functions)
+    return False
+
+
 class _Join(torch.autograd.Function):
     """Dense rows in the place of lazy logits, which get their gradient as a tensor."""
 

@@ -51,8 +51,7 @@ class Concat(Node):
             return self.nodes[0].dense(env, 0, 0)
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
-    def take(self, rows: Rows) -> Node:
-        """Return some of the rows."""
+    def _take(self, rows: Rows) -> Node:
         return Taken(self, index_of(rows, self.n_rows))
 
 
@@ -73,8 +72,7 @@ class Indexed(Node):
         """V."""
         return self.base.width  # type: ignore[no-any-return]
 
-    def take(self, rows: Rows) -> Node:
-        """Return some of the rows."""
+    def _take(self, rows: Rows) -> Node:
         return replace(self, index=self.index[rows])
 
 
@@ -135,8 +133,7 @@ class Overlay(Indexed):
         rows = self.new.take(here[places]).dense(env, 0, len(places))
         return tile.index_copy(0, places, rows.to(tile.dtype))
 
-    def take(self, rows: Rows) -> Overlay:
-        """Return some of the rows."""
+    def _take(self, rows: Rows) -> Overlay:
         return Overlay(self.base.take(rows), self.index[rows], self.new)
 
 
@@ -169,16 +166,25 @@ def _rows_of(node: Node, rows: Tensor, env: Env) -> Tensor:
     return node.take(rows).dense(env, 0, len(rows))
 
 
-def stamped(node: Node, *, copy: bool = False) -> Node:
+def stamped(node: Node, *, copy: bool = False, done: dict[Node, Node] | None = None) -> Node:
     """Return a program that raises if a tensor it was built as is modified before its use.
 
-    `copy`: copy these tensors instead, since others may write to them without torch's knowledge.
+    Args:
+        node: the program.
+        copy: copy these tensors instead, since others may write to them without torch's knowledge.
+        done: parts that were visited; None at the beginning.
     """
-    if isinstance(node, Dense) and copy:
-        return Dense.of(node.operand.dense(Env(), 0, node.n_rows).clone())
-    if isinstance(node, Dense) and node.operand.version is None:
-        then = version(node.operand.tensor)
-        return replace(node, operand=replace(node.operand, version=then))
-    if isinstance(node, Overlay | Call):
-        return node.map(lambda a: stamped(a, copy=copy) if isinstance(a, Node) else a)
-    return node
+    done = {} if done is None else done
+    if node not in done:
+        made = node
+        if isinstance(node, Dense) and copy:
+            made = Dense.of(node.operand.dense(Env(), 0, node.n_rows).clone())
+        elif isinstance(node, Dense) and node.operand.version is None:
+            then = version(node.operand.tensor)
+            made = replace(node, operand=replace(node.operand, version=then))
+        elif isinstance(node, Overlay | Call):
+            made = node.map(
+                lambda a: stamped(a, copy=copy, done=done) if isinstance(a, Node) else a
+            )
+        done[node] = made
+    return done[node]

@@ -99,7 +99,7 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         if func in recording.POINTWISE:
             return recording.record(func, args, dict(kwargs))
         name = getattr(func, "__name__", "")
-        if in_place.is_in_place(name) and isinstance(args[0], LazyLogits):
+        if args and in_place.is_in_place(name) and isinstance(args[0], LazyLogits):
             return in_place.run(name, args, kwargs)
     except NotRecorded:
         pass

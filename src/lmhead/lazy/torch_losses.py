@@ -193,7 +193,7 @@ def _of_rows(logits: LazyLogits, targets: Tensor, **options: Any) -> Tensor:
         return (total / len(rows)).to(rows.dtype)
     counted = (flat != ignore).double()
     if weight is not None:
-        counted = counted * weight.double()[flat.clamp(min=0)]
+        counted = counted * weight.double()[torch.where(flat == ignore, 0, flat)]
     return (total / counted.sum()).to(rows.dtype)  # type: ignore[no-any-return]
 
 
@@ -230,6 +230,8 @@ def nll_loss(
         return cross_entropy(input, target, weight, None, ignore_index, None, reduction)
     if not isinstance(input, LazyLogits):
         raise NotRecorded
+    if (dtype := loss_dtype(input)) != input.dtype:
+        input = input.to(dtype)
     logits, shape = _classes_last(input, target)
     active = target != ignore_index
     ids = torch.where(active, target, 0)

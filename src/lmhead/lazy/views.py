@@ -423,7 +423,8 @@ def detach(logits: LazyLogits) -> LazyLogits:
 def to(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
     """Convert to another dtype; another device builds the tensor."""
     probe = torch.empty(0, dtype=logits.dtype, device=logits.device)
-    copy = kwargs.get("copy", False) or (len(args) > 3 and args[3]) or False
+    flags = [a for a in args if isinstance(a, bool)]  # non_blocking, copy
+    copy = kwargs.get("copy", False) or (len(flags) > 1 and flags[1])
     clean = {k: v for k, v in kwargs.items() if k != "memory_format"}
     wanted = probe.to(*args, **clean)
     if wanted.device != logits.device:

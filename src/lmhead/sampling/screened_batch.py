@@ -240,7 +240,7 @@ def _sample(
         *(copy.low, copy.e, copy.scales),
         *arrays(states.main, states.scales),
         allowed,
-        *arrays(source.hiddens[0].float()),
+        source.hiddens[0].float(),
         *(source.weights[0], found.bias, kernels.map_tuple(source.pointwise)),
         found.copy.mean_norm,
         *(chain.kinds, chain.least, chain.values, chain.flags, chain.keys, *edits),

@@ -36,16 +36,14 @@ def product_(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> Tensor:
         return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
     transposed = not a.is_contiguous()
     stored = a.T if transposed else a
-    kernels.compiled().product(*kernels.views(stored, b, out), transposed, add, kernels.threads())
+    kernels.compiled().product(stored, b, out, transposed, add, kernels.threads())
     return out
 
 
 def add_selected_(out: Tensor, a: Tensor, b: Tensor, ids: Tensor) -> None:
     """Add a[ids].T @ b[ids] to out, without a copy of these rows where the core multiplies."""
     if _by_core(out, a.T, b):
-        kernels.compiled().product(
-            *kernels.views(a, b, out), True, True, kernels.threads(), *kernels.views(ids)
-        )
+        kernels.compiled().product(a, b, out, True, True, kernels.threads(), ids)
     else:
         product_(out, a.index_select(0, ids).T, b.index_select(0, ids), add=True)
 
@@ -53,9 +51,7 @@ def add_selected_(out: Tensor, a: Tensor, b: Tensor, ids: Tensor) -> None:
 def add_to_selected_(out: Tensor, a: Tensor, b: Tensor, ids: Tensor) -> None:
     """Add a[ids] @ b to out[ids], for distinct ids, without a copy where the core multiplies."""
     if _by_core(out, a, b):
-        kernels.compiled().product(
-            *kernels.views(a, b, out), False, True, kernels.threads(), *kernels.views(ids)
-        )
+        kernels.compiled().product(a, b, out, False, True, kernels.threads(), ids)
     else:
         part = out.new_empty(len(ids), out.shape[1])
         kernels.scatter_add_(out, ids, product_(part, a.index_select(0, ids), b))

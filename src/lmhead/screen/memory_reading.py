@@ -41,7 +41,7 @@ Settings = tuple[Setting, Setting]
 
 CANDIDATES = (
     *(Setting(2, 0), Setting(1, 0), Setting(4, 0)),
-    *(Setting(1, 1024), Setting(2, 1024), Setting(1, 4096)),
+    *(Setting(1, 1024), Setting(2, 1024), Setting(1, 4096), Setting(2, 4096)),
 )
 """The settings that are measured; the first is kept unless another is faster."""
 LARGE = min(cache_bytes(3), 64 << 20)

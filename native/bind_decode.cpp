@@ -113,15 +113,6 @@ void step(const HeldModel& held, Array<float, 2> x, Array<const float, 2> cos,
                                  threads);
 }
 
-void dequantize(FloatArray<2> blocks, const std::string& type, Array<float, 2> out, int threads) {
-  const StoredMatrix matrix = to_matrix(blocks, type);
-  require_threads(threads);
-  require(length(out) == matrix.rows && length(out, 1) == matrix.columns,
-          "out must have room for all entries");
-  const nb::gil_scoped_release release;
-  chosen_kernels()->decode->dequantize(matrix, out.data(), threads);
-}
-
 void multiply(FloatArray<2> blocks, const std::string& type, Array<const float, 2> x,
               Array<float, 2> out, int threads) {
   const StoredMatrix matrix = to_matrix(blocks, type);
@@ -143,7 +134,6 @@ void bind_decode(nb::module_& m) {
         arg("key_heads"), arg("head_size"), arg("eps"), arg("interleaved"));
   m.def("decode_step", &step, arg("model"), tensor("x"), tensor("cos"), tensor("sin"),
         tensor("keys"), tensor("values"), arg("used"), arg("threads"));
-  m.def("dequantize", &dequantize, tensor("blocks"), arg("type"), tensor("out"), arg("threads"));
   m.def("stored_product", &multiply, tensor("blocks"), arg("type"), tensor("x"), tensor("out"),
         arg("threads"));
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,12 +25,6 @@ using lmhead::StoredMatrix;
 constexpr int64_t kRows = 4;  // of a matrix side by side, so that no sum waits for its last term
 constexpr int kStates = kLanes / kRows;  // vectors that a tile of rows meets: sums fill registers
 constexpr int64_t kTask = 64;            // rows of a task of one thread
-
-float half_at(const uint8_t* p) {
-  F16 bits;
-  std::memcpy(&bits.bits, p, 2);
-  return value(bits);
-}
 
 float total(vf v) {
   for (int half = kLanes / 2; half > 0; half /= 2)
@@ -80,83 +75,145 @@ void totals(vf (&sums)[N], float* out) {
   for (int i = 0; i < N; ++i) out[i] = total(sums[i]);
 }
 
-#if defined(__AVX512F__) && !defined(LMHEAD_LANES)
-#define LMHEAD_TABLES
-#endif
+// Blocks: a vector has four 32-bit words of codes of each of several rows, and Σ (d c + m) x is
+// d Σ (c - 8) x + (m + 8 d) Σ x in q4_1, d Σ (c - 8) x in q4_0, d Σ c x in q8_0.
+constexpr int kWords = 4;
+constexpr int64_t kBlockRows = 8, kBlockStates = 4;  // of a tile
+constexpr int kRowsOfVector = kLanes / kWords, kVectors = kBlockRows / kRowsOfVector;
+constexpr int kCodes = kBlockEntries / kWords;        // vectors of the codes of a block
+constexpr int64_t kArranged = (kCodes + 1) * kLanes;  // numbers for a block, see `arrange`
 
-// The two halves of a block, 16 entries each, as vectors.
-struct Halves {
-  static constexpr int kParts = 16 / kLanes;
-  vf part[2][kParts];
-};
-
-template <Stored kType>
-Halves entries(const uint8_t* block) {
-  Halves out;
-#if defined(LMHEAD_TABLES)
-  if constexpr (kType == Stored::q8_0) {
-    const __m512 d = _mm512_set1_ps(_cvtsh_ss(*reinterpret_cast<const uint16_t*>(block)));
-    for (int half = 0; half < 2; ++half) {
-      const auto* at = reinterpret_cast<const __m128i*>(block + 2 + 16 * half);
-      out.part[half][0] =
-          (vf)_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at))), d);
-    }
-  } else {
-    // The 16 numbers that a code can mean, looked up by the lowest four bits of each lane.
-    int32_t both;
-    std::memcpy(&both, block, 4);
-    const __m128 scales = _mm_cvtph_ps(_mm_cvtsi32_si128(both));
-    const __m512 d = _mm512_broadcastss_ps(scales);
-    __m512 table;
-    if constexpr (kType == Stored::q4_1) {
-      const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      table = _mm512_fmadd_ps(d, codes, _mm512_broadcastss_ps(_mm_movehdup_ps(scales)));
-    } else {
-      const __m512 codes = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-      table = _mm512_mul_ps(d, codes);
-    }
-    const uint8_t* from = block + (kType == Stored::q4_1 ? 4 : 2);
-    const __m512i codes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    out.part[0][0] = (vf)_mm512_permutexvar_ps(codes, table);
-    out.part[1][0] = (vf)_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), table);
+// Each block of x in the order of its codes, once per row of a vector: entries i, i + 4, i + 8 and
+// i + 12 of its first half for i from 0 to 3, then of its second; then four sums that add up to Σ
+// x.
+void arrange(const float* x, int64_t blocks, float* out) {
+  for (int64_t b = 0; b < blocks; ++b, x += kBlockEntries) {
+    float sums[kWords] = {};
+    const auto repeat = [&](const float* four) {
+      for (int r = 0; r < kRowsOfVector; ++r, out += kWords) std::copy_n(four, kWords, out);
+    };
+    for (int half = 0; half < 2; ++half)
+      for (int i = 0; i < 4; ++i) {
+        float four[kWords];
+        for (int k = 0; k < kWords; ++k) sums[k] += four[k] = x[16 * half + 4 * k + i];
+        repeat(four);
+      }
+    repeat(sums);
   }
-#else
-  float numbers[kBlockEntries];
-  const float d = half_at(block);
-  if constexpr (kType == Stored::q8_0) {
-    for (int i = 0; i < 32; ++i)
-      numbers[i] = d * static_cast<float>(static_cast<int8_t>(block[2 + i]));
-  } else {
-    const float m = kType == Stored::q4_1 ? half_at(block + 2) : 0.0f;
-    const int less = kType == Stored::q4_1 ? 0 : 8;
-    const uint8_t* from = block + (kType == Stored::q4_1 ? 4 : 2);
-    for (int i = 0; i < 16; ++i) {
-      numbers[i] = d * static_cast<float>((from[i] & 15) - less) + m;
-      numbers[16 + i] = d * static_cast<float>((from[i] >> 4) - less) + m;
-    }
-  }
-  for (int half = 0; half < 2; ++half)
-    for (int k = 0; k < Halves::kParts; ++k)
-      out.part[half][k] = load(numbers + 16 * half + k * kLanes);
-#endif
-  return out;
 }
 
-// N rows of blocks times x.
-template <Stored kType, int N>
-void block_dots(const uint8_t* rows, int64_t columns, const float* x, float* out) {
-  constexpr int64_t kBytes = block_bytes(kType);
-  const int64_t blocks = columns / kBlockEntries, stride = blocks * kBytes;
-  vf sums[N] = {};
-  for (int64_t b = 0; b < blocks; ++b)
-    for (int r = 0; r < N; ++r) {
-      const Halves w = entries<kType>(rows + r * stride + b * kBytes);
-      for (int half = 0; half < 2; ++half)
-        for (int k = 0; k < Halves::kParts; ++k)
-          sums[r] += w.part[half][k] * load(x + b * kBlockEntries + 16 * half + k * kLanes);
+// Four words from each row.
+vi words(const uint8_t* const* rows, int64_t from) {
+#if defined(__AVX512F__) && !defined(LMHEAD_LANES)
+  const auto at = [&](int r) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + from));
+  };
+  __m512i all = _mm512_inserti32x4(_mm512_castsi128_si512(at(0)), at(1), 1);
+  all = _mm512_inserti32x4(all, at(2), 2);
+  return (vi)_mm512_inserti32x4(all, at(3), 3);
+#elif defined(__AVX2__) && !defined(LMHEAD_LANES)
+  const auto at = [&](int r) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + from));
+  };
+  return (vi)_mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(1), 1);
+#else
+  vi all;
+  for (int r = 0; r < kRowsOfVector; ++r)
+    std::memcpy(reinterpret_cast<char*>(&all) + 16 * r, rows[r] + from, 16);
+  return all;
+#endif
+}
+
+// d of each row in its lanes, and what follows it (m in q4_1).
+void scales(const uint8_t* const* rows, vf* d, vf* m) {
+#if defined(__AVX2__) && !defined(LMHEAD_LANES)
+  const auto at = [&](int r) {
+    int32_t both;
+    std::memcpy(&both, rows[r], 4);
+    return both;
+  };
+#endif
+#if defined(__AVX512F__) && !defined(LMHEAD_LANES)
+  const __m512 all =
+      _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_setr_epi32(at(0), at(1), at(2), at(3))));
+  const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+  *d = (vf)_mm512_permutexvar_ps(first, all);
+  *m = (vf)_mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(1)), all);
+#elif defined(__AVX2__) && !defined(LMHEAD_LANES)
+  const __m256 all = _mm256_castps128_ps256(_mm_cvtph_ps(_mm_setr_epi32(at(0), at(1), 0, 0)));
+  const __m256i first = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2);
+  *d = (vf)_mm256_permutevar8x32_ps(all, first);
+  *m = (vf)_mm256_permutevar8x32_ps(all, _mm256_add_epi32(first, _mm256_set1_epi32(1)));
+#else
+  for (int i = 0; i < kLanes; ++i) {
+    F16 both[2];
+    std::memcpy(both, rows[i / kWords], 4);
+    (*d)[i] = value(both[0]);
+    (*m)[i] = value(both[1]);
+  }
+#endif
+}
+
+// The codes of a block of each row, as `arrange` orders x; of q4_0 and q4_1 less 8.
+template <Stored kType>
+void decode(const uint8_t* const* rows, vf (&codes)[kCodes]) {
+  if constexpr (kType == Stored::q8_0) {
+    for (int half = 0; half < 2; ++half) {
+      const vi w = words(rows, 2 + 16 * half);
+      for (int i = 0; i < 4; ++i)
+        codes[4 * half + i] = __builtin_convertvector((w << (24 - 8 * i)) >> 24, vf);
     }
-  totals(sums, out);
+  } else {
+    const vi w = words(rows, kType == Stored::q4_1 ? 4 : 2);
+#if defined(__AVX512F__) && !defined(LMHEAD_LANES)
+    // Looked up by the lowest four bits of each lane.
+    const __m512 less = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    for (int half = 0; half < 2; ++half)
+      for (int i = 0; i < 4; ++i)
+        codes[4 * half + i] = (vf)_mm512_permutexvar_ps((__m512i)(w >> (4 * half + 8 * i)), less);
+#else
+    // With its highest bit turned, a code of four bits with a sign is the code less 8.
+    const vi turned = w ^ static_cast<int32_t>(0x88888888u);
+    for (int half = 0; half < 2; ++half)
+      for (int i = 0; i < 4; ++i)
+        codes[4 * half + i] =
+            __builtin_convertvector((turned << (28 - 4 * half - 8 * i)) >> 28, vf);
+#endif
+  }
+}
+
+// kBlockRows rows of blocks times N arranged vectors: out[state * kBlockRows + row].
+template <Stored kType, int N>
+void block_dots(const uint8_t* const* rows, int64_t blocks, const float* x, float* out) {
+  constexpr int64_t kTile = kBlockRows * block_bytes(kType);
+  vf sums[kVectors][N] = {};
+  const uint8_t* at[kBlockRows];
+  std::copy_n(rows, kBlockRows, at);
+  const uint8_t* next = rows[0] + blocks * kTile;  // the next rows
+  for (int64_t b = 0; b < blocks; ++b, next += kTile) {
+    for (int64_t i = 0; i < kTile; i += 64) __builtin_prefetch(next + i);
+    for (int v = 0; v < kVectors; ++v) {
+      const uint8_t* const* here = at + v * kRowsOfVector;
+      vf codes[kCodes], d, m;
+      decode<kType>(here, codes);
+      scales(here, &d, &m);
+      for (int t = 0; t < N; ++t) {
+        const float* entries = x + (t * blocks + b) * kArranged;
+        vf part[2] = {};  // two chains of additions
+        for (int i = 0; i < kCodes; ++i) part[i % 2] += codes[i] * load(entries + kLanes * i);
+        sums[v][t] += (part[0] + part[1]) * d;
+        if constexpr (kType == Stored::q4_1)
+          sums[v][t] += (m + 8.0f * d) * load(entries + kLanes * kCodes);
+      }
+    }
+    for (const uint8_t*& row : at) row += block_bytes(kType);
+  }
+  for (int t = 0; t < N; ++t)
+    for (int r = 0; r < kBlockRows; ++r) {
+      const vf& all = sums[r / kRowsOfVector][t];
+      const int i = r % kRowsOfVector * kWords;
+      out[t * kBlockRows + r] = (all[i] + all[i + 2]) + (all[i + 1] + all[i + 3]);
+    }
 }
 
 template <int N>
@@ -173,41 +230,6 @@ void float_dots(const float* rows, int64_t columns, const float* x, float* out) 
     for (int r = 0; r < N; ++r) sums[r] += load(rows + r * columns + i, left, 0.0f) * entries;
   }
   totals(sums, out);
-}
-
-const uint8_t* blocks_of(const StoredMatrix& m, int64_t row) {
-  return static_cast<const uint8_t*>(m.data) +
-         row * (m.columns / kBlockEntries) * block_bytes(m.type);
-}
-
-// N rows from `row` on times one vector x.
-template <int N>
-void some_rows(const StoredMatrix& m, int64_t row, const float* x, float* out) {
-  if (m.type == Stored::f32)
-    return float_dots<N>(static_cast<const float*>(m.data) + row * m.columns, m.columns, x, out);
-  const uint8_t* at = blocks_of(m, row);
-  if (m.type == Stored::q4_0) return block_dots<Stored::q4_0, N>(at, m.columns, x, out);
-  if (m.type == Stored::q4_1) return block_dots<Stored::q4_1, N>(at, m.columns, x, out);
-  return block_dots<Stored::q8_0, N>(at, m.columns, x, out);
-}
-
-template <Stored kType>
-void dequantize_blocks(const uint8_t* row, int64_t columns, float* out) {
-  for (int64_t b = 0; b < columns / kBlockEntries; ++b) {
-    const Halves w = entries<kType>(row + b * block_bytes(kType));
-    std::memcpy(out + b * kBlockEntries, w.part, sizeof w.part);
-  }
-}
-
-void dequantize_row(const StoredMatrix& m, int64_t row, float* out) {
-  if (m.type == Stored::f32) {
-    std::copy_n(static_cast<const float*>(m.data) + row * m.columns, m.columns, out);
-    return;
-  }
-  const uint8_t* at = blocks_of(m, row);
-  if (m.type == Stored::q4_0) dequantize_blocks<Stored::q4_0>(at, m.columns, out);
-  if (m.type == Stored::q4_1) dequantize_blocks<Stored::q4_1>(at, m.columns, out);
-  if (m.type == Stored::q8_0) dequantize_blocks<Stored::q8_0>(at, m.columns, out);
 }
 
 // R rows times kStates vectors x: out[state * stride + row].
@@ -230,45 +252,68 @@ void float_tile(const float* rows, int64_t columns, const float* x, float* out, 
   for (int t = 0; t < kStates; ++t) std::copy_n(found + t * R, R, out + t * stride);
 }
 
-// N rows from `row` on times `count` vectors x; entries: room for the rows as floats.
-template <int N>
-void some_rows(const StoredMatrix& m, int64_t row, const float* x, int64_t count, float* out,
-               float* entries) {
-  if (count == 1) return some_rows<N>(m, row, x, out);
-  const auto* floats = static_cast<const float*>(m.data) + row * m.columns;
-  if (m.type != Stored::f32) {
-    for (int r = 0; r < N; ++r) dequantize_row(m, row + r, entries + r * m.columns);
-    floats = entries;
+// Vectors x (count, columns), as they are and arranged for blocks.
+struct Inputs {
+  const float* x;
+  int64_t count;
+  std::vector<float> arranged;  // empty if no matrix needs it
+
+  Inputs(const float* x, int64_t count, int64_t columns, bool has_blocks) : x(x), count(count) {
+    const int64_t blocks = has_blocks ? count * columns / kBlockEntries : 0;
+    arranged.resize(static_cast<size_t>(blocks * kArranged));
+    arrange(x, blocks, arranged.data());
   }
+};
+
+// Rows [first, last) of blocks times the vectors: out[t * rows + row].
+template <Stored kType>
+void block_rows(const StoredMatrix& m, int64_t first, int64_t last, const Inputs& in, float* out) {
+  const int64_t blocks = m.columns / kBlockEntries, stride = blocks * block_bytes(kType);
+  const auto* data = static_cast<const uint8_t*>(m.data);
+  for (int64_t row = first; row < last; row += kBlockRows) {
+    const uint8_t* rows[kBlockRows];
+    for (int64_t r = 0; r < kBlockRows; ++r) rows[r] = data + std::min(row + r, last - 1) * stride;
+    const auto product = [&](int64_t t, auto states) {
+      float found[states * kBlockRows];
+      block_dots<kType, states>(rows, blocks, in.arranged.data() + t * blocks * kArranged, found);
+      for (int64_t i = 0; i < states; ++i)
+        std::copy_n(found + i * kBlockRows, std::min(kBlockRows, last - row),
+                    out + (t + i) * m.rows + row);
+    };
+    int64_t t = 0;
+    for (; t + kBlockStates <= in.count; t += kBlockStates)
+      product(t, std::integral_constant<int, kBlockStates>());
+    for (; t < in.count; ++t) product(t, std::integral_constant<int, 1>());
+  }
+}
+
+template <int N>
+void float_rows(const StoredMatrix& m, int64_t row, const Inputs& in, float* out) {
+  const auto* floats = static_cast<const float*>(m.data) + row * m.columns;
   int64_t t = 0;
-  for (; t + kStates <= count; t += kStates)
-    float_tile<N>(floats, m.columns, x + t * m.columns, out + t * m.rows, m.rows);
-  for (; t < count; ++t) float_dots<N>(floats, m.columns, x + t * m.columns, out + t * m.rows);
+  for (; t + kStates <= in.count; t += kStates)
+    float_tile<N>(floats, m.columns, in.x + t * m.columns, out + t * m.rows + row, m.rows);
+  for (; t < in.count; ++t)
+    float_dots<N>(floats, m.columns, in.x + t * m.columns, out + t * m.rows + row);
 }
 
 // out[t * rows + row] of rows [first, last).
-void multiply_rows(const StoredMatrix& m, int64_t first, int64_t last, const float* x,
-                   int64_t count, float* out) {
-  std::vector<float> entries(
-      count > 1 && m.type != Stored::f32 ? static_cast<size_t>(kRows * m.columns) : 0);
+void multiply_rows(const StoredMatrix& m, int64_t first, int64_t last, const Inputs& in,
+                   float* out) {
+  if (m.type == Stored::q4_0) return block_rows<Stored::q4_0>(m, first, last, in, out);
+  if (m.type == Stored::q4_1) return block_rows<Stored::q4_1>(m, first, last, in, out);
+  if (m.type == Stored::q8_0) return block_rows<Stored::q8_0>(m, first, last, in, out);
   int64_t row = first;
-  for (; row + kRows <= last; row += kRows)
-    some_rows<kRows>(m, row, x, count, out + row, entries.data());
-  for (; row < last; ++row) some_rows<1>(m, row, x, count, out + row, entries.data());
+  for (; row + kRows <= last; row += kRows) float_rows<kRows>(m, row, in, out);
+  for (; row < last; ++row) float_rows<1>(m, row, in, out);
 }
 
 int64_t tasks_of(int64_t rows) { return (rows + kTask - 1) / kTask; }
 
 void multiply(const StoredMatrix& m, const float* x, int64_t count, float* out, int threads) {
+  const Inputs in(x, count, m.columns, m.type != Stored::f32);
   lmhead::parallel_for(tasks_of(m.rows), threads, [&](int64_t i) {
-    multiply_rows(m, i * kTask, std::min(m.rows, (i + 1) * kTask), x, count, out);
-  });
-}
-
-void dequantize(const StoredMatrix& m, float* out, int threads) {
-  lmhead::parallel_for(tasks_of(m.rows), threads, [&](int64_t i) {
-    for (int64_t row = i * kTask; row < std::min(m.rows, (i + 1) * kTask); ++row)
-      dequantize_row(m, row, out + row * m.columns);
+    multiply_rows(m, i * kTask, std::min(m.rows, (i + 1) * kTask), in, out);
   });
 }
 
@@ -347,12 +392,17 @@ void step(const DecodeModel& m, const DecodeCache* caches, int64_t count, const 
   const auto together =
       [&](std::initializer_list<std::pair<const StoredMatrix*, float*>> products) {
         int64_t tasks = 0;
-        for (const auto& product : products) tasks += tasks_of(product.first->rows);
+        bool has_blocks = false;
+        for (const auto& product : products) {
+          tasks += tasks_of(product.first->rows);
+          has_blocks |= product.first->type != Stored::f32;
+        }
+        const Inputs in(normed.data(), count, m.size, has_blocks);
         lmhead::parallel_for(tasks, threads, [&](int64_t i) {
           for (const auto& [matrix, out] : products) {
             if (i < tasks_of(matrix->rows))
-              return multiply_rows(*matrix, i * kTask, std::min(matrix->rows, (i + 1) * kTask),
-                                   normed.data(), count, out);
+              return multiply_rows(*matrix, i * kTask, std::min(matrix->rows, (i + 1) * kTask), in,
+                                   out);
             i -= tasks_of(matrix->rows);
           }
         });
@@ -403,7 +453,6 @@ void step(const DecodeModel& m, const DecodeCache* caches, int64_t count, const 
 namespace lmhead {
 
 extern const DecodeKernels LMHEAD_DECODE;
-const DecodeKernels LMHEAD_DECODE = {LMHEAD_ISA::step, LMHEAD_ISA::dequantize,
-                                     LMHEAD_ISA::multiply};
+const DecodeKernels LMHEAD_DECODE = {LMHEAD_ISA::step, LMHEAD_ISA::multiply};
 
 }  // namespace lmhead

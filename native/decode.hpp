@@ -1,8 +1,8 @@
 // One token of each of several sequences through a Llama: norms, attention over cached keys and
-// values, feed-forward. Weights are float32, or quantized blocks of a GGUF file, which
-// are decoded to float32 without rounding: the same sums from fewer bytes. A weight is read once
-// for all sequences, and the order of every sum is fixed: a sequence gets the same bits alone and
-// in any batch.
+// values, feed-forward. Weights are float32, or quantized blocks of a GGUF file: their codes are
+// multiplied as float32 numbers, and a block's scale by the sum of its products. A weight is read
+// once for all sequences, and the order of every sum is fixed: a sequence gets the same bits alone
+// and in any batch.
 #pragma once
 
 #include <cstdint>
@@ -54,9 +54,6 @@ struct DecodeKernels {
   // tokens' positions.
   void (*step)(const DecodeModel& model, const DecodeCache* caches, int64_t count, const float* cos,
                const float* sin, float* x, int threads);
-
-  // All entries of a matrix: (rows, columns).
-  void (*dequantize)(const StoredMatrix& matrix, float* out, int threads);
 
   // out (count, rows) = x (count, columns) · matrix^T.
   void (*multiply)(const StoredMatrix& matrix, const float* x, int64_t count, float* out,

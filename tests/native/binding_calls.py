@@ -107,7 +107,6 @@ def work(seed: int, rows: int) -> None:
     distribution.gumbel_argmax(z, ones, keys)
     screen_kernels.best(torch.randn(rows, 300), torch.full((rows, 2), 9.0), 2)
     core, blocks = kernels.compiled(), torch.randint(0, 256, (3, 68), dtype=torch.uint8)
-    core.dequantize(blocks, "Q8_0", torch.empty(3, 64), 1)
     core.stored_product(blocks, "Q8_0", torch.randn(5, 64), torch.empty(5, 3), 1)
     core.hash_bytes(blocks.view(-1), 1)
     prompt = torch.tensor([[3, 1, 4]])

@@ -5,8 +5,8 @@ Out: its hidden state after the final norm, and the cache with it.
 
 In a small model torch takes as long for the many small operations of a layer as for its products;
 the core does all layers in one call. A matrix that a GGUF file stores in blocks is read as blocks:
-their entries are the same float32 numbers, from an eighth to a quarter of the bytes. Sums are in
-float32, as in torch, but in another order, which does not depend on the other sequences.
+the same numbers from an eighth to a quarter of the bytes. Sums are in float32, as in torch, but in
+another order, which does not depend on the other sequences.
 """
 
 from __future__ import annotations

@@ -75,12 +75,12 @@ void totals(vf (&sums)[N], float* out) {
   for (int i = 0; i < N; ++i) out[i] = total(sums[i]);
 }
 
-// Blocks: a vector has four 32-bit words of codes of each of several rows, and Σ (d c + m) x is
+// Blocks: a vector has four 32-bit integers of codes of each of several rows, and Σ (d c + m) x is
 // d Σ (c - 8) x + (m + 8 d) Σ x in q4_1, d Σ (c - 8) x in q4_0, d Σ c x in q8_0.
-constexpr int kWords = 4;
+constexpr int kInts = 4;
 constexpr int64_t kBlockRows = 8, kBlockStates = 4;  // of a tile
-constexpr int kRowsOfVector = kLanes / kWords, kVectors = kBlockRows / kRowsOfVector;
-constexpr int kCodes = kBlockEntries / kWords;        // vectors of the codes of a block
+constexpr int kRowsOfVector = kLanes / kInts, kVectors = kBlockRows / kRowsOfVector;
+constexpr int kCodes = kBlockEntries / kInts;         // vectors of the codes of a block
 constexpr int64_t kArranged = (kCodes + 1) * kLanes;  // numbers for a block, see `arrange`
 
 // Each block of x in the order of its codes, once per row of a vector: entries i, i + 4, i + 8 and
@@ -88,22 +88,22 @@ constexpr int64_t kArranged = (kCodes + 1) * kLanes;  // numbers for a block, se
 // x.
 void arrange(const float* x, int64_t blocks, float* out) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlockEntries) {
-    float sums[kWords] = {};
+    float sums[kInts] = {};
     const auto repeat = [&](const float* four) {
-      for (int r = 0; r < kRowsOfVector; ++r, out += kWords) std::copy_n(four, kWords, out);
+      for (int r = 0; r < kRowsOfVector; ++r, out += kInts) std::copy_n(four, kInts, out);
     };
     for (int half = 0; half < 2; ++half)
       for (int i = 0; i < 4; ++i) {
-        float four[kWords];
-        for (int k = 0; k < kWords; ++k) sums[k] += four[k] = x[16 * half + 4 * k + i];
+        float four[kInts];
+        for (int k = 0; k < kInts; ++k) sums[k] += four[k] = x[16 * half + 4 * k + i];
         repeat(four);
       }
     repeat(sums);
   }
 }
 
-// Four words from each row.
-vi words(const uint8_t* const* rows, int64_t from) {
+// Four integers from each row.
+vi load_codes(const uint8_t* const* rows, int64_t from) {
 #if defined(__AVX512F__) && !defined(LMHEAD_LANES)
   const auto at = [&](int r) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + from));
@@ -147,7 +147,7 @@ void scales(const uint8_t* const* rows, vf* d, vf* m) {
 #else
   for (int i = 0; i < kLanes; ++i) {
     F16 both[2];
-    std::memcpy(both, rows[i / kWords], 4);
+    std::memcpy(both, rows[i / kInts], 4);
     (*d)[i] = value(both[0]);
     (*m)[i] = value(both[1]);
   }
@@ -159,12 +159,12 @@ template <Stored kType>
 void decode(const uint8_t* const* rows, vf (&codes)[kCodes]) {
   if constexpr (kType == Stored::q8_0) {
     for (int half = 0; half < 2; ++half) {
-      const vi w = words(rows, 2 + 16 * half);
+      const vi w = load_codes(rows, 2 + 16 * half);
       for (int i = 0; i < 4; ++i)
         codes[4 * half + i] = __builtin_convertvector((w << (24 - 8 * i)) >> 24, vf);
     }
   } else {
-    const vi w = words(rows, kType == Stored::q4_1 ? 4 : 2);
+    const vi w = load_codes(rows, kType == Stored::q4_1 ? 4 : 2);
 #if defined(__AVX512F__) && !defined(LMHEAD_LANES)
     // Looked up by the lowest four bits of each lane.
     const __m512 less = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -211,7 +211,7 @@ void block_dots(const uint8_t* const* rows, int64_t blocks, const float* x, floa
   for (int t = 0; t < N; ++t)
     for (int r = 0; r < kBlockRows; ++r) {
       const vf& all = sums[r / kRowsOfVector][t];
-      const int i = r % kRowsOfVector * kWords;
+      const int i = r % kRowsOfVector * kInts;
       out[t * kBlockRows + r] = (all[i] + all[i + 2]) + (all[i + 1] + all[i + 3]);
     }
 }

@@ -348,6 +348,49 @@ def keywords(z: Any) -> Any:
     ]  # fmt: skip
 
 
+def learned_operands_of_constants(z: Any) -> Any:
+    t, b = torch.tensor(1.3, requires_grad=True), torch.zeros(V, requires_grad=True)
+    with torch.enable_grad():
+        z = z.detach()
+        cooled, raised = (z / t).sigmoid(), z + b
+        loss = cooled.sum() + cooled.square().amax() + raised.std(-1).sum() + (z * t).norm()
+        loss = loss + F.binary_cross_entropy_with_logits(raised, (z > 0).float())
+        return list(torch.autograd.grad(loss, [t, b]))
+
+
+def pairs_of_unequal_counts(z: Any) -> Any:
+    values = torch.ones(3, requires_grad=True)
+    z = z.clone().view(-1, V)
+    with torch.enable_grad():
+        written = z.clone()
+        written[torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3])] = values
+        (grad,) = torch.autograd.grad(written.sum(), values, retain_graph=True)
+    z[torch.tensor([2, 2, 2, 4]), torch.tensor([5, 6, 7, 8])] += 1.0
+    return [grad, z * 1]
+
+
+def rows_that_are_no_distribution(z: Any) -> Any:
+    z = (z.detach() + torch.tensor([0.0, -torch.inf, torch.inf])[:, None]).view(-1, V)
+    rows = [z.log_softmax(-1), z.softmax(-1), z.argmax(-1), z.logsumexp(-1)]
+    return [*rows, F.cross_entropy(z, IDS.view(-1), reduction="none")]
+
+
+def equal_values(z: Any) -> Any:
+    z = z.detach().fill_(1.0)
+    return [z.median(-1).values, z.nanmedian(-1).values, z.mode(-1).values]
+
+
+def no_gradient_of_masked_tokens(z: Any) -> Any:
+    masked = torch.arange(V) < 3
+    return z.masked_fill(masked, -torch.inf).softmax(0)[..., 3:]
+
+
+def copies_of_constants(z: Any) -> Any:
+    t = torch.asarray(z.detach(), copy=True)
+    t.mul_(2)
+    return [t * 1, t.square().sum(-1)]
+
+
 CASES: list[Callable[[Any], Any]] = [
     new_axis, new_axis_written, clone_of_built, array_of_a_clone, all_rows_of_built, casts, rounded,
     assigned, deep_copied, weighted_squares, matrix_norms, detached_view_of_built,
@@ -360,7 +403,8 @@ CASES: list[Callable[[Any], Any]] = [
     reused_indices, keywords, names_of_numpy, integers_of_numpy, drawn_in_place,
     spread_without_correction, entries_of_broadcast_rows, classes_in_the_middle, dimensions_by_name,
     joined_vectors, no_tokens, noise_in_the_order_of_memory, compared_with_masks,
-    vectors_of_low_precision,
+    vectors_of_low_precision, learned_operands_of_constants, pairs_of_unequal_counts,
+    rows_that_are_no_distribution, equal_values, no_gradient_of_masked_tokens, copies_of_constants,
 ]  # fmt: skip
 
 
@@ -657,3 +701,18 @@ def test_logits_as_result_of_a_transformed_function(transform: Callable[..., Any
     ours = transform(lambda h: (head(h) * 2).materialize(), hidden)
     dense = transform(lambda h: F.linear(h, head.weight) * 2, hidden)
     torch.testing.assert_close(ours, dense)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "batchmean"])
+def test_losses_of_two_heads_under_autocast(reduction: str) -> None:
+    torch.manual_seed(0)
+    head, a, b = LMHead(16, V), torch.randn(6, 16), torch.randn(6, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = []
+        for z, w in ((head(a), head(b)), (F.linear(a, head.weight), F.linear(b, head.weight))):
+            divergence = F.kl_div(z.log_softmax(-1), w.softmax(-1), reduction=reduction)
+            loss = F.cross_entropy(z, w.softmax(-1), reduction=reduction.removeprefix("batch"))
+            results.append((divergence, loss))
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=1e-3)

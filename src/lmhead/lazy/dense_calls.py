@@ -102,8 +102,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad():
             chain = () if name == "clone" else first._chain
             base = None if name == "clone" else first._shared
+            copied = first.part if first.requires_grad else first.part.frozen()
             return lazy_logits.wrap(
-                first.part if name == "clone" else first.node,
+                copied if name == "clone" else first.node,
                 first.shape,
                 first.dtype,
                 first.device,

@@ -211,18 +211,16 @@ def put_pairs(node: Node, rows: Tensor, ids: Tensor, values: Tensor) -> Node:
         return node
     starts = counts.cumsum(0) - counts
     place = torch.arange(width)[None].expand(node.n_rows, -1)
-    # Rows with fewer entries repeat their last one; rows without any write nothing.
-    entry = starts[:, None] + torch.minimum(place, (counts - 1).clamp(min=0)[:, None])
-    entry = entry.clamp(max=len(rows) - 1)
+    entry = (starts[:, None] + place).clamp(max=len(rows) - 1)
     lead = torch.Size((node.n_rows,))
-    written = (counts > 0)[:, None].expand(-1, width)
+    written = place < counts[:, None]
     given = [Operand.of(t.contiguous(), lead) for t in (ids[entry], values[entry], written)]
     return call(_put_entries, (node, *given), {}, node.n_rows, node.width)
 
 
 def _put_entries(tile: Tensor, ids: Tensor, values: Tensor, written: Tensor) -> Tensor:
-    new = torch.where(written, values.to(tile.dtype), tile.gather(1, ids))
-    return tile.scatter(1, ids, new)
+    places = written.nonzero(as_tuple=True)
+    return tile.index_put((places[0], ids[places]), values[places].to(tile.dtype))
 
 
 def _as(node: Node, like: LazyLogits) -> Node:

@@ -517,18 +517,26 @@ class Leaf(Node):
         """Return what identifies the values, whether they are constants or not."""
         return (id(self.root.origin), *self.key()[1:])
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it has no gradient though its root's origin may have one."""
+        if self.root.origin is self.root:
+            return False
+        return not any(isinstance(a, Tensor) and a.requires_grad for _, a in self.steps)
+
     def dense(self, env: Env, first: int, last: int) -> Tensor:
         """Return rows [first, last), computed once for the scores and for them as constants."""
-        key = (self.values(), first, last)
-        if self.root.origin is self.root:
-            if (key, "graph") not in env.tiles:
-                made = self.compute(env, first, last)
-                env.tiles[key, "graph"] = (self, made)
-                env.tiles[key] = (self, made.detach())
-            return env.tiles[key, "graph"][1]
-        if key not in env.tiles:
-            env.tiles[key] = (self, self.compute(env, first, last).detach())
-        return env.tiles[key][1]
+        if self.is_constant:
+            key = (self.values(), first, last)
+            if key not in env.tiles:
+                env.tiles[key] = (self, self.compute(env, first, last).detach())
+            return env.tiles[key][1]
+        key = (self.key(), first, last)
+        if (key, "graph") not in env.tiles:
+            made = self.compute(env, first, last)
+            env.tiles[key, "graph"] = (self, made)
+            env.tiles[key] = (self, made.detach())
+        return env.tiles[key, "graph"][1]
 
     def parts(self) -> list[Operand]:
         """Return the tensors of the steps."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmhead.lazy.assignment import assign
 from lmhead.lazy.logits import LazyLogits, derived, like_strided
-from lmhead.lazy.program import Call, Dense, Env, Leaf, Node, Operand
+from lmhead.lazy.program import Call, Env, Leaf, Node, Operand
 from lmhead.parallel.sharded_scores import ShardedScores
 from lmhead.sweep import SweptScores, accumulation_dtype
 
@@ -187,10 +187,10 @@ _COMPARE = {"lt", "le", "gt", "ge", "eq", "ne", "less", "greater", "less_equal",
 class Comparison(Call):
     """A comparison of computed values with given ones, where rounding must not decide.
 
-    A threshold is often one of the values itself, as `topk` returned it: the k-th largest must not
-    be below it because a product of other rows was rounded otherwise. A head's logits are compared
-    in float64. Of other values the one that equals the threshold of its row up to rounding takes
-    its place, so that all comparisons of the row are among values that were computed together.
+    A threshold is often one of the values itself: as `topk` returned it, decided in float64, or as
+    `sort` did, which built the tensor. The k-th largest must not be below it because a product of
+    another shape was rounded otherwise. So a head's logits close to the threshold are compared in
+    float64, and the value that equals the threshold of its row up to rounding takes its place.
     """
 
     def compute(self, env: Env, first: int, last: int) -> Tensor:
@@ -198,13 +198,14 @@ class Comparison(Call):
         tiles = [a.dense(env, first, last) for a in self.args]
         place = next(i for i, a in enumerate(self.args) if isinstance(a, Node))
         node, z, other = self.args[place], tiles[place].detach(), tiles[1 - place].detach()
-        scores = node.scores(env) if isinstance(node, Leaf) else None
         if z.device.type == "meta":
-            pass
-        elif isinstance(scores, SweptScores | ShardedScores):
-            tiles[place] = scores.select(slice(first, last)).with_exact_near(z, other)
-        elif other.shape == (len(z), 1) and z.is_floating_point():
-            tiles[1 - place] = _among(z, other)
+            return self.function(*tiles).expand(last - first, self.width)
+        scores = node.scores(env) if isinstance(node, Leaf) else None
+        if isinstance(scores, SweptScores | ShardedScores):
+            z = tiles[place] = scores.select(slice(first, last)).with_exact_near(z, other)
+        one_per_row = other.dim() == 0 or other.shape in ((1, 1), (len(z), 1))
+        if one_per_row and z.numel() and z.is_floating_point() and other.is_floating_point():
+            tiles[1 - place] = _among(z, other.expand(len(z), 1))
         return self.function(*tiles).expand(last - first, self.width)
 
 
@@ -213,15 +214,14 @@ def _among(z: Tensor, threshold: Tensor) -> Tensor:
 
     That is the nearest one, if it differs by no more than products of other shapes would.
     """
-    if z.shape[1] == 0 or not threshold.is_floating_point():
-        return threshold
-    apart = (z - threshold).abs().nan_to_num_(nan=math.inf)
+    apart = (z - threshold).abs().nan_to_num_(nan=math.inf, posinf=math.inf)
     distance, nearest = apart.min(1, keepdim=True)
     size = threshold.abs()
     largest = z.abs().masked_fill(z.isinf() | z.isnan(), 0.0).amax(1, keepdim=True)
     unit = torch.finfo(accumulation_dtype(z.dtype)).eps
     margin = torch.minimum(512 * unit * size, 8 * unit * (size + largest))
-    return torch.where(distance <= margin, z.gather(1, nearest).to(threshold.dtype), threshold)
+    equal = (distance <= margin) & distance.isfinite()
+    return torch.where(equal, z.gather(1, nearest).to(threshold.dtype), threshold)
 
 
 def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype) -> Node | None:
@@ -246,14 +246,46 @@ def _absorbed(frame: Frame, name: str, args: tuple[Any, ...], dtype: torch.dtype
 def _comparison(frame: Frame, func: Callable[..., Any], args: tuple[Any, ...]) -> Node | None:
     """Return a comparison of computed values with a tensor; None for other comparisons."""
     numbers = [a.to(torch.uint8) if _is_mask(a) else a for a in args]  # 0 and 1
-    parts = [frame.place(a) for a in numbers]
+    parts = [_threshold(frame, frame.place(a)) for a in numbers]
+    terms = _difference(parts[0]) if _number(parts[1]) == 0 else None
+    parts = list(terms or parts)  # x - t > 0 is x > t
     nodes = [p for p in parts if isinstance(p, Node)]
     given = [p for p in parts if isinstance(p, Operand)]
-    if len(nodes) != 1 or len(given) != 1 or isinstance(nodes[0], Dense):
+    if len(nodes) != 1 or len(given) != 1:
         return None
-    if not isinstance(nodes[0], Leaf) and (given[0].width > 1 or given[0].tensor.numel() == 1):
+    if not isinstance(nodes[0], Leaf) and given[0].width > 1:
         return None
     return Comparison(func, tuple(parts), {}, frame.n_rows, frame.vocab)
+
+
+def _threshold(frame: Frame, part: Any) -> Any:
+    """Return a number as a tensor if it has the digits of one of the values, as `item` gives them.
+
+    A number that was written down, such as 0.5 or 0.1, has few binary digits, or more than float32.
+    """
+    number = _number(part)
+    if number is None or not math.isfinite(number):
+        return part
+    dtype = accumulation_dtype(frame.lazy.dtype)
+    stored = torch.tensor(number, dtype=dtype, device=frame.lazy.device)
+    digits = math.frexp(number)[0] * 2**12
+    if float(stored) != number or digits == int(digits):
+        return part
+    return Operand.of(stored, frame.lead)
+
+
+def _difference(part: Any) -> tuple[Any, Any] | None:
+    """Return x and t of x - t, of which one is a finite tensor with an entry per row."""
+    if not isinstance(part, Call) or part.kwargs or len(part.args) != 2:
+        return None
+    name = part.name.strip("_")
+    if name not in ("sub", "subtract", "rsub"):
+        return None
+    x, t = part.args if name != "rsub" else part.args[::-1]
+    given = [a for a in (x, t) if isinstance(a, Operand)]
+    if len(given) != 1 or given[0].width > 1 or torch._C._are_functorch_transforms_active():
+        return None
+    return (x, t) if bool(given[0].tensor.isfinite().all()) else None
 
 
 def _is_mask(a: Any) -> bool:

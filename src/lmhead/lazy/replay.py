@@ -250,17 +250,16 @@ class _Inputs:
             assert name == "select", "a leaf that the program does not have"
             leaf = Leaf(leaf.root, leaf.dtype, steps)
             rows = index_of(taken, leaf.n_rows)[rows]
-        origin, frozen = leaf.root.origin, leaf.root.origin is not leaf.root
-        key = _product(leaf, env)
-        if frozen and (id(env), id(origin), key[2]) in self.leaves:
-            key = (id(env), id(origin), key[2])  # constants share the product
+        key, of_origin = _product(leaf, env), (id(env), *_product(leaf, env)[1:])
+        if leaf.is_constant and of_origin in self.leaves:
+            key = of_origin  # constants share the product
         place = (key, (first, last) if isinstance(rows, slice) else id(rows))
         if place not in self.given:
             made = self._window_rows(key, first, last) if isinstance(rows, slice) else None
             made = self._direct(key, rows) if made is None else made
             self.given[place] = (rows, made)  # keeps `rows`, whose id is in the key
         value = self.given[place][1]
-        return value.detach() if frozen else value
+        return value.detach() if leaf.is_constant else value
 
     def _window_rows(self, key: Any, first: int, last: int) -> Tensor | None:
         """Return rows of the leaf's window; None if they do not follow those asked for before."""

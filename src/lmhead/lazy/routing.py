@@ -105,11 +105,18 @@ def form(node: Node) -> Form | None:
         first, second = node.args
         if isinstance(first, Node) and isinstance(second, Operand) and second.width <= 1:
             inner = form(first)
-            if inner is None or inner.kind == "probs":
+            if inner is None or inner.kind == "probs" or not _is_finite(second.tensor):
                 return None
             factor = 1.0 if name == "add" else -1.0
             return inner._replace(terms=(*inner.terms, (second, factor)))
     return None
+
+
+def _is_finite(t: Tensor) -> bool:
+    """Whether a term per row is finite: a row of only -inf is no distribution."""
+    if t.device.type == "meta" or torch._C._are_functorch_transforms_active():
+        return True
+    return bool(t.isfinite().all())
 
 
 def differentiable(nodes: Sequence[Node]) -> bool:

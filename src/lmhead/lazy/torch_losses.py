@@ -203,7 +203,10 @@ def _lazy_targets(
     """Compute the cross-entropy with lazy target probabilities: -Σ t log p, by its definition."""
     if input.dim() != 2 or target.shape != input.shape:
         raise NotRecorded
-    wanted: Any = target
+    dtype = loss_dtype(target)
+    if dtype != target.dtype:
+        input = input.to(dtype)
+    wanted: Any = target.to(dtype)
     if smoothing:
         wanted = wanted * (1 - smoothing) + smoothing / input.shape[1]
     if weight is not None:
@@ -280,7 +283,7 @@ def _kl_rows(input: Any, target: Any, *, log_target: bool) -> Tensor | None:
     if input.shape != target.shape or input._vdim != target._vdim:
         return None
 
-    dtype = input.dtype
+    dtype = loss_dtype(input)
 
     def of(env: Env) -> tuple[Tensor, ...]:
         mine, theirs = p.leaf.bound(env), q.leaf.bound(env)

@@ -275,6 +275,8 @@ class Source:
         if self.bias is not None:
             x = x + converted(self.bias, self.dtype)
         z = self.pointwise(x)
+        if self.bias is not None:
+            z = z.masked_fill(self.bias == -math.inf, -math.inf)  # no gradient there
         return z if self.row_scale is None else z * self.row_scale[:, None]
 
     def pairs(self, rows: Tensor, ids: Tensor, *, max_bytes: int = PAIR_BYTES) -> Tensor:

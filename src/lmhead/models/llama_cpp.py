@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -143,7 +144,7 @@ class _Context:
         threads = torch.get_num_threads()
         self._lib.set_threads(self._address, threads, threads)
         parts = [self._decode(ids[i : i + _MAX_BATCH]) for i in range(reused, len(ids), _MAX_BATCH)]
-        return torch.cat(parts)[-new:]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[-new:]
 
     def _open(self, capacity: int) -> None:
         if self._address:
@@ -202,7 +203,8 @@ class _LlamaCppModel:
     def embed(self, ids: list[int]) -> Tensor:
         """Return the embeddings of ids, (T, D), in float32."""
         if self._embedding is not None:
-            return self._embedding[torch.tensor(ids)].float()
+            rows = slice(ids[0], ids[0] + 1) if len(ids) == 1 else torch.tensor(ids)
+            return self._embedding[rows].float().contiguous()
         return torch.from_numpy(self._file.read_rows(EMBEDDING, ids))
 
     def __del__(self) -> None:
@@ -245,19 +247,22 @@ class LlamaCppBody:
         self, ids: Tensor, cache: LlamaCppCache | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, LlamaCppCache]:
         """Process new ids; arguments and results as in `lmhead.sampling.model.Body`."""
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
-            raise ValueError(f"ids must be in [0, {self._vocab_size})")
         rows, new = ids.shape
         before = 0 if cache is None else cache.length
+        new_ids: list[list[int]] = ids.tolist()
+        if any(not 0 <= i < self._vocab_size for row_ids in new_ids for i in row_ids):
+            raise ValueError(f"ids must be in [0, {self._vocab_size})")
+        if mask is not None:
+            masks = mask[:, before:].tolist()
+            new_ids = [list(compress(*pair)) for pair in zip(new_ids, masks, strict=True)]
         while len(self._contexts) < rows:
             self._contexts.append(_Context(self._model))
         hidden = torch.zeros(rows, new, self._model.size)
         all_ids = []
-        for row in range(rows):
-            row_ids = ids[row] if mask is None else ids[row][mask[row, before:]]
+        for row, row_ids in enumerate(new_ids):
             past = () if cache is None else cache.ids[row]
-            all_ids.append((*past, *row_ids.tolist()))
-            if len(row_ids):
+            all_ids.append((*past, *row_ids))
+            if row_ids:
                 states = self._contexts[row].read(list(all_ids[-1]), len(row_ids))
                 hidden[row, new - len(row_ids) :] = states
         return hidden, LlamaCppCache(tuple(all_ids), before + new)

@@ -145,6 +145,8 @@ class Chain:
         take_best: list[bool] = greedy.tolist()
         if any(take_best) and len(active(stages, greedy=True)) != edits:
             return None
+        if all(take_best):
+            chain = []
         if any(type(s) not in _STEPS or getattr(s, "ties", "lowest") != "lowest" for s in chain):
             return None
         kinds = [_STEPS.index(type(s)) for s in chain]

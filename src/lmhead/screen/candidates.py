@@ -187,11 +187,13 @@ class Candidates:
         if core is None or not plain or k > self.block_top.shape[1]:
             return None
         values, ids = torch.empty(1, k, dtype=torch.float64), torch.empty(1, k, dtype=torch.int64)
+        given, arrays = copy.arrays, kernels.arrays
         scored, decided, sound = core.screen_decide(
-            *(self.approx, self.block_top),
-            *(copy.first_e, copy.n, copy.block_e, copy.block_n, states.e, states.n),
-            *(states.base, hidden.detach(), weight.detach(), self.bias),
-            *(most, values, ids, kernels.threads()),
+            *arrays(self.approx, self.block_top),
+            *(given.first_e, given.n, given.block_e, given.block_n),
+            *arrays(states.e, states.n, states.base),
+            *(hidden.detach(), weight.detach(), self.bias),
+            *(most, *arrays(values, ids), kernels.threads()),
         )
         self.bytes_read += copy.n.nbytes * 2 + scored * weight[0].nbytes
         return Decided(values, ids, scored, decided, sound)

@@ -155,6 +155,10 @@ class CopyArrays(NamedTuple):
     n: Any
     block_e: Any
     block_n: Any
+    mean: Any
+    basis: Any
+    signs: Any
+    factors: Any
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,8 @@ class QuantizedWeight:
         given = (self.whole, self.high, self.low)
         codes = (None if t is None else kernels.views(t)[0] for t in given)
         rest = (self.lead, self.scales, self.lead_scales, self.first_e, self.e, self.n)
-        return CopyArrays(*codes, *kernels.views(*rest, self.block_e, self.block_n))
+        prepare = (self.mean, self.basis, self.rotation.signs, self.rotation.joined)
+        return CopyArrays(*codes, *kernels.views(*rest, self.block_e, self.block_n, *prepare))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "arrays"}

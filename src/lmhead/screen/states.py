@@ -55,11 +55,12 @@ class States:
             main = torch.empty(rows, copy.width, dtype=torch.int16)
             lead = torch.empty(rows, len(copy.basis), dtype=torch.int16)
             numbers = torch.empty(5, rows, dtype=torch.float64)
+            given = copy.arrays
             kernels.core.screen_prepare(
-                *(copy.mean, copy.basis, copy.rotation.signs, copy.rotation.joined),
+                *(given.mean, given.basis, given.signs, given.factors),
                 [len(f) for f in copy.rotation.factors],
                 (unit, room, lead_room, 1 / KAPPA, _SMALL_E, small_n),
-                *(h, main, lead, numbers),
+                *kernels.arrays(h, main, lead, numbers),
                 kernels.threads() if rows > 1 else 1,
             )
             return cls(main, lead, *numbers.unbind())

@@ -4,7 +4,7 @@ export const MIB = 2 ** 20;
 export const DEFAULT_MAX_BYTES = 128 * MIB;
 const MAX_TILE_TOKENS = 8192;
 const MAX_CHUNK_ROWS = 1024;
-const MIN_RETAINED = 32;
+const MIN_RETAINED = 64;
 const SCRATCH = 3;
 /** Matrix products are computed in float32, whatever the dtype of the tensors. */
 const ITEM = 4;

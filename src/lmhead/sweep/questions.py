@@ -33,7 +33,7 @@ _CHUNK_ROWS = 1024
 _FILTERED_ROWS = 256
 # With fewer rows in a chunk, reading and writing the weight gradient per chunk costs more
 # than a fourth product, and more than the filter saves.
-_MIN_RETAINED = 32
+_MIN_RETAINED = 64
 # Tiles of scratch space that a step on a tile may use besides the tile.
 _SCRATCH = 3
 

@@ -363,3 +363,33 @@ def test_random_sharing(block: int, grad: bool) -> None:
             assert close, f"seed {seed}, result {i}: {b} lazy, {a} dense"
     assert done > 10
     assert refused < (30 if grad else 8)
+
+
+ONE_ROW: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "fill_(parameter)": lambda z, scalar, row: z.fill_(scalar).data,  # noqa: ARG005
+    "fill_(number)": lambda z, scalar, row: z.fill_(0.5).data,  # noqa: ARG005
+    "copy_": lambda z, scalar, row: z.copy_(row).data,  # noqa: ARG005
+    "cat": lambda z, scalar, row: torch.cat([row, z[:0]]).detach().numpy(),  # noqa: ARG005
+}
+
+
+@pytest.mark.parametrize("built", ONE_ROW)
+def test_memory_of_one_row_is_that_of_nothing_else(built: str) -> None:
+    results = []
+    for lazy in (False, True):
+        torch.manual_seed(3)
+        head = LMHead(D, V)
+        z = head(torch.ones(1, D))
+        z = z if lazy else z.materialize() * 1
+        scalar, row = torch.nn.Parameter(torch.tensor(0.5)), torch.ones(1, V)
+        memory = ONE_ROW[built](z, scalar, row)
+        memory[0, 2] = 9
+        results.append([scalar.item(), row, torch.as_tensor(memory), z[:, 3:].sum()])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_tensor_of_one_row_has_memory_for_every_entry() -> None:
+    logits: Any = LMHead(D, V)(torch.ones(1, D)).detach().zero_()
+    tensor = logits.materialize()
+    tensor[0, 2] = 1
+    assert (tensor.sum(), logits.sum()) == (1, 0)

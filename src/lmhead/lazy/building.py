@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -38,7 +39,12 @@ def _rows_of(node: Node, dtype: torch.dtype, max_bytes: int | None, env: Env) ->
     if found is not None:
         rows = found.dense().to(dtype).contiguous()
         return rows.clone() if isinstance(found, DenseScores) else rows
-    return replay([node], lambda t, *_: (t[0].to(dtype),), env, max_bytes=max_bytes)[0]
+
+    def rows(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
+        # A block of all rows is the result itself, and may be expanded or an operand's memory.
+        return (tiles[0].to(dtype, copy=last - first == node.n_rows),)
+
+    return replay([node], rows, env, max_bytes=max_bytes)[0]
 
 
 def values(node: Node, dtype: torch.dtype, max_bytes: int | None) -> Tensor:

@@ -40,11 +40,11 @@ def _rows_of(node: Node, dtype: torch.dtype, max_bytes: int | None, env: Env) ->
         rows = found.dense().to(dtype).contiguous()
         return rows.clone() if isinstance(found, DenseScores) else rows
 
-    def rows(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
+    def block(tiles: Sequence[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
         # A block of all rows is the result itself, and may be expanded or an operand's memory.
         return (tiles[0].to(dtype, copy=last - first == node.n_rows),)
 
-    return replay([node], rows, env, max_bytes=max_bytes)[0]
+    return replay([node], block, env, max_bytes=max_bytes)[0]
 
 
 def values(node: Node, dtype: torch.dtype, max_bytes: int | None) -> Tensor:

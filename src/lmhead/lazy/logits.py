@@ -575,7 +575,7 @@ def put_rows(node: Node, rows: Rows, part: Node, *, twice: bool = False) -> Node
         )
     if len(index) == node.n_rows and bool((lookup >= 0).all()):
         return part if torch.equal(index, torch.arange(len(index))) else part.take(lookup)
-    return Overlay(node, lookup, part)
+    return Overlay.of(node, lookup, part)
 
 
 def seen_rows(logits: LazyLogits) -> Tensor | None:

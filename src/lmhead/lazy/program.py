@@ -2,7 +2,8 @@
 
 A program is a tree of nodes over (rows, tokens). Its leaves are `Scores` of a head or dense
 tensors; its inner nodes are torch's own functions, recorded. It is evaluated on a few rows at a
-time, always over the whole vocabulary, so any function of single rows can be recorded.
+time, always over the whole vocabulary, so any function of single rows can be recorded. A loop may
+record thousands of operations: what goes down a program is written as `Steps`, without recursion.
 
 Row indices refer to the rows of a node, counted over its flattened leading dimensions. A node never
 changes; an in-place operation makes a new one.
@@ -11,10 +12,11 @@ changes; an in-place operation makes a new one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, final
+from types import GeneratorType
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -26,6 +28,30 @@ from lmhead.checks import has_memory
 from lmhead.parallel import fsdp
 from lmhead.scores import DenseScores, Scores
 from lmhead.scores.protocol import Rows
+
+T = TypeVar("T")
+Steps: TypeAlias = T | Generator[Any, Any, T]
+"""A value, or a generator that returns it. The generator yields other steps, and is sent their
+values."""
+
+
+def run(steps: Steps[T]) -> T:
+    """Return the value of steps, with a stack that is as deep as needed."""
+    if not isinstance(steps, GeneratorType):
+        return steps  # type: ignore[return-value]
+    stack: list[Any] = [steps]
+    value: Any = None
+    while stack:
+        try:
+            value = stack[-1].send(value)
+        except StopIteration as done:  # noqa: PERF203
+            stack.pop()
+            value = done.value
+        else:
+            if isinstance(value, GeneratorType):
+                stack.append(value)
+                value = None
+    return value  # type: ignore[no-any-return]
 
 
 class Root:
@@ -308,20 +334,27 @@ class Node(ABC):
 
     def parts(self) -> Sequence[Node | Operand]:
         """Return what the node is made of."""
-        found: list[Node | Operand] = []
-        self._fields(found.append)
-        return found
-
-    def map(self, change: Callable[[Any], Any], **fields: Any) -> Self:
-        """Return the node with each of its parts changed, and with other values of some fields."""
-        return replace(self, **{**self._fields(change), **fields})
+        if "_parts" not in self.__dict__:
+            found: list[Node | Operand] = []
+            self._fields(found.append)
+            self.__dict__["_parts"] = found
+        return self.__dict__["_parts"]  # type: ignore[no-any-return]
 
     def _fields(self, change: Callable[[Any], Any]) -> dict[str, Any]:
         """Return the fields, with `change` applied to the parts among them."""
         return {n: _changed(getattr(self, n), change) for n in self.__dataclass_fields__}
 
+    def map(self, change: Callable[[Any], Steps[Any]], **fields: Any) -> Steps[Self]:
+        """Change each of the parts, and some fields; return this node if nothing changes."""
+        made, parts = {}, self.parts()
+        for part in parts:
+            made[id(part)] = yield change(part)
+        if not fields and all(made[id(part)] is part for part in parts):
+            return self
+        return replace(self, **{**self._fields(lambda part: made[id(part)]), **fields})
+
     @abstractmethod
-    def compute(self, env: Env, first: int, last: int) -> Tensor:
+    def compute(self, env: Env, first: int, last: int) -> Steps[Tensor]:
         """Compute rows [first, last): (B, width)."""
 
     # A part may be used many times: without these memories each use would be another copy of it,
@@ -329,24 +362,45 @@ class Node(ABC):
     @final
     def take(self, rows: Rows) -> Node:
         """Return some of the rows; the same node if asked again for the same rows."""
-        known: tuple[Rows, Node] | None = self.__dict__.get("_taken")
-        if known is None or not (known[0] is rows or _equal_slices(known[0], rows)):
-            known = self.__dict__["_taken"] = (rows, self._take(rows))
-        return known[1]
+        return run(self.taken(rows))
+
+    @final
+    def taken(self, rows: Rows) -> Steps[Node]:
+        """Return the steps of `take`."""
+        if _is_all(rows, self.n_rows):
+            return self
+        known: dict[Any, tuple[Rows, Node]] = self.__dict__.setdefault("_taken", {})
+        key = _row_key(rows)
+        if key not in known:
+            made = yield self._take(rows)
+            if len(known) >= _TAKEN:
+                known.pop(next(iter(known)))
+            known[key] = rows, made
+        return known[key][1]
 
     @final
     def frozen(self) -> Node:
         """Return the same values as constants; the same node if asked again."""
+        return run(self._constant())
+
+    def _constant(self) -> Steps[Node]:
         if "_frozen" not in self.__dict__:
-            self.__dict__["_frozen"] = self._freeze()
-        return self.__dict__["_frozen"]  # type: ignore[no-any-return]
+            made = yield self._freeze()
+            made.__dict__["_frozen"] = None  # itself: a cycle would keep the tensors
+            if made is not self:
+                self.__dict__["_frozen"] = made
+        found: Node | None = self.__dict__["_frozen"]
+        return self if found is None else found
 
-    def _take(self, rows: Rows) -> Node:
+    def _take(self, rows: Rows) -> Steps[Node]:
         """Take the rows of parts that have as many."""
-        return self.map(lambda part: part.take(rows), n_rows=count(rows, self.n_rows))
+        return self.map(
+            lambda part: part.taken(rows) if isinstance(part, Node) else part.take(rows),
+            n_rows=count(rows, self.n_rows),
+        )
 
-    def _freeze(self) -> Node:
-        return self.map(lambda part: part.frozen())
+    def _freeze(self) -> Steps[Node]:
+        return self.map(lambda part: part._constant() if isinstance(part, Node) else part.frozen())
 
     live: float = 1.0
     """How many (rows, tokens) tensors the node itself needs for a row, about."""
@@ -355,11 +409,16 @@ class Node(ABC):
         """Return what identifies the values: nodes with equal keys are computed once."""
         return id(self)
 
+    @final
     def dense(self, env: Env, first: int, last: int) -> Tensor:
         """Return rows [first, last), computed once for all that use them."""
+        return run(self.tile(env, first, last))
+
+    def tile(self, env: Env, first: int, last: int) -> Steps[Tensor]:
+        """Return the steps of `dense`."""
         key = (self.key(), first, last)
         if key not in env.tiles:
-            env.tiles[key] = (self, self.compute(env, first, last))
+            env.tiles[key] = (self, (yield self.compute(env, first, last)))
         return env.tiles[key][1]
 
     def scores(self, env: Env) -> Scores | None:  # noqa: ARG002
@@ -378,17 +437,24 @@ class Node(ABC):
             raise AssertionError("this program is not scores")
         return found
 
-    @cached_property
-    def sources(self) -> tuple[list[Root], list[Operand]]:
+    @property
+    def sources(self) -> tuple[Sequence[Root], Sequence[Operand]]:
         """The distinct roots and operands of the program."""
-        roots: dict[Root, None] = {}
-        operands = []
-        for part in self.walk():
-            if isinstance(part, Leaf):
-                roots[part.root] = None
-            elif isinstance(part, Operand):
-                operands.append(part)
-        return list(roots), operands
+        return run(self._find_sources())
+
+    def _find_sources(self) -> Steps[tuple[Sequence[Root], Sequence[Operand]]]:
+        if "_sources" not in self.__dict__:
+            roots: dict[Root, None] = {}
+            operands: dict[Operand, None] = {}
+            for part in self.parts():
+                if isinstance(part, Operand):
+                    operands[part] = None
+                else:
+                    found = yield part._find_sources()
+                    roots.update(dict.fromkeys(found[0]))
+                    operands.update(dict.fromkeys(found[1]))
+            self.__dict__["_sources"] = tuple(roots), tuple(operands)
+        return self.__dict__["_sources"]
 
     def walk(self) -> Iterator[Node | Operand]:
         """Yield this node, and all nodes and operands below it, each of them once."""
@@ -401,11 +467,25 @@ class Node(ABC):
             seen.add(id(part))
             yield part
             if isinstance(part, Node):
-                waiting.extend(reversed(list(part.parts())))
+                waiting.extend(reversed(part.parts()))
 
 
-def _equal_slices(a: Rows, b: Rows) -> bool:
-    return isinstance(a, slice) and isinstance(b, slice) and a == b
+_TAKEN = 8  # selections of rows that a node remembers
+_COMPARED = 4096  # rows of a selection that is recognised by its entries
+
+
+def _row_key(rows: Rows) -> Any:
+    """Return what identifies a selection of rows while it exists."""
+    if isinstance(rows, slice):
+        return rows.start, rows.stop, rows.step
+    return rows.numpy().tobytes() if len(rows) <= _COMPARED else id(rows)
+
+
+def _is_all(rows: Rows, n: int) -> bool:
+    """Whether a selection has all of n rows, in their order."""
+    if isinstance(rows, slice):
+        return range(n)[rows] == range(n)
+    return len(rows) == n and torch.equal(rows, torch.arange(n, device=rows.device))
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -520,20 +600,22 @@ class Leaf(Node):
     @property
     def is_constant(self) -> bool:
         """Whether it has no gradient though its root's origin may have one."""
-        if self.root.origin is self.root:
-            return False
-        return not any(isinstance(a, Tensor) and a.requires_grad for _, a in self.steps)
+        return self.root.origin is not self.root and not self._has_learned_steps
 
-    def dense(self, env: Env, first: int, last: int) -> Tensor:
+    @property
+    def _has_learned_steps(self) -> bool:
+        return any(isinstance(a, Tensor) and a.requires_grad for _, a in self.steps)
+
+    def tile(self, env: Env, first: int, last: int) -> Steps[Tensor]:
         """Return rows [first, last), computed once for the scores and for them as constants."""
         if self.is_constant:
             key = (self.values(), first, last)
             if key not in env.tiles:
-                env.tiles[key] = (self, self.compute(env, first, last).detach())
+                env.tiles[key] = (self, (yield self.compute(env, first, last)).detach())
             return env.tiles[key][1]
         key = (self.key(), first, last)
         if (key, "graph") not in env.tiles:
-            made = self.compute(env, first, last)
+            made = yield self.compute(env, first, last)
             env.tiles[key, "graph"] = (self, made)
             env.tiles[key] = (self, made.detach())
         return env.tiles[key, "graph"][1]
@@ -546,9 +628,7 @@ class Leaf(Node):
             if isinstance(a, Tensor) and a.is_floating_point()
         ]
 
-    @property
-    def sources(self) -> tuple[list[Root], list[Operand]]:
-        """The root, and the tensors of the steps."""
+    def _find_sources(self) -> tuple[Sequence[Root], Sequence[Operand]]:
         return [self.root], self.parts()
 
     @property
@@ -556,10 +636,10 @@ class Leaf(Node):
         """The product, a map of it, a copy in another dtype."""
         return 3.0 if self._node is None else 1.0 + live_tensors([self._node])
 
-    def compute(self, env: Env, first: int, last: int) -> Tensor:
+    def compute(self, env: Env, first: int, last: int) -> Steps[Tensor]:
         """Compute rows [first, last)."""
         if self._node is not None and env.stand_in(self.root) is None:
-            return self._node.dense(env.scope(self.root), first, last).to(self.dtype)
+            return (yield self._node.tile(env.scope(self.root), first, last)).to(self.dtype)
         if env.watch is not None:
             return env.watch.tile(self, env, first, last).to(self.dtype)
         return self.bound(env).select(slice(first, last)).dense().to(self.dtype)
@@ -568,8 +648,11 @@ class Leaf(Node):
         return Leaf(self.root, self.dtype, (*self.steps, ("select", rows)))
 
     def _freeze(self) -> Leaf:
+        root = self.root.detached()
+        if root is self.root and not self._has_learned_steps:
+            return self
         steps = tuple((n, a.detach() if isinstance(a, Tensor) else a) for n, a in self.steps)
-        return Leaf(self.root.detached(), self.dtype, steps)
+        return Leaf(root, self.dtype, steps)
 
 
 def _step(scores: Scores, name: str, argument: Any) -> Scores:
@@ -630,19 +713,27 @@ class Call(Node):
         """The function's name."""
         return getattr(self.function, "__name__", "")
 
-    def compute(self, env: Env, first: int, last: int) -> Tensor:
+    def compute(self, env: Env, first: int, last: int) -> Steps[Tensor]:
         """Call the function on rows [first, last) of its arguments."""
-
-        def one(a: Any) -> Any:
-            return a.dense(env, first, last) if isinstance(a, Node | Operand) else a
-
-        args, kwargs = map(one, self.args), {k: one(v) for k, v in self.kwargs.items()}
+        args = []
+        for a in self.args:
+            args.append((yield tile(a, env, first, last)))  # noqa: PERF401
+        kwargs = {}
+        for name, a in self.kwargs.items():
+            kwargs[name] = yield tile(a, env, first, last)
         if self.autocast is not None:
             with torch.autocast("cpu", dtype=self.autocast):
                 made = self.function(*args, **kwargs)
         else:
             made = self.function(*args, **kwargs)
         return made.expand(last - first, self.width) if made.shape[0] != last - first else made
+
+
+def tile(value: Any, env: Env, first: int, last: int) -> Steps[Any]:
+    """Return rows [first, last) of a node or an operand, and other values as they are."""
+    if isinstance(value, Node):
+        return value.tile(env, first, last)
+    return value.dense(env, first, last) if isinstance(value, Operand) else value
 
 
 def count(rows: Rows, n: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmhead.lazy.assignment import assign
 from lmhead.lazy.logits import LazyLogits, derived, like_strided
-from lmhead.lazy.program import Call, Env, Leaf, Node, Operand
+from lmhead.lazy.program import Call, Env, Leaf, Node, Operand, Steps, tile
 from lmhead.parallel.sharded_scores import ShardedScores
 from lmhead.sweep import SweptScores, accumulation_dtype
 
@@ -193,9 +193,11 @@ class Comparison(Call):
     float64, and the value that equals the threshold of its row up to rounding takes its place.
     """
 
-    def compute(self, env: Env, first: int, last: int) -> Tensor:
+    def compute(self, env: Env, first: int, last: int) -> Steps[Tensor]:
         """Compare rows [first, last)."""
-        tiles = [a.dense(env, first, last) for a in self.args]
+        tiles = []
+        for a in self.args:
+            tiles.append((yield tile(a, env, first, last)))  # noqa: PERF401
         place = next(i for i, a in enumerate(self.args) if isinstance(a, Node))
         node, z, other = self.args[place], tiles[place].detach(), tiles[1 - place].detach()
         if z.device.type == "meta":

@@ -82,34 +82,45 @@ class Form(NamedTuple):
 
 def form(node: Node) -> Form | None:
     """Recognise scores, their softmax and log_softmax, and shifts by a term per row."""
-    if node.is_scores:
-        return Form(node, "logits")
-    if not isinstance(node, Call):
-        return None
-    name = node.name.strip("_")
-    if name in ("softmax", "log_softmax") and isinstance(node.args[0], Node):
-        inner = form(node.args[0])
-        if inner is None or inner.kind == "probs":
+    outer: list[Call] = []
+    while not node.is_scores:
+        if not isinstance(node, Call) or node.name.strip("_") not in _FORMS:
+            return None
+        outer.append(node)
+        inner = node.args[0]
+        if not isinstance(inner, Node):
+            return None
+        node = inner
+    found: Form | None = Form(node, "logits")
+    for call in reversed(outer):
+        found = None if found is None else _form_after(found, call)
+    return found
+
+
+_FORMS = ("softmax", "log_softmax", "exp", "log", "add", "sub")
+
+
+def _form_after(inner: Form, call: Call) -> Form | None:
+    name = call.name.strip("_")
+    if name in ("softmax", "log_softmax"):
+        if inner.kind == "probs":
             return None
         return Form(inner.leaf, "probs" if name == "softmax" else "log_probs")
-    if name == "exp" or name == "log":
-        inner = form(node.args[0])
-        if inner is None or inner.terms:
+    if name in ("exp", "log"):
+        if inner.terms:
             return None
         if (name, inner.kind) == ("exp", "log_probs"):
             return Form(inner.leaf, "probs")
         if (name, inner.kind) == ("log", "probs"):
             return Form(inner.leaf, "log_probs")
         return None
-    if name in ("add", "sub") and len(node.args) == 2 and not node.kwargs:
-        first, second = node.args
-        if isinstance(first, Node) and isinstance(second, Operand) and second.width <= 1:
-            inner = form(first)
-            if inner is None or inner.kind == "probs" or not _is_finite(second.tensor):
-                return None
-            factor = 1.0 if name == "add" else -1.0
-            return inner._replace(terms=(*inner.terms, (second, factor)))
-    return None
+    if len(call.args) != 2 or call.kwargs or inner.kind == "probs":
+        return None
+    second = call.args[1]
+    if not isinstance(second, Operand) or second.width > 1 or not _is_finite(second.tensor):
+        return None
+    factor = 1.0 if name == "add" else -1.0
+    return inner._replace(terms=(*inner.terms, (second, factor)))
 
 
 def _is_finite(t: Tensor) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ from lmhead.sweep import SweptScores
 
 if TYPE_CHECKING:
     from lmhead.lazy.logits import LazyLogits
+
+_LARGEST = 200  # parts of a program in which divergences are looked for
 
 
 class DivergenceTerm(NamedTuple):
@@ -45,6 +48,8 @@ def rows(logits: LazyLogits) -> Tensor | None:
     """Return the sum of each row, (N,), if it is a divergence of two heads; None if not."""
     node = logits.part
     if not isinstance(node, Call) or torch._C._are_functorch_transforms_active():
+        return None
+    if len(list(islice(node.walk(), _LARGEST))) == _LARGEST:
         return None
     terms = _terms(node)
     if terms is None or not all(_swept(t) for t in terms):

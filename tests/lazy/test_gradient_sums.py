@@ -124,3 +124,44 @@ def test_gradients_of_two_passes_are_kept_apart() -> None:
     y = hidden @ w.T
     (expected,) = torch.autograd.grad((y * 2).sigmoid().sum() + y.logsumexp(-1).sum(), w)
     torch.testing.assert_close(with_rest, expected, rtol=1e-4, atol=1e-5)
+
+
+def _small(lazy: bool) -> tuple[LMHead, Tensor, Tensor]:
+    torch.manual_seed(0)
+    head = LMHead(4, 7, dtype=torch.float64)
+    hidden = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    dense = torch.nn.functional.linear(hidden, head.weight, head.bias)
+    return head, hidden, head(hidden) if lazy else dense
+
+
+def test_a_hook_may_run_a_backward_pass_of_the_same_head() -> None:
+    results = []
+    for lazy in (False, True):
+        head, hidden, z = _small(lazy)
+        divisor = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+        factor = torch.ones(7, dtype=torch.float64, requires_grad=True)
+        outer = torch.nn.functional.cross_entropy(z / divisor, torch.arange(6))
+        inner = (z * factor).sigmoid().sum()
+        found: list[Tensor] = []
+
+        def nested(_: Tensor, inner=inner, head=head, found=found) -> None:  # type: ignore[no-untyped-def]
+            found += torch.autograd.grad(inner, head.weight, retain_graph=True)
+
+        divisor.register_hook(nested)  # type: ignore[no-untyped-call]
+        (outer + z.exp().mean()).backward()  # type: ignore[no-untyped-call]
+        results.append([*found, head.weight.grad, hidden.grad, divisor.grad])
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("answer", ["sigmoid", "std", "logsumexp"])
+def test_a_retained_gradient_can_be_used_again(answer: str) -> None:
+    results = []
+    for lazy in (False, True):
+        head, hidden, z = _small(lazy)
+        z.retain_grad()
+        ANSWERS[answer](z).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        kept: Any = z.grad
+        z.backward(kept, retain_graph=True)  # type: ignore[no-untyped-call]
+        z.backward(kept / 2)  # type: ignore[no-untyped-call]
+        results.append([head.weight.grad, hidden.grad])
+    torch.testing.assert_close(results[1], results[0])

@@ -73,7 +73,7 @@ class Root:
     ) -> None:
         self.scores, self.node, self.handle = scores, node, handle
         self._origin: Root | None = None  # not itself: a cycle would keep the tensors
-        self.waiting: Any = None  # weak reference to gradients not yet taken: see `routing`
+        self.waiting: Any = None  # gradients not yet taken: see `routing`
         if scores is not None:
             self._sharded: list[Any] | None = None  # per tensor; None for none of them
             if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -265,6 +265,7 @@ class _Pending:
         self._run, self._roots = run, roots
         self._made: dict[int, Payload] | None = None
         self._sums: dict[int, GradientSums] = {}  # of payloads that were not taken yet
+        self._taken: set[int] = set()
 
     def run_now(self, given: dict[int, GradientSums] | None = None) -> list[Tensor | None]:
         """Compute; return the gradients of the operands.
@@ -284,7 +285,7 @@ class _Pending:
             found = found or waiting
             if found is None:
                 self._sums[place] = found = GradientSums()
-                root.waiting = weakref.ref(found)
+                root.waiting = _graph_task(), weakref.ref(found)
             else:
                 self._made[place] = None
             sums.append(found)
@@ -296,6 +297,9 @@ class _Pending:
 
     def _take(self, place: int, sums: GradientSums | None) -> Payload:
         """Return a payload; None if it was added to `sums` or to those of another answer."""
+        if place in self._taken:  # of a gradient that was kept, and is used once more
+            return self._run(())[0][place]
+        self._taken.add(place)
         if self._made is None and sums is None and len(self._roots) == 1:
             self._made = dict(enumerate(self._run(())[0]))  # the only answer
         elif self._made is None:
@@ -310,8 +314,14 @@ class _Pending:
 
 
 def _waiting(root: Root) -> GradientSums | None:
-    """Return sums of gradients for the same head that were not taken yet."""
-    return None if root.waiting is None else root.waiting()
+    """Return sums of gradients for the same head that this backward pass has not taken yet."""
+    task, sums = root.waiting or (None, None)
+    return sums() if sums is not None and task == _graph_task() else None
+
+
+def _graph_task() -> int:
+    """Return the number of the backward pass: a hook may run another one inside it."""
+    return torch._C._current_graph_task_id()
 
 
 def _form(handle: Tensor | None) -> Any:

@@ -716,3 +716,34 @@ def test_losses_of_two_heads_under_autocast(reduction: str) -> None:
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype == torch.float32
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=1e-3)
+
+
+# Constants ----------------------------------------------------------------------------------------
+
+
+def test_logits_made_of_constants_have_no_gradient_later() -> None:
+    head, hidden, factor = LMHead(8, V), torch.randn(3, 8), torch.ones(V)
+    head.requires_grad_(False)
+    constant: Any = head(hidden)
+    multiplied: Any = (constant.tanh() * factor).tanh()
+    for t in (*head.parameters(), hidden, factor):
+        t.requires_grad_(True)
+    for z in (constant, multiplied):
+        assert not z.requires_grad
+        assert not z.sigmoid().sum().requires_grad
+        assert not z.logsumexp(-1).requires_grad
+    torch.autograd.backward((head(hidden.detach()) * multiplied).sigmoid().sum())
+    assert head.weight.grad is not None
+    assert (hidden.grad, factor.grad) == (None, None)
+
+
+@pytest.mark.parametrize("options", [(0.0, True), (0.0, True, True), (0.3, False), (1.0, False)])
+def test_dropout_of_nothing_returns_the_logits_themselves(options: Any) -> None:
+    for z, _, _ in pair(True):
+        assert F.dropout(z, *options) is z
+
+
+def test_dropout_checks_the_probability() -> None:
+    for z, _, _ in pair(False):
+        with pytest.raises(ValueError, match="has to be between 0 and 1"):
+            F.dropout(z, 2.0, False)

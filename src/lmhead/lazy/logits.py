@@ -179,10 +179,10 @@ class LazyLogits(Tensor):
         """Make the logits of a head that was called on hidden states (*lead, D)."""
         shape = (*lead, scores.vocab_size)
         if not torch._C._are_functorch_transforms_active():
-            if not torch.is_grad_enabled():
-                scores = scores.with_tensors([t.detach() for t in scores.tensors()])
-            elif any(t.requires_grad for t in scores.tensors()):
+            if torch.is_grad_enabled() and any(t.requires_grad for t in scores.tensors()):
                 return cls._joined(scores, shape, dtype)
+            # Constants for ever, also if a tensor requires a gradient later.
+            scores = scores.with_tensors([t.detach() for t in scores.tensors()])
         return wrap(Leaf(Root(scores), dtype), shape, dtype, scores.device, scores.max_bytes)
 
     @classmethod

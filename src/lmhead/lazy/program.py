@@ -270,6 +270,8 @@ class Operand:
         """Take a tensor whose leading dimensions broadcast to `lead`."""
         if tensor.is_inference():
             tensor = tensor.clone()  # torch would not count changes to it
+        elif not tensor.requires_grad and not torch._C._are_functorch_transforms_active():
+            tensor = tensor.detach()  # a constant, also if it requires a gradient later
         now = version(tensor)
         if tensor.dim() == 0:
             return cls(tensor, 0, version=now)

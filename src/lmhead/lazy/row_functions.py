@@ -111,11 +111,11 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     return (x1 * x2).sum(dim) / (lengths[0] * lengths[1])
 
 
-def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
     """Return the logits themselves where nothing is dropped."""
-    if training and p > 0:
+    if not 0 <= p <= 1 or (training and p > 0):
         raise NotRecorded
-    return input if inplace or not training else views.copied(input)
+    return input
 
 
 def vstack(tensors: Any) -> Any:

@@ -6,6 +6,7 @@ write to it, change logits in place and derive others from them, in any order.
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 import warnings
@@ -393,3 +394,20 @@ def test_tensor_of_one_row_has_memory_for_every_entry() -> None:
     tensor = logits.materialize()
     tensor[0, 2] = 1
     assert (tensor.sum(), logits.sum()) == (1, 0)
+
+
+def test_deep_copies_share_memory_as_the_logits_do() -> None:
+    results = []
+    dense, lazy, head, _ = both()
+    for z in (dense, lazy):
+        before = z.sum()
+        row, whole, turned = copy.deepcopy([z[0], z, z[1:].transpose(0, 1)])
+        whole.mul_(2)
+        row.add_(1)
+        row.numpy()[3] = 9
+        turned[0, 0] = 5
+        results.append([row.sum(), whole.sum(), turned.sum(0), before, z.sum()])
+    torch.testing.assert_close(results[1], results[0])
+    with torch.no_grad():
+        head.weight.zero_()
+    assert float(whole.sum()) == float(results[1][1])

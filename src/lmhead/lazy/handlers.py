@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lmhead.checks import check_dim
 from lmhead.lazy import recording, reductions, routing, row_functions, views
 from lmhead.lazy.dense_logits import become_dense
-from lmhead.lazy.logits import LazyLogits, derived
-from lmhead.lazy.program import Call, Dense
+from lmhead.lazy.logits import Base, LazyLogits, derived, wrap
+from lmhead.lazy.program import Call, Dense, Node
 from lmhead.lazy.recording import NotRecorded
 
 
@@ -138,8 +138,28 @@ def deep_copied(logits: LazyLogits, memo: dict[int, Any]) -> LazyLogits:
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
             "protocol at the moment; detach() the logits first"
         )
-    node = Dense.of(deepcopy(become_dense(logits, "deepcopy()"), memo))
-    made = derived(logits, node, logits.shape, logits.dtype)
+    base, dense = logits._shared, become_dense(logits, "deepcopy()")
+    if base.memory is None:  # inside a transform of torch.func
+        node: Node = Dense.of(deepcopy(dense, memo).movedim(logits._vdim, -1))
+        made = derived(logits, node, logits.shape, logits.dtype, vdim=logits._vdim)
+    else:
+        # Of the rows that were built; each view in a copied list may add some.
+        node = base.memory.read(base.program.frozen(), None, constant=True, copy=True)
+        copy = memo.setdefault(id(base), Base(node, base.lead))
+        copy.program, copy.version = node, copy.version + 1
+        for view in logits._chain:
+            node = view.of(node)
+        made = wrap(
+            node,
+            logits.shape,
+            logits.dtype,
+            logits.device,
+            logits.max_bytes,
+            vdim=logits._vdim,
+            strides=logits.stride(),
+            base=copy,
+            chain=logits._chain,
+        )
     memo[id(logits)] = made
     return made
 

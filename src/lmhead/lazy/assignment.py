@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmhead.lazy import routing
+from lmhead.lazy import positions, routing
 from lmhead.lazy.building import values
 from lmhead.lazy.logits import Detached, LazyLogits, note_position, plain, seen_rows, with_values
 from lmhead.lazy.program import Node
@@ -23,10 +23,7 @@ def assign(logits: LazyLogits, node: Node) -> LazyLogits:
     elif not plain(logits, "requires_grad") and not torch.is_grad_enabled():
         live, node = node, node.frozen()
     elif silent and routing.differentiable([node]):
-        raise RuntimeError(
-            "an in-place operation cannot give a gradient to detached lazy logits, which share "
-            "memory with logits that have one; clone() them first"
-        )
+        raise learned_while_detached()
     whole = node
     for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
         whole = view.put(outer, whole)
@@ -39,9 +36,16 @@ def assign(logits: LazyLogits, node: Node) -> LazyLogits:
     if live is not None and not base.exposed:
         logits._live = (base.version, live)
     if not silent:
-        routing.record(node, lambda: logits, itself=logits)
-        note_position(logits, node)
+        positions.take(logits, node)
     return logits
+
+
+def learned_while_detached() -> RuntimeError:
+    """Return the error of writing what requires a gradient to detached logits."""
+    return RuntimeError(
+        "an in-place operation cannot give a gradient to detached lazy logits, which share "
+        "memory with logits that have one; clone() them first"
+    )
 
 
 def unknown_to_autograd(logits: LazyLogits) -> bool:

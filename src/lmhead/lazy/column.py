@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from lmhead.lazy import routing
 from lmhead.lazy.memory import share_memory
 from lmhead.lazy.program import version
 
@@ -74,6 +75,8 @@ class Column(Tensor):
             return
         self._logits[self._index] = values.clone()
         self._seen = _state(self._logits)
+        if routing.is_watched(self._logits):  # select it again: gradients must pass through them
+            self._seen = (-1, self._seen[1])
 
     @classmethod
     def __torch_function__(

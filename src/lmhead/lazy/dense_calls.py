@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-from lmhead.lazy import in_place, routing
+from lmhead.lazy import in_place, positions, routing
 from lmhead.lazy import logits as lazy_logits
-from lmhead.lazy.assignment import unknown_to_autograd
-from lmhead.lazy.dense_logits import become_dense, note_sharing
+from lmhead.lazy.assignment import learned_while_detached, unknown_to_autograd
+from lmhead.lazy.dense_logits import become_dense, build_with_graph, note_sharing
 from lmhead.lazy.logits import LazyLogits
 from lmhead.lazy.memory import share_memory
 from lmhead.lazy.recording import sign
@@ -27,6 +27,8 @@ def on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     """Build the tensors and run the function on them."""
     name = getattr(func, "__name__", "")
     writes = bool(args) and (in_place.is_in_place(name) or name == "__setitem__")
+    learned = writes and torch.is_grad_enabled() and tree_any(_is_learned, (args[1:], kwargs))
+    silent = writes and isinstance(args[0], LazyLogits) and unknown_to_autograd(args[0])
     outside = name in _OUTSIDE or func in _OUTSIDE_GETTERS
     lazy: dict[int, tuple[LazyLogits, Tensor]] = {}
 
@@ -37,9 +39,12 @@ def on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if outside:
             _check_export(name, x, kwargs)
         if written:
-            _check_write(name, x)
-        no_graph = written and unknown_to_autograd(x)
-        dense = become_dense(x, sign(func), outside=outside or no_graph, attach=attach or written)
+            _check_write(name, x, learned=learned, silent=silent)
+        if written and learned and not x.requires_grad:
+            dense = build_with_graph(x, sign(func))
+        else:
+            no_graph = outside or (written and silent)
+            dense = become_dense(x, sign(func), outside=no_graph, attach=attach or written)
         lazy[id(x)] = x, dense
         return dense
 
@@ -55,6 +60,8 @@ def on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if writes and isinstance(args[0], LazyLogits):
             args[0]._shared.version += 1
             args[0]._shared.writes += 1
+            if not silent:
+                positions.take_dense(args[0])
             return args[0] if isinstance(made, Tensor) else made
         if outside:
             break
@@ -78,10 +85,19 @@ def _check_export(name: str, logits: LazyLogits, kwargs: dict[str, Any]) -> None
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
 
 
-def _check_write(name: str, logits: LazyLogits) -> None:
+def _is_learned(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _check_write(name: str, logits: LazyLogits, *, learned: bool, silent: bool) -> None:
+    """Refuse writes whose gradients would be lost."""
+    if learned and silent:
+        raise learned_while_detached()
     base = logits._shared
     attached = torch.is_grad_enabled() and logits.requires_grad
-    if base.memory is not None and not base.constant and attached:
+    if attached:
+        positions.check_hooks(base, name)
+    if (base.memory is not None and not base.constant and attached) or (learned and base.exposed):
         raise RuntimeError(
             f"{name} is not supported on lazy logits that require a gradient and were exported "
             "(data_ptr, numpy, .data); clone() them first"
@@ -103,7 +119,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             chain = () if name == "clone" else first._chain
             base = None if name == "clone" else first._shared
             copied = first.part if first.requires_grad else first.part.frozen()
-            return lazy_logits.wrap(
+            made = lazy_logits.wrap(
                 copied if name == "clone" else first.node,
                 first.shape,
                 first.dtype,
@@ -114,6 +130,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 base=base,
                 chain=chain,
             )
+            made._shared.objects.pop(id(made))  # what it is in the graph, the caller decides
+            return made
 
     def built(x: Any) -> Any:
         if not isinstance(x, LazyLogits):

@@ -23,14 +23,14 @@ def become_dense(
     """
     base = logits._shared
     if torch._C._are_functorch_transforms_active():
-        return _build_with_graph(logits, what)
+        return build_with_graph(logits, what)
     if outside or not plain(logits, "requires_grad") or base.constant:
         return _in_memory(logits, what, outside=outside)
     if not torch.is_grad_enabled():
         with torch.inference_mode(False), torch.enable_grad():
             return become_dense(logits, what, attach=attach)
     if base.memory is None and (attach or owned_tensor(base) is not None):
-        return _build_with_graph(logits, what)
+        return build_with_graph(logits, what)
     return logits.build(what)
 
 
@@ -80,14 +80,14 @@ def _in_memory(logits: LazyLogits, what: str, *, outside: bool) -> Tensor:
     return tensor.movedim(-1, logits._vdim)
 
 
-def _build_with_graph(logits: LazyLogits, what: str) -> Tensor:
+def build_with_graph(logits: LazyLogits, what: str) -> Tensor:
     """Build all that shares memory with the logits, which become a view of one tensor."""
     base, chain = logits._shared, logits._chain
     tensor = owned_tensor(base)
     if tensor is None:
-        whole = logits.behind() if not chain else base.program
+        whole = logits.behind() if not chain else base.node
         tensor = build_rows(whole, logits, what, base.lead)
-        base.program = Dense.of(tensor)
+        base.program, base.memory = Dense.of(tensor), None
         base.version += 1
         logits._own = None if chain else base.program
         base.built.append((tensor, version(tensor)))

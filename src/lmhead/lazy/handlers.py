@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from lmhead.checks import check_dim
-from lmhead.lazy import recording, reductions, routing, row_functions, views
+from lmhead.lazy import positions, recording, reductions, routing, row_functions, views
 from lmhead.lazy.dense_logits import become_dense
 from lmhead.lazy.logits import Base, LazyLogits, derived, wrap
 from lmhead.lazy.program import Call, Dense, Node
@@ -25,6 +26,9 @@ from lmhead.lazy.recording import NotRecorded
 
 def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """Run `torch.autograd.grad`; answers must pass through lazy inputs, not by them."""
+    for z in tree_leaves((outputs, args, kwargs)):
+        if isinstance(z, LazyLogits):
+            positions.update(z)
     for z in [inputs] if isinstance(inputs, Tensor) else inputs:
         if isinstance(z, LazyLogits) and kwargs.get("create_graph"):
             raise RuntimeError(
@@ -97,13 +101,11 @@ def attached(name: str) -> Callable[..., Any]:
     function = getattr(Tensor, name)
 
     def attach(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-        if logits._passed and routing.can_bypass(logits):
-            raise RuntimeError(
-                f"{name}() must be called before lazy logits are used: gradients of results "
-                "computed before do not pass through them"
-            )
+        positions.before_hooks(logits, name)
         with torch._C.DisableTorchFunctionSubclass():
-            return function(logits, *args, **kwargs)
+            made = function(logits, *args, **kwargs)
+        positions.after_hooks(logits)
+        return made
 
     return attach
 

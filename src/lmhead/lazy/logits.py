@@ -111,6 +111,8 @@ class Base:
         self.shared = False  # whether tensors outside share memory with a tensor of `built`
         # The output of another autograd function that this was built from.
         self.foreign: weakref.ref[LazyLogits] | None = None
+        # The objects that show it, by their id: tensors cannot be keys.
+        self.objects: weakref.WeakValueDictionary[int, LazyLogits] = weakref.WeakValueDictionary()
 
     @property
     def node(self) -> Node:
@@ -167,6 +169,7 @@ class LazyLogits(Tensor):
     _position: Node  # the program that this object represents in the autograd graph
     _own: Node | None  # the tensor that was built from this object, behind it in the graph
     _writes: int  # how often they had been written to when they got that position
+    _stale: bool  # whether they were written to since, and their node in the graph raises
     _passed: bool  # whether results joined the graph without passing through this object
     _level: int  # of the torch.func transform whose tensors are behind it; 0 outside of any
     max_bytes: int | None
@@ -240,7 +243,7 @@ class LazyLogits(Tensor):
             return self.node
         if live is not self._position:
             if not self._shared.untouched(self._writes):
-                raise _written_elsewhere()
+                raise routing.written_elsewhere()
             live = self._position
         made = None if self._through is None else self._through()
         if made is None or made.root.node is not live:
@@ -269,7 +272,7 @@ class LazyLogits(Tensor):
         """Raise if autograd has these logits in its graph as they were before a write."""
         written = self._shared.writes != self._writes
         if written and torch.is_grad_enabled() and plain(self, "requires_grad"):
-            raise _written_elsewhere()
+            raise routing.written_elsewhere()
 
     def _now(self) -> Node:
         """Return the program with a copy of the rows in memory, which others may write to."""
@@ -362,6 +365,8 @@ class LazyLogits(Tensor):
         """Return a tensor of its own, kept for the next time; `what` builds it, in the warning."""
         built, now = self._built, self._shared.version
         stale = built is None or built[0] != now or version(built[1]) != built[2]
+        if built is not None and torch.is_grad_enabled() and not built[1].requires_grad:
+            stale |= plain(self, "requires_grad")  # built under no_grad
         if built is None or stale or self._shared.exposed or self._shared.built:
             # What torch's functions build is behind this object: hooks may be attached later.
             behind = what != "materialize()" and not self._shared.exposed
@@ -391,13 +396,6 @@ class LazyLogits(Tensor):
     ) -> Any:
         """Answer a call that did not come through Python, on the tensor."""
         return DISPATCHER[0](func, args, kwargs or {})
-
-
-def _written_elsewhere() -> RuntimeError:
-    return RuntimeError(
-        "hooks, retain_grad() or an autograd function are attached to these lazy logits, which "
-        "were written to through another object afterwards; use logits.materialize() before that"
-    )
 
 
 # Set by `torch_function`, which needs this class: what answers torch's functions.
@@ -544,6 +542,8 @@ def like_strided(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
 def note_position(logits: LazyLogits, node: Node) -> None:
     """Note the program that an object represents in the autograd graph."""
     logits._position, logits._writes, logits._passed = node, logits._shared.writes, False
+    logits._stale = False
+    logits._shared.objects[id(logits)] = logits
 
 
 def token_range(node: Node, tokens: slice) -> Node:

@@ -85,6 +85,12 @@ class Root:
         """For constants, the root with the same values that has gradients."""
         return self if self._origin is None else self._origin
 
+    def without_handle(self) -> Root:
+        """Return the same scores without a place in the graph."""
+        made = Root.__new__(Root)
+        made.__dict__.update(self.__dict__, handle=None)
+        return made
+
     def check_unchanged(self) -> None:
         """Raise if a tensor of the head was modified in place since the head was called."""
         if self.scores is None:

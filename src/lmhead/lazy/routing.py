@@ -328,6 +328,21 @@ def _form(handle: Tensor | None) -> Any:
     return None if handle is None else (handle.shape, handle.dtype, handle.device)
 
 
+def _rows(grad: Tensor, vdim: int) -> Tensor:
+    """Return a gradient of logits whose vocabulary is at `vdim` as rows (N, V)."""
+    moved = grad.movedim(vdim, -1)
+    return moved.reshape(moved.shape[:-1].numel(), moved.shape[-1])
+
+
+def _as_logits(rows: Tensor, handle: Any) -> Tensor:
+    """Return a gradient of rows (N, V) in the shape of logits; of a `Handle`, as it is."""
+    if isinstance(handle, Handle):
+        return rows
+    vdim = handle._vdim
+    lead = [n for d, n in enumerate(handle.shape) if d != vdim]
+    return rows.reshape(*lead, rows.shape[-1]).movedim(-1, vdim)
+
+
 def _handed(
     roots: Sequence[Root],
     payloads: Sequence[Callable[[GradientSums | None], Payload]],
@@ -335,10 +350,14 @@ def _handed(
     dense: Callable[[Root], Tensor],
 ) -> list[LazyGradient | None]:
     """Return the gradient of each root's handle; None for constants."""
+
+    def entries(root: Root) -> Tensor:
+        return _as_logits(dense(root), root.handle)
+
     return [
         None
         if form is None
-        else LazyGradient(_Entries([(payload, ())], partial(dense, root)), form)
+        else LazyGradient(_Entries([(payload, ())], partial(entries, root)), form)
         for root, payload, form in zip(roots, payloads, forms, strict=True)
     ]
 
@@ -564,6 +583,7 @@ class _Head(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.scores, ctx.count = root.scores, len(tensors)
+        ctx.root = root.without_handle()  # which would keep this node
         return make()
 
     @staticmethod
@@ -577,6 +597,7 @@ class _Head(torch.autograd.Function):
                 # The user's object is a root with a program, whose only root is this head.
                 payload = grad.payload[0][0] if user else grad.payload
             else:
+                ctx.root.check_unchanged()
                 payload = _dense_payload(ctx.scores, grad)
             if payload is not None:
                 total = payload if total is None else _add(total, payload)
@@ -622,10 +643,11 @@ class _Record(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.node, ctx.roots, ctx.tensors = node, roots, tensors
         ctx.forms = [_form(handle) for handle in inputs[: len(roots)]]
+        made: Any = make() if itself is None else itself
+        ctx.vdim = made._vdim
         if itself is not None:
             ctx.mark_dirty(itself)
-            return itself
-        return make()
+        return made  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
@@ -636,19 +658,19 @@ class _Record(torch.autograd.Function):
         if isinstance(grad, LazyGradient):
             payloads, to_tensors = grad.payload
         else:
+            check_unchanged([node])
             within = _Substitutes(roots, tensors, fresh=not torch.is_grad_enabled())
             with torch.enable_grad():
                 (z,) = replay([node], lambda tiles, *_: (tiles[0],), within.env)
             found = _gradients(
-                [z], [grad.reshape(z.shape)], within.leaves, create_graph=torch.is_grad_enabled()
+                [z], [_rows(grad, ctx.vdim)], within.leaves, create_graph=torch.is_grad_enabled()
             )
             payloads, to_tensors = within.payloads(found)
 
         def dense(root: Root) -> Tensor:
             function: Function = lambda env: (node.dense(env, 0, node.n_rows),)  # noqa: E731
             whole = grad.materialize() if isinstance(grad, LazyGradient) else grad
-            flat = whole.reshape(node.n_rows, node.width)
-            return _dense_gradient(function, roots, tensors, root, [flat])
+            return _dense_gradient(function, roots, tensors, root, [_rows(whole, ctx.vdim)])
 
         given = [lambda _, p=p: p for p in payloads]
         handed = _handed(roots, given, ctx.forms, dense)
@@ -681,19 +703,54 @@ class Handle(Tensor):
         raise RuntimeError(f"{func} was called on the handle of lazy logits")
 
 
+class _Refused(torch.autograd.Function):
+    """The node of logits that were written to through another object: raises if it is used."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(logits)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> None:  # noqa: ARG004
+        if grad is not None:
+            raise written_elsewhere()
+
+
+def refuse(logits: Tensor) -> None:
+    """Let gradients of these logits raise: their node is that of values before a write."""
+    _Refused.apply(logits)  # type: ignore[no-untyped-call]
+
+
+def written_elsewhere() -> RuntimeError:
+    """Return the error of gradients that would be those of the values before a write."""
+    return RuntimeError(
+        "hooks, retain_grad() or an autograd function are attached to these lazy logits, which "
+        "were written to through another object afterwards; use logits.materialize() before "
+        "that, or give the function logits.clone()"
+    )
+
+
 def can_bypass(logits: Tensor) -> bool:
     """Whether answers may join the graph behind these logits, not at the object itself.
 
     Not if it has hooks, or if another autograd function (of DDP, of a module hook) made it.
     """
+    return not is_watched(logits) and has_own_node(logits)
+
+
+def is_watched(logits: Tensor) -> bool:
+    """Whether these logits have hooks, or retain their gradient."""
     with torch._C.DisableTorchFunctionSubclass():
-        return not (logits._backward_hooks or logits.retains_grad) and has_own_node(logits)
+        return bool(logits._backward_hooks or logits.retains_grad)
 
 
 def has_own_node(logits: Tensor) -> bool:
     """Whether the node of these logits in the graph is one of ours, not of another function."""
+    ours = (_Head._backward_cls, _Record._backward_cls, _Refused._backward_cls)
     with torch._C.DisableTorchFunctionSubclass():
-        return isinstance(logits.grad_fn, (_Head._backward_cls, _Record._backward_cls))
+        return isinstance(logits.grad_fn, ours)
 
 
 def is_passed_on(logits: Tensor, node: Node) -> bool:

@@ -22,6 +22,7 @@ from lmhead.lazy import (
     handlers,
     in_place,
     indexing,
+    positions,
     recording,
     reductions,
     row_functions,
@@ -64,11 +65,15 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     handler = HANDLERS.get(func)
     reads = handler is None and func in PLAIN
     if reads and args and type(args[0]) is LazyLogits and not args[0]._level:
+        if args[0]._stale or args[0]._shared.shared:
+            positions.update(args[0])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     for a in args:
         if isinstance(a, LazyLogits):
             lazy_logits.check_transform(a)
+            if a._stale or a._shared.shared:
+                positions.update(a)
         elif isinstance(a, Column):
             args = tuple([x.plain() if isinstance(x, Column) else x for x in args])
     known = handler is not None or func in recording.POINTWISE
@@ -81,6 +86,9 @@ def handle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if handler in FIRST_LAZY and not isinstance(args[0], LazyLogits):
         handler = None
     if handler is None and func in PLAIN:
+        for a in tree_leaves((args, kwargs)):
+            if isinstance(a, LazyLogits):
+                positions.update(a)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if kwargs.get("out") is not None:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.lazy.program import Env, Leaf, Node, Operand, gradients, index_of, live_tensors
+from lmhead.lazy.program import Env, Leaf, Node, Operand, index_of, live_tensors
 from lmhead.scores import Rows, Scores
 from lmhead.scores.protocol import Tile
 from lmhead.sweep import DEFAULT_MAX_BYTES, accumulation_dtype
 from lmhead.sweep.cache_size import cache_bytes
+from lmhead.sweep.second_order import differentiated
 from lmhead.sweep.wide_gradients import to_dtype_of
 
 RowFunction = Callable[[Sequence[Tensor], int, int], tuple[Tensor, ...]]
@@ -51,7 +52,7 @@ def replay(
     tensors = [*job.leaf_tensors, *job.tensors]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     if torch._C._are_functorch_transforms_active():
-        return job.densely(env)
+        return job.densely()
     if not wanted:
         with torch.no_grad():
             return job.forward()
@@ -137,13 +138,32 @@ class _Job:
         self.env.start()
         return results or made
 
-    def densely(self, env: Env) -> tuple[Tensor, ...]:
-        """Evaluate all rows at once, by plain differentiable operations."""
+    def densely(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Evaluate all rows at once, by plain differentiable operations.
+
+        If tensors are given, they take the place of `leaf_tensors` and `tensors`.
+        """
         n = self.nodes[0].n_rows
-        env.start()
-        made = self.function([node.dense(env, 0, n) for node in self.nodes], 0, n)
-        env.start()
+        self.env.start(_OtherTensors(self, tensors) if tensors else None)
+        made = self.function([node.dense(self.env, 0, n) for node in self.nodes], 0, n)
+        self.env.start()
         return made
+
+    def product_of(
+        self, leaf: Leaf, env: Env, first: int, last: int
+    ) -> tuple[tuple[Any, Any, Any], Rows]:
+        """Return the key in `leaves` of what rows of a leaf are part of, and which rows of it.
+
+        Rows taken while computing belong to the leaf they come from.
+        """
+        rows: Rows = slice(first, last)
+        while (key := _product(leaf, env)) not in self.leaves:
+            (name, taken), steps = leaf.steps[-1], leaf.steps[:-1]
+            assert name == "select", "a leaf that the program does not have"
+            leaf = Leaf(leaf.root, leaf.dtype, steps)
+            rows = index_of(taken, leaf.n_rows)[rows]
+        shared = (key[0], id(leaf.root.origin), key[2])  # constants share the product
+        return (shared if leaf.is_constant and shared in self.leaves else key), rows
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of leaf tensors and operands, from those of the outputs."""
@@ -232,7 +252,7 @@ class _Inputs:
     """
 
     def __init__(self, job: _Job, window: int, *, grad: bool) -> None:
-        self.leaves, self.rows_at_once, self.grad = job.leaves, window, grad
+        self.job, self.leaves, self.rows_at_once, self.grad = job, job.leaves, window, grad
         self.tensors = job.tensors
         self.places = {id(t): i for i, t in enumerate(job.tensors)}
         self.windows: dict[Any, _Window] = {}
@@ -243,16 +263,8 @@ class _Inputs:
         self.to_tensors: list[Tensor | None] = [None] * len(job.tensors)
 
     def tile(self, leaf: Leaf, env: Env, first: int, last: int) -> Tensor:
-        """Return rows of a leaf; rows taken while computing belong to the leaf they come from."""
-        rows: Rows = slice(first, last)
-        while _product(leaf, env) not in self.leaves:
-            (name, taken), steps = leaf.steps[-1], leaf.steps[:-1]
-            assert name == "select", "a leaf that the program does not have"
-            leaf = Leaf(leaf.root, leaf.dtype, steps)
-            rows = index_of(taken, leaf.n_rows)[rows]
-        key, of_origin = _product(leaf, env), (id(env), *_product(leaf, env)[1:])
-        if leaf.is_constant and of_origin in self.leaves:
-            key = of_origin  # constants share the product
+        """Return rows of a leaf."""
+        key, rows = self.job.product_of(leaf, env, first, last)
         place = (key, (first, last) if isinstance(rows, slice) else id(rows))
         if place not in self.given:
             made = self._window_rows(key, first, last) if isinstance(rows, slice) else None
@@ -355,6 +367,35 @@ class _Inputs:
                 self.totals[id(t)] = self.totals[id(t)] + new if id(t) in self.totals else new
 
 
+class _OtherTensors:
+    """Provides rows from other tensors than those of a job, as parts of the autograd graph.
+
+    Args:
+        job: the job.
+        tensors: one for each of its `leaf_tensors` and `tensors`.
+    """
+
+    def __init__(self, job: _Job, tensors: Sequence[Tensor]) -> None:
+        given = iter(tensors)
+        self.job = job
+        self.scores = {
+            key: scores.with_tensors([next(given) for _ in scores.tensors()])
+            for key, (_, _, scores) in job.leaves.items()
+        }
+        self.operands = {id(t): other for t, other in zip(job.tensors, given, strict=True)}
+
+    def tile(self, leaf: Leaf, env: Env, first: int, last: int) -> Tensor:
+        """Return rows of a leaf."""
+        key, rows = self.job.product_of(leaf, env, first, last)
+        value = self.scores[key].select(rows).dense()
+        return value.detach() if leaf.is_constant else value
+
+    def rows(self, tensor: Tensor, flat: Tensor, rows: Any) -> Tensor:
+        """Return flat[rows] of an operand."""
+        flat = self.operands.get(id(tensor), tensor).reshape(flat.shape)
+        return flat if rows is None else flat[rows]
+
+
 class _Replay(torch.autograd.Function):
     """A job as one operation of the graph."""
 
@@ -375,12 +416,7 @@ class _Replay(torch.autograd.Function):
         saved = ctx.saved_tensors  # raises if one was modified in place
         tensors = saved[: len(saved) - len(job.integers)]
         if torch.is_grad_enabled():  # double backward: by plain operations on all rows
-            pairs = [
-                (o, g)
-                for o, g in zip(job.densely(job.env), grads, strict=True)
-                if g is not None and o.requires_grad
-            ]
-            return (None, *gradients(pairs, tensors, create_graph=True))
+            return (None, *differentiated(job.densely, tensors, grads))
         made = job.backward(grads)
         given = (
             to_dtype_of(g, t) if g is not None and t.requires_grad else None

@@ -30,12 +30,15 @@ from lmhead.lazy.program import (
     Operand,
     Root,
     check_unchanged,
+    current,
     current_roots,
     gradients,
     sources,
+    version,
 )
 from lmhead.lazy.replay import replay
 from lmhead.sweep.gradient_sums import Adding, GradientSums
+from lmhead.sweep.second_order import alias
 from lmhead.sweep.wide_gradients import summed_in_float32, unwrap
 
 Payload = Any
@@ -150,7 +153,11 @@ def _requires_grad(root: Root) -> bool:
 
 
 class _Substitutes:
-    """Detached tensors in place of those behind roots and operands, to differentiate by."""
+    """Tensors in place of those behind roots and operands, to differentiate by.
+
+    Detached if `fresh`. Else, for a double backward pass, they are aliases; an object of the user
+    is replaced by its entries, so that second derivatives pass through it, too.
+    """
 
     def __init__(self, roots: Sequence[Root], tensors: Sequence[Tensor], *, fresh: bool) -> None:
         self.roots, self.tensors, self.fresh = roots, tensors, fresh
@@ -160,34 +167,52 @@ class _Substitutes:
     def _env(self, roots: Sequence[Root], operands: Sequence[Tensor]) -> Env:
         by_root: dict[Root, tuple[Tensor, ...]] = {}
         scopes: dict[Root, Env] = {}
+        stand_ins: dict[Root, Tensor] = {}
         for root in roots:
-            if root.node is not None:
+            if self._has_entries(root):
+                stand_ins[root] = self._entries(root)
+            elif root.node is not None:
                 scopes[root] = self._env(*sources([root.node]))
             else:
                 tensors = root.gathered() or root.own.tensors()
                 by_root[root] = tuple(self._leaf(t) for t in tensors)
-        return Env(by_root, {id(t): self._leaf(t) for t in operands}, scopes)
+        return Env(by_root, {id(t): self._leaf(t) for t in operands}, scopes, stand_ins)
+
+    def _has_entries(self, root: Root) -> bool:
+        return not self.fresh and root.node is not None and root.handle is not None
+
+    def _entries(self, root: Root) -> Tensor:
+        """Return the rows of an object of the user, computed from one leaf with all its entries."""
+        node, handle = root.node, root.handle
+        assert node is not None
+        assert handle is not None
+        vdim = handle._vdim  # type: ignore[attr-defined]
+        with torch.no_grad():
+            values = node.dense(current([node]), 0, node.n_rows)
+        lead = [n for d, n in enumerate(handle.shape) if d != vdim]
+        rows = join(handle, vdim, lambda: values)
+        entries = self._leaf(rows.view(*lead, node.width).movedim(-1, vdim))
+        return entries.movedim(vdim, -1).reshape(rows.shape)
 
     def _leaf(self, t: Tensor) -> Tensor:
-        leaf = t
-        if self.fresh:
-            leaf = t.detach().requires_grad_(t.requires_grad)
+        leaf = t.detach().requires_grad_(t.requires_grad) if self.fresh else alias(t)
         self.leaves.append(leaf)
         return leaf
 
     def payloads(self, grads: Sequence[Tensor | None]) -> tuple[list[Payload], list[Tensor | None]]:
         """Return gradients of `leaves` as one payload per root, and those of the operands."""
-        return _unflatten(self.roots, self.tensors, iter(grads))  # type: ignore[no-any-return]
+        return self._unflatten(self.roots, self.tensors, iter(grads))  # type: ignore[no-any-return]
 
-
-def _unflatten(roots: Sequence[Root], tensors: Sequence[Tensor], grads: Any) -> Any:
-    payloads: list[Payload] = []
-    for root in roots:
-        if root.node is not None:
-            payloads.append(_unflatten(*sources([root.node]), grads))
-        else:
-            payloads.append([next(grads) for _ in root.own.tensors()])
-    return payloads, [next(grads) for _ in tensors]
+    def _unflatten(self, roots: Sequence[Root], tensors: Sequence[Tensor], grads: Any) -> Any:
+        payloads: list[Payload] = []
+        for root in roots:
+            if self._has_entries(root):
+                payloads.append(next(grads))
+            elif root.node is not None:
+                payloads.append(self._unflatten(*sources([root.node]), grads))
+            else:
+                payloads.append([next(grads) for _ in root.own.tensors()])
+        return payloads, [next(grads) for _ in tensors]
 
 
 class _Answer(torch.autograd.Function):
@@ -206,6 +231,7 @@ class _Answer(torch.autograd.Function):
             outputs = function(within.env)
         results = tuple(o.detach() for o in outputs)
         ctx.function, ctx.roots, ctx.tensors = function, roots, tensors
+        ctx.versions = [version(t) for t in tensors]
         ctx.within, ctx.outputs = within, outputs
         ctx.save_for_backward(results[0].new_empty(0))  # so that autograd refuses a second pass
         ctx.forms = [_form(handle) for handle in inputs[: len(roots)]]
@@ -220,6 +246,7 @@ class _Answer(torch.autograd.Function):
         within, outputs = ctx.within, ctx.outputs
         again = torch.is_grad_enabled()  # double backward: from the tensors themselves
         if again:
+            _check_unchanged(ctx)
             within = _Substitutes(ctx.roots, ctx.tensors, fresh=False)
             outputs = ctx.function(within.env)
 
@@ -240,10 +267,22 @@ class _Answer(torch.autograd.Function):
             to_tensors = pending.run_now()
 
         def dense(root: Root) -> Tensor:
+            _check_unchanged(ctx)
             return _dense_gradient(ctx.function, ctx.roots, ctx.tensors, root, grads)
 
         handed = _handed(ctx.roots, pending.payloads(len(ctx.roots)), ctx.forms, dense)
         return (None, None, None, *handed, *to_tensors)
+
+
+def _check_unchanged(ctx: Any) -> None:
+    """Raise if a tensor behind an answer was modified in place since then."""
+    for root in ctx.roots:
+        root.check_unchanged()
+    if [version(t) for t in ctx.tensors] != ctx.versions:
+        raise RuntimeError(
+            "a tensor that was combined with lazy logits was modified in place after the result "
+            "was computed, so its gradient can no longer be computed. Clone it before the change"
+        )
 
 
 class _Pending:
@@ -348,18 +387,21 @@ def _handed(
     payloads: Sequence[Callable[[GradientSums | None], Payload]],
     forms: Sequence[Any],
     dense: Callable[[Root], Tensor],
-) -> list[LazyGradient | None]:
+) -> list[Tensor | None]:
     """Return the gradient of each root's handle; None for constants."""
 
     def entries(root: Root) -> Tensor:
         return _as_logits(dense(root), root.handle)
 
-    return [
-        None
-        if form is None
-        else LazyGradient(_Entries([(payload, ())], partial(entries, root)), form)
-        for root, payload, form in zip(roots, payloads, forms, strict=True)
-    ]
+    handed: list[Tensor | None] = []
+    for root, payload, form in zip(roots, payloads, forms, strict=True):
+        if form is None:
+            handed.append(None)
+        elif root.node is not None and torch.is_grad_enabled():
+            handed.append(payload(None))  # the gradient of the entries: see `_Substitutes`
+        else:
+            handed.append(LazyGradient(_Entries([(payload, ())], partial(entries, root)), form))
+    return handed
 
 
 def _gradients(
@@ -615,7 +657,7 @@ def _dense_payload(scores: Any, grad: Tensor) -> Payload:
     """Return the gradients of a head's tensors, from the gradient of all logits."""
     again = torch.is_grad_enabled()
     tensors = scores.tensors()
-    leaves = [t if again else t.detach().requires_grad_(t.requires_grad) for t in tensors]
+    leaves = [alias(t) if again else t.detach().requires_grad_(t.requires_grad) for t in tensors]
     with torch.enable_grad():
         z = scores.with_tensors(leaves).dense()
     return _gradients([z], [grad.reshape(z.shape).to(z.dtype)], leaves, create_graph=again)
@@ -655,7 +697,7 @@ class _Record(torch.autograd.Function):
             return (None,) * (5 + len(ctx.roots) + len(ctx.tensors))
         node, roots, tensors = ctx.node, ctx.roots, ctx.tensors
         grad = as_written(grad)
-        if isinstance(grad, LazyGradient):
+        if isinstance(grad, LazyGradient) and not torch.is_grad_enabled():
             payloads, to_tensors = grad.payload
         else:
             check_unchanged([node])

@@ -23,6 +23,7 @@ from lmhead.lazy import routing
 from lmhead.lazy.program import Call, Env, Leaf, Node, Operand, check_unchanged
 from lmhead.lazy.row_nodes import Concat, LeadingReduction
 from lmhead.sweep import SweptScores
+from lmhead.sweep.divergence_terms import dense_jsd_parts
 
 if TYPE_CHECKING:
     from lmhead.lazy.logits import LazyLogits
@@ -111,7 +112,11 @@ def _mixture(term: DivergenceTerm, max_bytes: int | None) -> Tensor:
 
     def of(env: Env) -> tuple[Tensor, ...]:
         mine, theirs = first.bound(env), second.bound(env)
-        found = mine.limited(max_bytes).jsd_parts(theirs, beta)  # type: ignore[attr-defined]
+        found = None
+        if isinstance(mine, SweptScores):
+            found = mine.limited(max_bytes).jsd_parts(theirs, beta)
+        if found is None:  # one of them was built, for a hook for example
+            found = dense_jsd_parts(mine.dense().double(), theirs.dense().double(), beta)
         return found[0], found[1]
 
     halves = routing.answer(of, [first, second])

@@ -39,6 +39,7 @@ from lmhead.sweep import kernels
 from lmhead.sweep.chunk import Gradients, Inputs, Needs
 from lmhead.sweep.kernels import Pointwise, Softmax
 from lmhead.sweep.questions import DEFAULT_MAX_BYTES, Plan, balanced
+from lmhead.sweep.second_order import differentiated
 from lmhead.sweep.source import Source
 from lmhead.sweep.wide_gradients import to_dtype_of
 
@@ -98,6 +99,13 @@ class _Form(NamedTuple):
         """Return the sources on tensors."""
         n = 2 * len(self.p.hiddens) + 1
         return self.p.with_tensors(tensors[:n]), self.q.with_tensors(tensors[n:])
+
+    def dense(self, *tensors: Tensor | None) -> list[Tensor]:
+        """Return the value by its definition, on dense logits."""
+        z_p, z_q = (s.dense().double() for s in self.with_tensors(tensors))
+        if self.parts:
+            return [dense_jsd_parts(z_p, z_q, self.kind.beta)]
+        return [divergence_of(z_p, z_q, self.kind.name, self.kind.beta)]
 
 
 class _ForwardResults:
@@ -214,16 +222,9 @@ class _Divergence(torch.autograd.Function):
         tensors = ctx.saved_tensors
         flags, form = ctx.needs_input_grad[2:], ctx.form
         ctx.results.used = True
-        p, q = form.with_tensors(tensors)
         if torch.is_grad_enabled():  # double backward: by the definition
-            wanted = [t for t, f in zip(tensors, flags, strict=True) if f]
-            z_p, z_q = (s.dense().double() for s in (p, q))
-            if form.parts:
-                values = _dense_parts(z_p, z_q, form.kind.beta)
-            else:
-                values = divergence_of(z_p, z_q, form.kind.name, form.kind.beta)
-            second = iter(torch.autograd.grad(values, wanted, grad, create_graph=True))
-            return (None, None, *(next(second) if f else None for f in flags))
+            return (None, None, *differentiated(form.dense, tensors, [grad]))
+        p, q = form.with_tensors(tensors)
         gradients, ctx.results.gradients = ctx.results.gradients, None
         kept, ctx.results.kept = ctx.results.kept, None
         parts: Tensor | None = None
@@ -529,7 +530,7 @@ def _of_weights(source: Source, flags: tuple[bool, ...]) -> bool:
     return any(flags[len(source.hiddens) :])
 
 
-def _dense_parts(z_p: Tensor, z_q: Tensor, beta: float) -> Tensor:
+def dense_jsd_parts(z_p: Tensor, z_q: Tensor, beta: float) -> Tensor:
     """Return S_p and S_q of "jsd" by their definition, (2, N)."""
     log_p, log_q = z_p.log_softmax(-1), z_q.log_softmax(-1)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))

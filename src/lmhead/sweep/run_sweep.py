@@ -100,6 +100,8 @@ class _Answer(torch.autograd.Function):
         tensors, answers = saved[:n], saved[n:]
         remaining = iter(grads)
         upstream = tuple(next(remaining) if present else None for present in ctx.shape)
+        if all(u is None for u in upstream):
+            return (None,) * (2 + n)
         flags = ctx.needs_input_grad[2 : 2 + form.n_differentiable]
         ahead = None if ctx.ahead is None else ctx.ahead.take(RowSums(*upstream))
         if ahead is not None:
@@ -171,8 +173,12 @@ class _Total(torch.autograd.Function):
         form, flags, args = ctx.form, ctx.flags, ctx.saved_tensors
         loss, tensors = RowLoss(*args[:5]), tuple(args[5:])
         if torch.is_grad_enabled():  # double backward: by the definition
-            total = loss.rows(dense_answers(form.with_tensors(tensors))).sum()
-            made = differentiated([total], [grad], tensors[: len(flags)])
+            others = tensors[len(flags) :]
+
+            def total(*flagged: Tensor | None) -> list[Tensor]:
+                return [loss.rows(dense_answers(form.with_tensors(flagged + others))).sum()]
+
+            made = differentiated(total, tensors[: len(flags)], [grad])
         else:
             gradients, ctx.gradients = ctx.gradients, None
             if gradients is None:  # a second pass through the same graph

@@ -100,15 +100,37 @@ def second_order(
 
 
 def differentiated(
-    outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the inputs, as part of the graph; None for those that need none."""
-    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    definition: Callable[..., Sequence[Tensor]],
+    tensors: Tensors,
+    grads: Sequence[Tensor | None],
+) -> Tensors:
+    """Return the gradients of definition(*tensors), as part of the graph; None for constants.
+
+    They are those of a node of the graph: partial derivatives, one for each place of a tensor. What
+    reaches one tensor through another that is computed from it is added by autograd itself.
+    """
+    aliases = tuple(None if t is None else alias(t) for t in tensors)
+    pairs = [
+        (o, g)
+        for o, g in zip(definition(*aliases), grads, strict=True)
+        if g is not None and o.requires_grad
+    ]
+    wanted = [a for a in aliases if a is not None and a.requires_grad]
+    if not pairs or not wanted:
+        return (None,) * len(tensors)
+    outputs, upstream = zip(*pairs, strict=True)
     made = iter(
-        torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True)
+        torch.autograd.grad(outputs, wanted, upstream, create_graph=True, allow_unused=True)
     )
-    return tuple(next(made) if t is not None and t.requires_grad else None for t in inputs)
+    return tuple(next(made) if a is not None and a.requires_grad else None for a in aliases)
+
+
+def alias(t: Tensor) -> Tensor:
+    """Return the same values to differentiate by: no other tensor is computed from the alias.
+
+    The alias itself is part of the graph, so that second derivatives reach the tensor.
+    """
+    return t.view_as(t) if t.requires_grad else t
 
 
 def _column(active: Tensor, like: Tensor) -> Tensor:

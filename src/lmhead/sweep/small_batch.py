@@ -17,6 +17,7 @@ Whatever is not finite is left to the sweep.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -420,12 +421,12 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         hidden, weight, bias = ctx.saved_tensors
-        _, gradients, ids, factor, dtype = ctx.given
+        _, gradients, ids, factor, _ = ctx.given
         if torch.is_grad_enabled():  # double backward
-            targets = torch.tensor(ids)[:, None]
-            lse, picked = _dense_sums(hidden, weight, bias, targets)
-            value = (factor * (lse.sum() - picked.sum())).to(dtype)
-            return (None, *differentiated([value], [grad], (hidden, weight, bias)))
+            sums = partial(_dense_sums, ids=torch.tensor(ids)[:, None])
+            to_lse = (factor * grad.double()).expand(len(ids))
+            to_sums = to_lse, -to_lse[:, None]
+            return (None, *differentiated(sums, (hidden, weight, bias), to_sums))
         if not gradients:  # a second pass through the same graph
             _, gradients = _loss(hidden, weight, bias, ids, factor, ctx.needs_input_grad[1:])
         made = gradients.pop()
@@ -518,8 +519,8 @@ class _Sums(torch.autograd.Function):
         hidden, weight, bias, ids = ctx.saved_tensors
         kept: _Kept = ctx.kept
         if torch.is_grad_enabled():  # double backward
-            sums = _dense_sums(hidden, weight, bias, ids, entropy=kept.entropy)
-            made: Any = differentiated(sums, grads, (hidden, weight, bias))
+            sums = partial(_dense_sums, ids=ids, entropy=kept.entropy)
+            made: Any = differentiated(sums, (hidden, weight, bias), grads)
         else:
             made = _sums_gradients(kept, grads, hidden, weight, ids, ctx.wanted)
         return (None, None, *made, None)

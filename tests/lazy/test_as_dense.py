@@ -747,3 +747,20 @@ def test_dropout_checks_the_probability() -> None:
     for z, _, _ in pair(False):
         with pytest.raises(ValueError, match="has to be between 0 and 1"):
             F.dropout(z, 2.0, False)
+
+
+def test_a_retained_gradient_passed_to_other_logits() -> None:
+    results = []
+    for z, _, head in pair(True):
+        other = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        dense = type(z) is Tensor
+        z.retain_grad()
+        torch.autograd.backward(z.sigmoid().sum(), retain_graph=True)
+        head.weight.grad = None
+        y: Any = F.linear(other, head.weight) if dense else head(other)
+        torch.autograd.backward(y, z.grad, retain_graph=True)
+        torch.autograd.backward(y * 3, z.grad)
+        torch.autograd.backward(z, z.grad)
+        results.append((head.weight.grad, other.grad))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)

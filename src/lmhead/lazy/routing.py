@@ -37,6 +37,7 @@ from lmhead.lazy.program import (
     version,
 )
 from lmhead.lazy.replay import replay
+from lmhead.scores import Scores
 from lmhead.sweep.gradient_sums import Adding, GradientSums
 from lmhead.sweep.second_order import alias
 from lmhead.sweep.wide_gradients import summed_in_float32, unwrap
@@ -400,7 +401,9 @@ def _handed(
         elif root.node is not None and torch.is_grad_enabled():
             handed.append(payload(None))  # the gradient of the entries: see `_Substitutes`
         else:
-            handed.append(LazyGradient(_Entries([(payload, ())], partial(entries, root)), form))
+            behind = root.scores if root.node is None else root.node
+            made = _Entries([(payload, ())], partial(entries, root), behind)
+            handed.append(LazyGradient(made, form))
     return handed
 
 
@@ -449,11 +452,13 @@ Terms = list[tuple[Callable[[GradientSums | None], Payload], tuple[tuple[str, An
 class _Entries:
     """What a gradient of lazy logits is: terms, and its entries once they were built.
 
+    `behind`: the scores or the program of these logits.
     `shared`: the entries may have been written to, and count instead of the terms.
     """
 
     terms: Terms
     build: Callable[[], Tensor]
+    behind: Any
     dense: Tensor | None = None
     shared: bool = False
 
@@ -564,23 +569,36 @@ def _lazily(name: str, first: LazyGradient, other: Any) -> LazyGradient | None:
         terms = a.entries.terms + b.entries.terms
         if len({id(take) for take, _ in terms}) < len(terms):
             return None  # each is taken once
+        if a.entries.behind is not b.entries.behind:
+            return None
         return LazyGradient(
-            _Entries(terms, lambda: a.materialize() + b.materialize()), _form(first)
+            _Entries(terms, lambda: a.materialize() + b.materialize(), a.entries.behind),
+            _form(first),
         )
     if name in ("mul", "div", "mul_", "div_") and _is_scalar(other):
         op = name.removesuffix("_")
         terms = [(payload, (*done, (op, other))) for payload, done in a.entries.terms]
         return LazyGradient(
-            _Entries(terms, lambda: getattr(a.materialize(), op)(other)), _form(first)
+            _Entries(terms, lambda: getattr(a.materialize(), op)(other), a.entries.behind),
+            _form(first),
         )
     return None
 
 
-def as_written(grad: Tensor) -> Tensor:
-    """Return a gradient, by its entries if they may have been written to."""
-    if isinstance(grad, LazyGradient) and grad.entries.shared:
+def as_written(grad: Tensor, is_own: Callable[[Any], bool]) -> Tensor:
+    """Return a gradient, by its entries if they were perhaps written to, or are of other logits."""
+    if isinstance(grad, LazyGradient) and (grad.entries.shared or not is_own(grad.entries.behind)):
         return grad.materialize()
     return grad
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _leads_to(scores: Scores, behind: Any) -> bool:
+    """Whether these scores are all that a program is made of."""
+    return isinstance(behind, Node) and all(r.scores is scores for r in sources([behind])[0])
 
 
 @contextmanager
@@ -634,9 +652,10 @@ class _Head(torch.autograd.Function):
         for given, user in ((to_logits, True), (to_handle, False)):
             if given is None:
                 continue
-            grad = as_written(given)
+            # The user's object is a root with a program, whose only root is this head.
+            own = partial(_leads_to, ctx.scores) if user else partial(_is, ctx.scores)
+            grad = as_written(given, own)
             if isinstance(grad, LazyGradient):
-                # The user's object is a root with a program, whose only root is this head.
                 payload = grad.payload[0][0] if user else grad.payload
             else:
                 ctx.root.check_unchanged()
@@ -696,7 +715,7 @@ class _Record(torch.autograd.Function):
         if grad is None:
             return (None,) * (5 + len(ctx.roots) + len(ctx.tensors))
         node, roots, tensors = ctx.node, ctx.roots, ctx.tensors
-        grad = as_written(grad)
+        grad = as_written(grad, partial(_is, node))
         if isinstance(grad, LazyGradient) and not torch.is_grad_enabled():
             payloads, to_tensors = grad.payload
         else:

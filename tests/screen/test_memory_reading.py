@@ -22,6 +22,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.delenv("LMHEAD_PREFETCH", raising=False)
     monkeypatch.delenv("LMHEAD_STREAMS", raising=False)
     streams, prefetch = core.streams(), core.prefetch()
+    monkeypatch.setattr(memory_reading, "_is_busy", lambda: False)
     memory_reading.choose.cache_clear()
     yield tmp_path / "cache"
     memory_reading.choose.cache_clear()
@@ -45,6 +46,15 @@ def test_a_measurement_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(measured) == 1
     (kept,) = json.loads((own_cache / "calibration.json").read_text()).values()
     assert kept == [[1, 1024], [4, 0]]
+
+
+def test_a_measurement_of_a_busy_machine_is_not_kept(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_reading, "measure", lambda: FOUND)
+    monkeypatch.setattr(memory_reading, "_is_busy", lambda: True)
+    assert memory_reading.choose() == FOUND
+    assert not (own_cache / "calibration.json").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 3}', "[[[]]]"])

@@ -3,7 +3,8 @@
 One pass over a copy reads it in a stream, and memory is the limit. Some machines read faster if
 several parts of a block are read side by side (`streams`), some with a software prefetch, which on
 others costs a third of the speed. So the first pass over a large copy tries a few settings, about
-a tenth of a second, and keeps the best in `calibration.json` of the cache folder.
+a third of a second, and keeps the best in `calibration.json` of the cache folder; on a busy machine,
+where other programs decide which is the fastest, only for this process.
 
 `LMHEAD_STREAMS=N` (1, 2 or 4) and `LMHEAD_PREFETCH=BYTES` (0: none) set them instead; two numbers,
 as in `0,2048`, are for copies of 8 and of 4 bits. Answers do not depend on either.
@@ -46,7 +47,7 @@ CANDIDATES = (
 """The settings that are measured; the first is kept unless another is faster."""
 LARGE = min(cache_bytes(3), 64 << 20)
 """Bytes of a copy from which on it is not in a processor's cache between two passes."""
-_SECONDS = 0.04  # of passes over each kind of copy; each setting is tried at least once
+_SECONDS = 0.15  # of passes over each kind of copy; each setting is tried at least once
 _GAIN = 0.97  # of the time of the first candidate
 
 
@@ -64,13 +65,20 @@ def choose() -> Settings:
     if streams is None or prefetch is None:
         found = _read()
         if found is None:
+            busy = _is_busy()
             found = measure()
-            _write(found)
+            if not busy:
+                _write(found)
         streams = streams or (found[0].streams, found[1].streams)
         prefetch = prefetch or (found[0].prefetch, found[1].prefetch)
     core.set_streams(*streams)
     core.set_prefetch(*prefetch)
     return Setting(streams[0], prefetch[0]), Setting(streams[1], prefetch[1])
+
+
+def _is_busy() -> bool:
+    """Return whether other programs use more than half a processor, this one included."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5 + kernels.threads()
 
 
 def _from_environment(name: str, allowed: Iterable[int], meaning: str) -> tuple[int, int] | None:

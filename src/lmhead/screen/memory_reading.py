@@ -3,8 +3,8 @@
 One pass over a copy reads it in a stream, and memory is the limit. Some machines read faster if
 several parts of a block are read side by side (`streams`), some with a software prefetch, which on
 others costs a third of the speed. So the first pass over a large copy tries a few settings, about
-a third of a second, and keeps the best in `calibration.json` of the cache folder; on a busy machine,
-where other programs decide which is the fastest, only for this process.
+a third of a second, and keeps the best in `calibration.json` of the cache folder. On a busy
+machine, where other programs decide which is the fastest, it is kept for this process only.
 
 `LMHEAD_STREAMS=N` (1, 2 or 4) and `LMHEAD_PREFETCH=BYTES` (0: none) set them instead; two numbers,
 as in `0,2048`, are for copies of 8 and of 4 bits. Answers do not depend on either.

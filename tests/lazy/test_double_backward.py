@@ -243,3 +243,12 @@ def test_a_tensor_modified_before_the_double_backward_pass_is_an_error(
         getattr(model, changed).mul_(2)
     with pytest.raises(RuntimeError, match="modified"):
         torch.autograd.grad(value, model.leaves, create_graph=True)
+
+
+def test_logits_with_hooks_that_no_result_depends_on() -> None:
+    hidden = torch.randn(3, 5, requires_grad=True)
+    z: Any = LMHead(5, 7)(hidden)
+    z.retain_grad()
+    z.zero_()
+    (grad,) = torch.autograd.grad(z.logsumexp(-1).sum(), hidden, create_graph=True)
+    assert not grad.any()

@@ -6,6 +6,8 @@ end here, or raise a RecursionError.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -129,3 +131,38 @@ def test_loop(loop: Callable[[Any, int], Any]) -> None:
 def test_two_thousand_operations(loop: Callable[[Any, int], Any]) -> None:
     dense, lazy = (_results(loop, 2000, rows=4, lazy=lazy) for lazy in (False, True))
     torch.testing.assert_close(lazy, dense)
+
+
+def test_hidden_states_are_freed_with_the_results_of_selections() -> None:
+    head, freed = LMHead(8, 50), []
+
+    def step() -> None:
+        hidden = torch.randn(6, 8, requires_grad=True)
+        freed.append(weakref.ref(hidden))
+        z: Any = head(hidden)
+        z[0] = 0.0
+        z[1:].mul_(3.0)
+        joined = torch.cat([z, z * 2])[[0, 7, 3]]
+        torch.autograd.backward(z.logsumexp(-1).sum() + joined.sigmoid().sum())
+
+    gc.disable()
+    try:
+        step()
+        step()
+        assert [hidden() for hidden in freed] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "rows", [slice(None, -1), [2, 0], torch.tensor([True, False, True, True]), (slice(1, 3), 0)]
+)
+def test_selections_within_transforms(rows: Any) -> None:
+    head, x = LMHead(D, V), torch.randn(4, D)
+
+    def loss(z: Any) -> Any:
+        return z[rows].logsumexp(-1).sum() if type(rows) is not tuple else z[rows].sum()
+
+    ours = torch.func.grad(lambda a: loss(head(a)))(x)
+    dense = torch.func.grad(lambda a: loss(F.linear(a, head.weight)))(x)
+    torch.testing.assert_close(ours, dense)

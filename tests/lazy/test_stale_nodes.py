@@ -452,3 +452,13 @@ def test_a_tensor_that_was_modified_before_the_gradient(name: str, derived: bool
         (case.head.weight if name == "weight" else factor).mul_(2)
     with pytest.raises(RuntimeError, match="modified in place"):
         z.backward(weights(2, 3, 13))
+
+
+def test_a_write_after_one_under_no_grad_to_logits_with_hooks() -> None:
+    z = LMHead(5, 7)(torch.randn(4, 5, requires_grad=True))
+    z.register_hook(lambda g: g * 2)
+    view = z.view(2, 2, 7)
+    with torch.no_grad():
+        z.div_(1.3)
+    with pytest.raises(RuntimeError, match="under no_grad"):
+        view[..., 3] = -2.0

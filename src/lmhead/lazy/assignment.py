@@ -24,6 +24,8 @@ def assign(logits: LazyLogits, node: Node) -> LazyLogits:
         live, node = node, node.frozen()
     elif silent and routing.differentiable([node]):
         raise learned_while_detached()
+    if not silent:
+        positions.check_watched(logits)
     whole = node
     for view, outer in zip(reversed(logits._chain), reversed(before[:-1]), strict=True):
         whole = view.put(outer, whole)

@@ -40,7 +40,11 @@ def getitem(logits: LazyLogits, index: Any) -> Any:
         if any(not _is_everything(i) for i in rows):
             advanced = any(isinstance(i, Tensor | list) for i in rows)
             chosen = lead_view(logits, lambda t: t[(*rows, slice(None))], copies=advanced)
-        return chosen if _is_everything(token) else _tokens(chosen, token)
+        if not _is_everything(token):
+            return _tokens(chosen, token)
+        if chosen is logits and not torch.is_grad_enabled():
+            return lead_view(logits, lambda t: t[(*rows, slice(None))])  # a constant
+        return chosen
     if all(i is None or isinstance(i, slice | int) for i in rows):
         chosen = logits
         if any(not _is_everything(i) for i in rows):

@@ -169,7 +169,7 @@ class LazyLogits(Tensor):
     _position: Node  # the program that this object represents in the autograd graph
     _own: Node | None  # the tensor that was built from this object, behind it in the graph
     _writes: int  # how often they had been written to when they got that position
-    _stale: bool  # whether they were written to since, and their node in the graph raises
+    _stale: bool  # written to since, so that their node raises until they are recorded again
     _passed: bool  # whether results joined the graph without passing through this object
     _level: int  # of the torch.func transform whose tensors are behind it; 0 outside of any
     max_bytes: int | None

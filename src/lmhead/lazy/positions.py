@@ -77,6 +77,16 @@ def check_hooks(base: Base, name: str) -> None:
         )
 
 
+def check_watched(logits: LazyLogits) -> None:
+    """Raise if a write would follow one under no_grad to an object with hooks.
+
+    The hooks belong to the values before both, and no gradient reaches these any more.
+    """
+    whole = _watched(logits._shared)
+    if whole is not None and whole._writes != logits._shared.writes:
+        raise routing.written_elsewhere()
+
+
 def _watched(base: Base) -> LazyLogits | None:
     """Return the object that shows all of a base, if it has hooks or retains its gradient."""
     for logits in base.objects.values():
@@ -107,7 +117,7 @@ def _renew_tensor(base: Base) -> None:
 
 
 def _follow(base: Base, written: LazyLogits | None) -> None:
-    """Record all objects but one again; more than a few of them raise until they are used."""
+    """Record all objects but one again; of more than a few, the nodes raise until they are used."""
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return
     whole = _watched(base)

@@ -374,17 +374,18 @@ class Node(ABC):
 
     @final
     def taken(self, rows: Rows) -> Steps[Node]:
-        """Return the steps of `take`."""
+        """Return the steps that compute `take(rows)`."""
         if _is_all(rows, self.n_rows):
             return self
         known: dict[Any, tuple[Rows, Node]] = self.__dict__.setdefault("_taken", {})
         key = _row_key(rows)
-        if key not in known:
-            made = yield self._take(rows)
-            if len(known) >= _TAKEN:
-                known.pop(next(iter(known)))
-            known[key] = rows, made
-        return known[key][1]
+        found = known.get(key)
+        if found is None:
+            found = rows, (yield self._take(rows))
+            if len(known) >= _TAKEN:  # another thread may change it meanwhile
+                known.pop(next(iter(list(known)), None), None)
+            known[key] = found
+        return found[1]
 
     @final
     def frozen(self) -> Node:
@@ -394,7 +395,7 @@ class Node(ABC):
     def _constant(self) -> Steps[Node]:
         if "_frozen" not in self.__dict__:
             made = yield self._freeze()
-            made.__dict__["_frozen"] = None  # itself: a cycle would keep the tensors
+            made.__dict__["_frozen"] = None  # the node itself: a reference would be a cycle
             if made is not self:
                 self.__dict__["_frozen"] = made
         found: Node | None = self.__dict__["_frozen"]
@@ -486,7 +487,10 @@ def _row_key(rows: Rows) -> Any:
     """Return what identifies a selection of rows while it exists."""
     if isinstance(rows, slice):
         return rows.start, rows.stop, rows.step
-    return rows.numpy().tobytes() if len(rows) <= _COMPARED else id(rows)
+    transformed = torch._C._are_functorch_transforms_active() or type(rows) is not Tensor
+    if transformed or not rows.is_cpu or len(rows) > _COMPARED:
+        return id(rows)
+    return rows.numpy().tobytes()
 
 
 def _is_all(rows: Rows, n: int) -> bool:

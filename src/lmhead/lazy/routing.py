@@ -399,7 +399,10 @@ def _handed(
         if form is None:
             handed.append(None)
         elif root.node is not None and torch.is_grad_enabled():
-            handed.append(payload(None))  # the gradient of the entries: see `_Substitutes`
+            grad = payload(None)  # of the entries: see `_Substitutes`
+            shape, dtype, device = form
+            unused = grad is None
+            handed.append(torch.zeros(shape, dtype=dtype, device=device) if unused else grad)
         else:
             behind = root.scores if root.node is None else root.node
             made = _Entries([(payload, ())], partial(entries, root), behind)
@@ -586,7 +589,7 @@ def _lazily(name: str, first: LazyGradient, other: Any) -> LazyGradient | None:
 
 
 def as_written(grad: Tensor, is_own: Callable[[Any], bool]) -> Tensor:
-    """Return a gradient, by its entries if they were perhaps written to, or are of other logits."""
+    """Return a gradient; its entries if they may have been written to, or are of other logits."""
     if isinstance(grad, LazyGradient) and (grad.entries.shared or not is_own(grad.entries.behind)):
         return grad.materialize()
     return grad
@@ -788,8 +791,8 @@ def written_elsewhere() -> RuntimeError:
     """Return the error of gradients that would be those of the values before a write."""
     return RuntimeError(
         "hooks, retain_grad() or an autograd function are attached to these lazy logits, which "
-        "were written to through another object afterwards; use logits.materialize() before "
-        "that, or give the function logits.clone()"
+        "were written to through another object or under no_grad afterwards; use "
+        "logits.materialize() before that, or give the function logits.clone()"
     )
 
 

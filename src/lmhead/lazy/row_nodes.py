@@ -59,7 +59,7 @@ class Concat(Node):
         if len(index) and bool((place == place[0]).all()):
             start = self.starts[place[0]]
             return self.nodes[int(place[0])].taken(index - start)
-        return Taken(self, index)
+        return Taken(replace(self), index)  # which remembers no selections: that would be a cycle
 
     @cached_property
     def starts(self) -> Tensor:
@@ -147,7 +147,7 @@ class Overlay(Indexed):
 
     @classmethod
     def of(cls, base: Node, index: Tensor, new: Node) -> Overlay:
-        """Replace rows of a node; of rows that were replaced before, only those left are kept."""
+        """Replace rows of a node; of earlier replacements, keep the rows not replaced again."""
         if not isinstance(base, Overlay):
             return cls(base, index, new)
         old = base.new if isinstance(base.new, Concat) else Concat((base.new,))

@@ -77,7 +77,7 @@ def choose() -> Settings:
 
 
 def _is_busy() -> bool:
-    """Return whether other programs use more than half a processor, this one included."""
+    """Return whether the load is more than this process's threads and half a processor."""
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5 + kernels.threads()
 
 

@@ -84,8 +84,7 @@ constexpr int kCodes = kBlockEntries / kInts;         // vectors of the codes of
 constexpr int64_t kArranged = (kCodes + 1) * kLanes;  // numbers for a block, see `arrange`
 
 // Each block of x in the order of its codes, once per row of a vector: entries i, i + 4, i + 8 and
-// i + 12 of its first half for i from 0 to 3, then of its second; then four sums that add up to Σ
-// x.
+// i + 12 of its first half for i from 0 to 3, then of its second; then four sums, together Σ x.
 void arrange(const float* x, int64_t blocks, float* out) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlockEntries) {
     float sums[kInts] = {};

@@ -1,4 +1,4 @@
-"""Loops that record hundreds of operations: the numbers of dense logits, in time that is linear.
+"""Loops that record hundreds of operations: the numbers of dense logits, in moderate time.
 
 Programs whose evaluation was recursive, or whose parts were computed once for each use, would not
 end here, or raise a RecursionError.

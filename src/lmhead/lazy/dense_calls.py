@@ -27,7 +27,7 @@ def on_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     """Build the tensors and run the function on them."""
     name = getattr(func, "__name__", "")
     writes = bool(args) and (in_place.is_in_place(name) or name == "__setitem__")
-    learned = writes and torch.is_grad_enabled() and tree_any(_is_learned, (args[1:], kwargs))
+    learned = writes and torch.is_grad_enabled() and tree_any(_requires_grad, (args[1:], kwargs))
     silent = writes and isinstance(args[0], LazyLogits) and unknown_to_autograd(args[0])
     outside = name in _OUTSIDE or func in _OUTSIDE_GETTERS
     lazy: dict[int, tuple[LazyLogits, Tensor]] = {}
@@ -85,7 +85,7 @@ def _check_export(name: str, logits: LazyLogits, kwargs: dict[str, Any]) -> None
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
 
 
-def _is_learned(value: Any) -> bool:
+def _requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 

@@ -10,6 +10,7 @@ inside a `LazyGradient`, through whatever the logits passed on their way.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -400,9 +401,10 @@ def _handed(
             handed.append(None)
         elif root.node is not None and torch.is_grad_enabled():
             grad = payload(None)  # of the entries: see `_Substitutes`
-            shape, dtype, device = form
-            unused = grad is None
-            handed.append(torch.zeros(shape, dtype=dtype, device=device) if unused else grad)
+            if grad is None:
+                shape, dtype, device = form
+                grad = torch.zeros(shape, dtype=dtype, device=device)
+            handed.append(grad)
         else:
             behind = root.scores if root.node is None else root.node
             made = _Entries([(payload, ())], partial(entries, root), behind)
@@ -595,10 +597,6 @@ def as_written(grad: Tensor, is_own: Callable[[Any], bool]) -> Tensor:
     return grad
 
 
-def _is(a: Any, b: Any) -> bool:
-    return a is b
-
-
 def _leads_to(scores: Scores, behind: Any) -> bool:
     """Whether these scores are all that a program is made of."""
     return isinstance(behind, Node) and all(r.scores is scores for r in sources([behind])[0])
@@ -656,7 +654,7 @@ class _Head(torch.autograd.Function):
             if given is None:
                 continue
             # The user's object is a root with a program, whose only root is this head.
-            own = partial(_leads_to, ctx.scores) if user else partial(_is, ctx.scores)
+            own = partial(_leads_to, ctx.scores) if user else partial(operator.is_, ctx.scores)
             grad = as_written(given, own)
             if isinstance(grad, LazyGradient):
                 payload = grad.payload[0][0] if user else grad.payload
@@ -718,7 +716,7 @@ class _Record(torch.autograd.Function):
         if grad is None:
             return (None,) * (5 + len(ctx.roots) + len(ctx.tensors))
         node, roots, tensors = ctx.node, ctx.roots, ctx.tensors
-        grad = as_written(grad, partial(_is, node))
+        grad = as_written(grad, partial(operator.is_, node))
         if isinstance(grad, LazyGradient) and not torch.is_grad_enabled():
             payloads, to_tensors = grad.payload
         else:
